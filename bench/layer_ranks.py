@@ -8,7 +8,7 @@ whose sums over ranks are kernels of it.
 
 bf16, CUDA graphs, microseconds: the median of the replays, the larger of the ranks. `--token` is a whole
 token with embedding and head; each rank has a part of its rows. `--whole` has all layers on each GPU, for
-comparison. `--fused` has sums within the launches of products. `--check` first compares two layers'
+comparison. `--tune` searches before. `--check` first compares two layers'
 slices with the whole layers on one GPU, `--timeline` prints the kernels of a call. Several `--run` have
 the arguments of a measurement each.
 """
@@ -50,7 +50,7 @@ def make_caches(batch: int, keys: int, kv_heads: int, dim: int) -> tuple[torch.T
                  for _ in "kv")
 
 
-def check(model: tuple, rank: int, ranks: int, group, fused: bool) -> None:
+def check(model: tuple, rank: int, ranks: int, group) -> None:
     """Two layers' slices against the whole layers, for a few numbers of tokens."""
     import fftune
     d, h, heads, kv_heads, dim, _, _, norm_heads = model
@@ -66,7 +66,7 @@ def check(model: tuple, rank: int, ranks: int, group, fused: bool) -> None:
         x = torch.randn(batch, s, d, device="cuda", dtype=torch.bfloat16)
         whole = fftune.ops.layer(x, weights, caches, lengths, heads, kv_heads, angles=angles)
         part = fftune.ops.layer(x, own, own_caches, lengths, heads // ranks, kv_heads // ranks,
-                                angles=angles, fused_sums=fused, group=group)
+                                angles=angles, group=group)
         torch.cuda.synchronize()
         group.check()
         error = (part.float() - whole.float()).norm() / whole.float().norm()
@@ -78,7 +78,7 @@ def check(model: tuple, rank: int, ranks: int, group, fused: bool) -> None:
             print(f"check batch {batch} tokens {s} error {error:.5f}", flush=True)
 
 
-def print_timeline(call, rank: int, replays: int = 5) -> None:
+def print_timeline(call, rank: int, ranks: int, replays: int = 5) -> None:
     """The kernels of a replayed call by name: how many, how long, and by how much each moved the end of all
     that ran before it. Launches overlap, so the latter add up to the call."""
     graph = torch.cuda.CUDAGraph()
@@ -91,8 +91,6 @@ def print_timeline(call, rank: int, replays: int = 5) -> None:
         for _ in range(replays):
             graph.replay()
         torch.cuda.synchronize()
-    if rank != 0:
-        return
     kernels: dict[str, list[float]] = {}
     end = None
     for event in sorted((e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA),
@@ -102,9 +100,12 @@ def print_timeline(call, rank: int, replays: int = 5) -> None:
         entry[1] += event.time_range.end - event.time_range.start
         entry[2] += event.time_range.end - end if end is not None else 0
         end = event.time_range.end
-    for name, (count, busy, moved) in sorted(kernels.items(), key=lambda k: -k[1][2]):
-        print(f"  {count / replays:6.1f} x {busy / count:8.2f} us, moves the end {moved / count:8.2f} us each, "
-              f"{moved / replays:9.1f} us a call  {name}", flush=True)
+    for own in range(ranks):
+        dist.barrier()
+        for name, (count, busy, moved) in sorted(kernels.items(), key=lambda k: -k[1][2]):
+            if rank == own and count > replays * 2:
+                print(f"  rank {rank} {count / replays:6.1f} x {busy / count:8.2f} us, moves the end "
+                      f"{moved / count:8.2f} us each, {moved / replays:9.1f} us a call  {name}", flush=True)
 
 
 def measure(given: argparse.Namespace, rank: int, group) -> None:
@@ -112,7 +113,7 @@ def measure(given: argparse.Namespace, rank: int, group) -> None:
     model = MODELS[given.model]
     ranks = group.ranks
     if given.check:
-        check(model, rank, ranks, group, given.fused)
+        check(model, rank, ranks, group)
     d, h, heads, kv_heads, dim, layers, vocab, norm_heads = model
     layers = given.layers or layers
     if given.whole:
@@ -145,20 +146,19 @@ def measure(given: argparse.Namespace, rank: int, group) -> None:
 
             def call():
                 fftune.ops.layer(x, weights, caches, lengths, heads // ranks, kv_heads // ranks,
-                                 angles=angles, fused_sums=given.fused, group=group)
+                                 angles=angles, group=group)
         if given.tune and group is not None:
             with torch.no_grad():
-                group.tune(call, budget=given.tune)
+                group.tune(call, budget=given.tune, presets=given.presets)
         time = replay_time(call, given.replays)
         if group is not None:
             group.check()
         if rank == 0:
-            what = "".join(f" {word}" for word, has in (("token", given.token), ("fused", given.fused),
-                                                        ("tuned", given.tune)) if has)
+            what = "".join(f" {word}" for word, has in (("token", given.token), ("tuned", given.tune)) if has)
             print(f"{given.model} layers {layers} ranks {ranks} batch {batch} tokens {s} keys {given.keys}"
                   f"{what} {time:.1f} us", flush=True)
         if given.timeline:
-            print_timeline(call, rank)
+            print_timeline(call, rank, dist.get_world_size())
 
 
 def run(rank: int, store: str, runs: list) -> None:
@@ -185,7 +185,7 @@ if __name__ == "__main__":
     parser.add_argument("--timeout", type=float, default=20)
     parser.add_argument("--token", action="store_true", help="a whole token, with embedding and head")
     parser.add_argument("--tune", type=float, default=0, help="seconds of a search on all ranks before")
-    parser.add_argument("--fused", action="store_true", help="sums in the launches of the products")
+    parser.add_argument("--presets", help="the folder to which a search writes its records")
     parser.add_argument("--whole", action="store_true", help="no slices: all of the model on each GPU")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--timeline", action="store_true", help="print the kernels of a call and their time")

@@ -2,13 +2,14 @@
 """Whole models in vLLM without fftune's plugin and with it, both engines alive on one GPU.
 
 usage: vllm_beside.py --out FILE.json [--models llama-3.2-1b,...] [--batch 1,16,64]
-                      [--context 2048] [--parts PARTS] [--check] [--serve REQUESTS] [--begin FILE]
-                      [--invariant] [--tp 2]
+                      [--context 2048] [--parts PARTS] [--check] [--serve REQUESTS] [--kernels]
+                      [--begin FILE] [--invariant] [--tp 2]
 
 vLLM and fftune have to be installed, fftune with its entry point. Models have random weights and no
-tokenizer: nothing is downloaded. For each model, one process runs vLLM with FFTUNE_VLLM=0, another
-with FFTUNE_VLLM=1, or for weights of 4 bits (llama-3.1-8b-int4) FFTUNE_VLLM=linears; --parts gives another
-value, such as layers,prompts. The two take turns.
+tokenizer: nothing is downloaded. A model may have fewer layers: llama-3.1-8b:16 has 16. For each model,
+one process runs vLLM with FFTUNE_VLLM=0, another with FFTUNE_VLLM=1, or for quantised weights with the
+parts that serve them, such as linears for llama-3.1-8b-int4; --parts gives another value, such as
+layers,prompts. The two take turns.
 
 decode   all requests have one new token a step. "gpu" replays the captured graph of the step, without
          the head and the sampling; "wall" is the time that a caller waits for one step; "launch" is
@@ -18,11 +19,14 @@ serve    --serve N: the time of N requests of 1,024 tokens in and 128 out, 64 at
          decoding. A quarter of them run before, and kernels are compiled. `steps` has for each engine
          the steps with prompts and those of pure decoding: their number and tokens, and milliseconds of
          the host in the model, of the GPU in the model, and of whole steps
+kernels  --kernels: the kernels of one prefill of 8 x 1024 tokens under torch.profiler: milliseconds,
+         launches and names, the longest first
 check    --check: greedy tokens of requests that come and go, some of them aborted, with chunked
          prefill, prefix caching, and a cache that is too small for all. Tokens of both engines are
          compared up to a request's first difference. That difference is fine if the two best logits
          of vLLM lie within twice the largest deviation of log-probabilities before it. Tiny models
-         (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3, tiny-qwen3-moe) are for this
+         (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3, tiny-qwen3-moe, tiny-gpt-oss, and
+         those with quantised weights, such as tiny-llama-fp8) are for this
 
 With --invariant both engines have the plugin, and the second VLLM_BATCH_INVARIANT=1: a ratio is the
 cost. It runs 24 requests one by one and all at once, and counts those that get other tokens or
@@ -31,15 +35,17 @@ log-probabilities.
 With --tp 2 both engines share two GPUs by tensor parallelism; there are only wall times then.
 
 Engines take a minute to start. With --begin FILE they wait until FILE is there, so that others may use
-the GPU meanwhile.
+the GPU meanwhile. They lock FILE while they are timed, so several runs with one FILE take turns.
 
 A time is the median of the rounds; a ratio above 1 means that fftune is faster. Each engine's log
 lies beside FILE.json.
 """
 import argparse
+import fcntl
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -79,13 +85,27 @@ MODELS = {
     "tiny-qwen3": tiny(QWEN3),
     "tiny-qwen3-moe": dict(tiny(QWEN3_MOE), num_experts=16, num_experts_per_tok=4,
                            moe_intermediate_size=256)}
-GPTQ = dict(quant_method="gptq", bits=4, group_size=128, desc_act=False, sym=True,
-            checkpoint_format="gptq",
-            # Without names vLLM looks for them in files of weights, which there are none of.
+# Without names vLLM looks for them in files of weights, which there are none of.
+GPTQ = dict(quant_method="gptq", bits=4, group_size=128, desc_act=False, sym=True, checkpoint_format="gptq",
             modules_in_block_to_quantize=["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
                                           "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
                                           "mlp.down_proj"])
-MODELS["llama-3.1-8b-int4"] = dict(MODELS["llama-3.1-8b"], quantization_config=GPTQ)
+FP8 = dict(quant_method="fp8", activation_scheme="dynamic")
+GPT_OSS = dict(architectures=["GptOssForCausalLM"], model_type="gpt_oss", rms_norm_eps=1e-5,
+               max_position_embeddings=131072, attention_bias=True, experts_per_token=4, num_experts_per_tok=4,
+               num_local_experts=32, sliding_window=128, swiglu_limit=7.0, rope_theta=150000.0,
+               rope_scaling=dict(rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, beta_fast=32.0,
+                                 beta_slow=1.0, truncate=False),
+               quantization_config=dict(quant_method="mxfp4"))
+MODELS |= {"gpt-oss-20b": sized(GPT_OSS, 2880, 2880, 24, 64, 8, 64, 201088),
+           "tiny-gpt-oss": dict(tiny(GPT_OSS), intermediate_size=512, num_local_experts=8)}
+# The parts that serve quantised weights, by the end of a model's name.
+QUANTISED = {"-int4": ("linears,packed-experts", GPTQ), "-fp8": ("fp8-linears", FP8),
+             "-fp8-blocks": ("experts,fp8-linears", dict(FP8, weight_block_size=[128, 128])),
+             "gpt-oss-20b": ("packed-experts", None), "tiny-gpt-oss": ("packed-experts", None)}
+for end, (_, config) in QUANTISED.items():
+    MODELS |= {base + end: dict(MODELS[base], quantization_config=config)
+               for base in ("llama-3.1-8b", "qwen3-30b-a3b-12-layers", "tiny-llama", "tiny-qwen3-moe") if config}
 ROUNDS, STEPS = 5, 40  # of decoding
 PREFILLS = ((1, 512), (4, 1024))
 
@@ -178,6 +198,33 @@ class Steps:
                                (round(value, 1) for value in own))) for kind, own in found.items()}
 
 
+def checkpoint_like(module, *_):
+    """The module's own weights as a quantised checkpoint has them: random codes, scales with which a weight
+    has the gain 1, and the rest as unit_gain() has it. vLLM's dummy weights leave codes unset."""
+    import torch
+
+    for name, weight in module.named_parameters(recurse=False):
+        generator = torch.Generator(weight.device).manual_seed(len(name) + weight.numel())
+        data, gain = weight.data, 1 / 64  # of some 4,096 inputs
+        if data.dtype == torch.uint8:  # codes of 4 bits, or exponents of scales
+            low, high = (119, 122) if name.endswith("scale") else (0, 256)
+            data.random_(low, high, generator=generator)
+        elif name.endswith(("_idx", "_indices", "zeros")):
+            data.zero_()
+        elif not data.is_floating_point():
+            data.random_(-2**31, 2**31 - 1, generator=generator)
+        elif "scale" in name:  # codes of 4 bits deviate by 4.6, those of fp8 by 1
+            gain /= 4.6 if name.endswith("scales") else 1
+            data.uniform_(gain / 2, gain * 3 / 2, generator=generator)
+        elif data.element_size() == 1:
+            for part in data.split(4096):
+                part.copy_(torch.randn(part.shape, device=data.device, dtype=torch.bfloat16, generator=generator))
+        elif data.dim() < 2 or name.endswith("bias"):
+            data.fill_(0 if name.endswith("bias") else 1)
+        else:
+            data.normal_(0, data.shape[-1] ** -0.5, generator=generator)
+
+
 def unit_gain(model):
     """Normal weights: vLLM's dummy weights are so small that all tokens choose the same experts."""
     import torch
@@ -187,7 +234,7 @@ def unit_gain(model):
     for name, weight in model.named_parameters():
         if weight.dim() < 2:
             weight.data.fill_(0 if name.endswith("bias") else 1)
-        elif weight.is_floating_point():  # codes stay as vLLM made them
+        else:
             on_all = name.endswith(".gate.weight")  # a router; other weights are slices of a rank
             weight.data.normal_(0, weight.shape[-1] ** -0.5, generator=generators[not on_all])
 
@@ -201,12 +248,17 @@ class Engine:
         self.graphs = LastGraph()
         self.vocabulary = config["vocab_size"]
         self.numbers = random.Random(0)
+        if "quantization_config" in config:
+            from vllm.model_executor.model_loader import dummy_loader
+
+            dummy_loader.initialize_dummy_weights = checkpoint_like
         folder = Path(tempfile.mkdtemp())
         (folder / "config.json").write_text(json.dumps(config))
         self.llm = LLM(model=str(folder), load_format="dummy", skip_tokenizer_init=True,
                        dtype="bfloat16", generation_config="vllm", seed=0,
                        gpu_memory_utilization=0.05, **settings)
-        self.llm.apply_model(unit_gain)
+        if "quantization_config" not in config:
+            self.llm.apply_model(unit_gain)
         self.engine, self.serial = self.llm.llm_engine, 0
         executor = self.engine.engine_core.engine_core.model_executor
         # With several GPUs each has a process of its own.
@@ -266,11 +318,27 @@ class Engine:
         self.finish()
         return (time.perf_counter() - begin) * 1e3
 
+    def kernels(self, most=30):
+        """Milliseconds, launches and name of the kernels of a prefill of 8 x 1024 tokens."""
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as record:
+            self.prefill(8, 1024)
+            torch.cuda.synchronize()
+        found = {}
+        for event in record.events():
+            if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
+                own = found.setdefault(event.name[:160], [0.0, 0])
+                own[0] += event.time_range.elapsed_us() / 1e3
+                own[1] += 1
+        return sorted(((round(time, 3), count, name) for name, (time, count) in found.items()), reverse=True)[:most]
+
     def settle(self):
         """Waits for kernels that are compiled beside the engine."""
-        layers = sys.modules.get("fftune.vllm.layers")
-        while layers and not all(made for state in list(layers._states.values())
-                                 for made in list(state.plans.values())):
+        layers, plans = (sys.modules.get(f"fftune.vllm.{name}") for name in ("layers", "plans"))
+        while layers and (plans._making.locked() or not all(
+                made for state in list(layers._states.values()) for made in list(state.plans.values()))):
             time.sleep(0.1)
 
     def serve(self, requests):
@@ -308,8 +376,8 @@ class Engine:
     def churn(self, requests):
         """Tokens of requests that come and go, with the log-probability of each and the gap between
         the two best. Every eighth is aborted; half of them share a beginning."""
-        if layers := sys.modules.get("fftune.vllm.layers"):
-            layers.COMPILES_BESIDE = False  # all batches run by the ops
+        if plans := sys.modules.get("fftune.vllm.plans"):
+            plans.COMPILES_BESIDE = False  # all batches run by the ops
         shared = self._prompt(200)["prompt_token_ids"]
         waiting = []
         for number in range(requests):
@@ -372,7 +440,7 @@ class Contender:
         self.log = folder / f"{model}.{name}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, "--worker", json.dumps([MODELS[model], settings, write])],
+                [sys.executable, __file__, "--worker", json.dumps([config_of(model), settings, write])],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, pass_fds=[write],
                 env=environment)
         os.close(write)
@@ -403,10 +471,26 @@ class Contender:
         self.process.wait()
 
 
+def config_of(word):
+    """The configuration of a model, with another number of layers behind a colon."""
+    model, _, layers = word.partition(":")
+    config = dict(MODELS[model], **({"num_hidden_layers": int(layers)} if layers else {}))
+    if "fp8" in model and "num_experts" in config:  # routers stay as they were trained
+        names = [f"model.layers.{i}.mlp.gate" for i in range(config["num_hidden_layers"])]
+        config["quantization_config"] = dict(config["quantization_config"], modules_to_not_convert=names)
+    return config
+
+
+def parts_of(model):
+    """The value of FFTUNE_VLLM that replaces most of the model."""
+    ends = [end for end in QUANTISED if model.partition(":")[0].endswith(end)]
+    return QUANTISED[max(ends, key=len)][0] if ends else 1
+
+
 def settings_of(model, arguments):
     """The engine's settings: the cache has room for the largest batch, or for a part if it is to be
     too small."""
-    config = MODELS[model]
+    config = config_of(model)
     row = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     row //= arguments.tp
     if arguments.check:
@@ -414,7 +498,7 @@ def settings_of(model, arguments):
                     max_num_batched_tokens=256, enable_prefix_caching=True,
                     kv_cache_memory_bytes=row * 16 * 320)
     longest, most = arguments.context + 512, max(arguments.batch + [64 if arguments.serve else 4])
-    tokens = max(most * (1536 if arguments.serve else longest), 8 * 1536)
+    tokens = max(most * (1216 if arguments.serve else longest), 8 * 1536)
     return dict(tensor_parallel_size=arguments.tp, max_model_len=max(longest, 1536),
                 max_num_seqs=most, max_num_batched_tokens=8192, enable_prefix_caching=False,
                 kv_cache_memory_bytes=row * tokens)
@@ -439,20 +523,32 @@ def compare_tokens(own, mine):
 
 
 def report(row):
-    words = " ".join(f"{key} {value}" for key, value in row.items() if key not in ("own", "mine", "rounds"))
+    words = " ".join(f"{key} {value}" for key, value in row.items()
+                     if key not in ("own", "mine", "rounds", "kernels"))
     times = f"vLLM {row['own']:9.3f}  with fftune {row['mine']:9.3f}  ratio " \
             f"{row['own'] / row['mine']:.3f}" if row.get("own") and row.get("mine") else ""
     print(words, times, flush=True)
+    for milliseconds, launches, name in row.get("kernels", ())[:12]:
+        print(f"  {milliseconds:9.3f} ms {launches:5} {name[:100]}", flush=True)
+
+
+def wait_for_turn(file):
+    """The file once it is there, locked until it is closed."""
+    while not file.exists():
+        time.sleep(0.2)
+    opened = file.open()
+    fcntl.flock(opened, fcntl.LOCK_EX)
+    return opened
 
 
 def run(model, arguments, folder):
     settings = settings_of(model, arguments)
-    parts = arguments.parts or ("linears" if "quantization_config" in MODELS[model] else 1)
+    parts = arguments.parts or parts_of(model)
     plugins = parts if arguments.invariant else 0, parts
     pair = [Contender(name, model, settings, plugin, folder)
             for name, plugin in zip(("fftune", "invariant") if arguments.invariant
                                     else ("vllm", "fftune"), plugins)]
-    rows = []
+    rows, turn = [], None
 
     def add(**row):
         rows.append(dict(model=model, **row))
@@ -470,8 +566,8 @@ def run(model, arguments, folder):
         if arguments.serve:
             both("serve", max(arguments.serve // 4, 1))
             both("settle")
-        while arguments.begin and not arguments.begin.exists():
-            time.sleep(0.2)
+        print(f"{model}: ready", flush=True)
+        turn = arguments.begin and wait_for_turn(arguments.begin)
         if arguments.check:
             for contender in pair:
                 contender.ask("churn", 200)
@@ -497,6 +593,10 @@ def run(model, arguments, folder):
                 own, mine = both("serve", arguments.serve)
                 add(work="serve", requests=arguments.serve, time="seconds", own=own["seconds"],
                     mine=mine["seconds"], steps=[own["steps"], mine["steps"]])
+            if arguments.kernels:
+                both("prefill", 8, 1024)
+                for name, rows_of in zip(("vLLM", "with fftune"), both("kernels")):
+                    add(work="kernels", batch=8, tokens=1024, engine=name, kernels=rows_of)
             if arguments.invariant:
                 usual, invariant = both("alone", 24)
                 add(work="alone", requests=24, differ=usual, differ_with_invariance=invariant,
@@ -510,6 +610,8 @@ def run(model, arguments, folder):
             print(f"  {line}", flush=True)
         for contender in pair:
             contender.end()
+        if turn:
+            turn.close()
     return rows, {**facts[0], "log": pair[1].lines()}
 
 
@@ -526,6 +628,7 @@ def main():
     parser.add_argument("--parts", default="")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--serve", type=int, default=0)
+    parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--begin", type=Path)
     parser.add_argument("--invariant", action="store_true")
     parser.add_argument("--tp", type=int, default=1)
@@ -533,9 +636,10 @@ def main():
     if arguments.batch is None:
         arguments.batch = [] if arguments.serve else [1, 16, 64]
     models = arguments.models.split(",")
-    unknown = [model for model in models if model not in MODELS]
+    unknown = [model for model in models if model.partition(":")[0] not in MODELS]
     if unknown:
         parser.error(f"unknown models {', '.join(unknown)}; known: {', '.join(MODELS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the engines, too
     rows, facts = [], {}
     for model in models:
         own, facts[model] = run(model, arguments, arguments.out.parent)

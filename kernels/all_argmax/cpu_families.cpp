@@ -17,7 +17,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
   group_table loopback{};
   if (form.loopback) {
     loopback = all_reduce::loopback_table(form);
-    program.scratch = {{all_reduce::loopback_bytes(loopback), true}};
+    program.scratch = {{all_reduce::loopback_bytes(form), true}};
   }
   program.steps.emplace_back(HostFunction(
       [=, vocab = problem.size("vocab"), tag = all_reduce::tag_of(problem, ""), ids = at.at("ids"),

@@ -38,6 +38,7 @@ struct Form {
   bool quantises = false;    // y, to fp8
   bool scale_given = false;  // one for all tokens
   bool loopback = false;
+  bool as_words = false;  // a kernel's choice: it needs the area of words too
 
   std::int64_t row_bytes() const { return d * static_cast<std::int64_t>(dtype_bytes(dtype)); }
   std::int64_t bytes() const { return m * row_bytes(); }
@@ -55,7 +56,7 @@ TensorSpec group_tensor();
 /// The layout of the memory of a rank that is alone, for one message: its table without addresses.
 group_table loopback_table(const Form& form);
 /// Bytes of that memory.
-std::size_t loopback_bytes(const group_table& table);
+std::size_t loopback_bytes(const Form& form);
 
 /// Hash that ranks compare: of the problem, and of the variant where it decides how they exchange
 /// data.

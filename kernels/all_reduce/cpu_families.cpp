@@ -36,7 +36,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
   group_table loopback{};
   if (form.loopback) {
     loopback = loopback_table(form);
-    program.scratch = {{loopback_bytes(loopback), true}};
+    program.scratch = {{loopback_bytes(form), true}};
   }
   program.steps.emplace_back(
       HostFunction([=, tag = tag_of(problem, ""), x = at.at("x"), residual = at.at("residual"),

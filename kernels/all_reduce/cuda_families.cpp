@@ -1,4 +1,4 @@
-// The host side of packets.cu and chunks.cu.
+// The host side of words.cu and chunks.cu.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace fftune::all_reduce {
 namespace {
 
-constexpr const char* packets_file = "all_reduce/packets.cu";
+constexpr const char* words_file = "all_reduce/words.cu";
 constexpr const char* chunks_file = "all_reduce/chunks.cu";
 
 /// "fftune::bf16, fftune::llama_norm, true, true, fftune::norm_output::same, 2": the first template
@@ -28,9 +28,8 @@ std::string template_arguments(const Form& form) {
 /// Adds a kernel with the fields of all_reduce_params. A rank that is alone has its memory in
 /// scratch, cleared before each run.
 KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts& facts,
-                     const char* file, const std::string& expression, std::int64_t grid,
-                     std::int64_t threads, std::int64_t chunk_rows) {
-  const Form form = form_of(problem);
+                     const Form& form, const char* file, const std::string& expression,
+                     std::int64_t grid, std::int64_t threads, std::int64_t chunk_rows) {
   const TensorPlaces places(all_reduce_op().tensors(problem));
   KernelLaunch& launch =
       append_kernel(program, file, expression, {static_cast<std::uint32_t>(grid)},
@@ -60,32 +59,37 @@ KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts
   return launch;
 }
 
-// Packets.
+// Words.
 
-std::int64_t packet_vectors(const Form& form, const Config& config) {
+std::int64_t word_vectors(const Form& form, const Config& config) {
   return quotient_up(form.row_bytes(), 16 * config.at("threads") * config.at("cluster"));
 }
 
 /// A thread keeps its vectors of x, the residual and w in registers.
-std::int64_t most_packet_vectors(std::int64_t threads) {
-  return std::min<std::int64_t>(8, 2048 / threads);
+std::int64_t most_vectors(std::int64_t threads) {
+  return std::min<std::int64_t>(8, (threads > 256 ? 1024 : 2048) / threads);
 }
 
-std::optional<std::string> refuse_packets(const Problem& problem, const DeviceFacts& facts) {
+std::optional<std::string> refuse_words(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
   if (form.row_bytes() % 16 != 0)
-    return fmt::format("rows of d={} are not whole packets: a row must be a multiple of 16 bytes",
+    return fmt::format("rows of d={} are not whole vectors: a row must be a multiple of 16 bytes",
                        form.d);
-  if (static_cast<std::uint64_t>(form.bytes()) > most_packet_message)
-    return fmt::format("{} bytes are more than go as packets, {}", form.bytes(),
-                       most_packet_message);
+  if (static_cast<std::uint64_t>(form.bytes()) > most_word_message)
+    return fmt::format("{} bytes are more than go as words, {}", form.bytes(), most_word_message);
   const std::int64_t widest = 16 * 2048 * (facts.compute_capability >= 90 ? 8 : 1);
   if (form.row_bytes() > widest)
     return fmt::format("rows of {} bytes exceed what registers hold, {}", form.row_bytes(), widest);
   return std::nullopt;
 }
 
-Space packet_space(const Problem& problem, const DeviceFacts& facts) {
+/// Between more ranks two shots move fewer bytes over the link, which counts in long messages.
+bool prefers_words(const Problem& problem) {
+  const Form form = form_of(problem);
+  return form.ranks <= 2 || static_cast<std::uint64_t>(form.bytes()) <= most_packet_message;
+}
+
+Space word_space(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
   Space space;
   space.parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
@@ -104,30 +108,32 @@ Space packet_space(const Problem& problem, const DeviceFacts& facts) {
                   {"threads", "cluster"})
       .constraint("a thread keeps its vectors in registers",
                   [form](const Config& c) {
-                    return packet_vectors(form, c) <= most_packet_vectors(c.at("threads"));
+                    return word_vectors(form, c) <= most_vectors(c.at("threads"));
                   },
                   {"threads", "cluster"});
   return space;
 }
 
-/// A vector a thread, two for rows beyond 16 KB, and clusters for wider ones.
-Config packet_default(const Problem& problem, const DeviceFacts& facts) {
+/// Two vectors a thread or more, which are in flight together, and clusters for wide rows.
+Config word_default(const Problem& problem, const DeviceFacts& facts) {
   const Form form = form_of(problem);
   const std::int64_t vectors = quotient_up(form.row_bytes(), 16);
-  const std::int64_t threads = std::clamp<std::int64_t>(power_of_two(vectors), 64, 512);
+  const std::int64_t threads =
+      std::clamp<std::int64_t>(power_of_two(quotient_up(vectors, 2)), 64, 256);
   std::int64_t cluster = 1;
   if (facts.compute_capability >= 90)
-    while (cluster < 8 && vectors > 2 * threads * cluster) cluster *= 2;
+    while (cluster < 8 && vectors > 4 * threads * cluster) cluster *= 2;
   return {{"threads", threads}, {"cluster", cluster}};
 }
 
-Program packet_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
-  const Form form = form_of(problem);
+Program words_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  Form form = form_of(problem);
+  form.as_words = true;
   Program program;
   KernelLaunch& launch =
-      append(program, problem, facts, packets_file,
-             fmt::format("all_reduce_packets<{}, {}, {}, {}>", template_arguments(form),
-                         config.at("threads"), packet_vectors(form, config), config.at("cluster")),
+      append(program, problem, facts, form, words_file,
+             fmt::format("all_reduce_words<{}, {}, {}, {}>", template_arguments(form),
+                         config.at("threads"), word_vectors(form, config), config.at("cluster")),
              (form.m + 1) * config.at("cluster"), config.at("threads"), 1);
   launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
   return program;
@@ -216,7 +222,7 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
                                                      config.at("blocks") * facts.multiprocessors);
   Program program;
   KernelLaunch& launch =
-      append(program, problem, facts, chunks_file,
+      append(program, problem, facts, form, chunks_file,
              fmt::format("all_reduce_chunks<{}, fftune::chunk_config{{{}, {}, {}, {}, {}, {}}}>",
                          template_arguments(form), config.at("shots") == 2, chunk_vector(form),
                          config.at("senders"), config.at("summers"), chunk_vectors(form, config),
@@ -239,7 +245,7 @@ void set_group(ParameterStruct& parameters, Program& program, const Form& form, 
   };
   if (!form.loopback) return set(at.table, TensorArgument{group});
   const group_table table = loopback_table(form);
-  program.scratch.push_back({loopback_bytes(table), true});
+  program.scratch.push_back({loopback_bytes(form), true});
   const auto set_word = [&](std::size_t offset, std::uint64_t value) {
     set(at.loopback + offset, static_cast<std::int64_t>(value));
   };
@@ -255,14 +261,15 @@ void set_group(ParameterStruct& parameters, Program& program, const Form& form, 
 }
 
 std::vector<const Family*> cuda_families() {
-  static const StageFamily packets({.name = "all_reduce_packets",
-                                    .summary = "one shot, packets that hold data and epoch",
-                                    .pass = "fwd",
-                                    .sources = {packets_file},
-                                    .refusal = refuse_packets,
-                                    .space = packet_space,
-                                    .default_config = packet_default,
-                                    .program = packet_program});
+  static const StageFamily words({.name = "all_reduce_words",
+                                  .summary = "one shot, words that are empty until data come",
+                                  .pass = "fwd",
+                                  .sources = {words_file},
+                                  .is_preferred = prefers_words,
+                                  .refusal = refuse_words,
+                                  .space = word_space,
+                                  .default_config = word_default,
+                                  .program = words_program});
   static const StageFamily chunks({.name = "all_reduce_chunks",
                                    .summary = "one or two shots, plain data and arrival flags",
                                    .pass = "fwd",
@@ -271,7 +278,7 @@ std::vector<const Family*> cuda_families() {
                                    .space = chunk_space,
                                    .default_config = chunk_default,
                                    .program = chunk_program});
-  return {&packets, &chunks};
+  return {&words, &chunks};
 }
 
 }  // namespace fftune::all_reduce

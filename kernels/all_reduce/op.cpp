@@ -177,8 +177,9 @@ group_table loopback_table(const Form& form) {
   return table;
 }
 
-std::size_t loopback_bytes(const group_table& table) {
-  return table.data + 2 * table.ranks * table.data_bytes;
+std::size_t loopback_bytes(const Form& form) {
+  const GroupTable layout = group_layout(form.ranks, static_cast<std::uint64_t>(form.bytes()));
+  return form.as_words ? group_bytes(layout) : layout.data + 2 * layout.ranks * layout.data_bytes;
 }
 
 std::uint32_t tag_of(const Problem& problem, const std::string& variant) {

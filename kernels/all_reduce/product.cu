@@ -25,13 +25,17 @@ __device__ __forceinline__ void store_sums(const summed_product_params& p, peer_
   const float first[2] = {own.x, own.z}, next[2] = {own.y, own.w};
   const auto exists = [&](int half) { return row + half * 8 < p.m && column < p.n; };
   const auto place = [&](int half) { return static_cast<i64>(row + half * 8) * p.n + column; };
+  // Eight columns of all rows are together, so that a store of a warp fills whole lines.
+  const auto packets = [&](int half) {
+    return (static_cast<i64>(column / 8) * p.m + row + half * 8) * 64 + column % 8 * 8;
+  };
 #pragma unroll
   for (int half = 0; half < halves; ++half) {
     if (group.failed || !exists(half)) continue;
 #pragma unroll
     for (int peer = 0; peer < ranks; ++peer)
       if (group.is_peer(peer))
-        store_packets(group.packets_for(peer) + place(half) * 8, __float_as_uint(first[half]),
+        store_packets(group.packets_for(peer) + packets(half), __float_as_uint(first[half]),
                       __float_as_uint(next[half]), group.epoch);
   }
   float total[halves][2];
@@ -51,7 +55,7 @@ __device__ __forceinline__ void store_sums(const summed_product_params& p, peer_
         for (int half = 0; half < halves; ++half) {
           if (!exists(half)) continue;
           const bool own =
-              load_packets(from + place(half) * 8, group.epoch, words[half][0], words[half][1]);
+              load_packets(from + packets(half), group.epoch, words[half][0], words[half][1]);
           there = there && own;
         }
         return there;
@@ -123,7 +127,7 @@ __global__ void __launch_bounds__(config.threads())
       [](typename stream::token_group&, u32, bool) {});
   wait_for_dependencies();  // a warp without a group too
   peer_group<ranks> group(p.table, p.loopback, p.tag);
-  group.require_room(static_cast<u64>(p.m) * p.n * 8, group.packet_bytes);
+  group.require_room(static_cast<u64>(p.m) * ((p.n + 7) / 8) * 64, group.packet_bytes);
 
   float4 total[1] = {};
   reduction::store(reinterpret_cast<float*>(shared), weights.sum, warp, lane);

@@ -2,14 +2,14 @@
 // y = residual + the sum over the ranks of A B^T, in one launch. It is gemm_sm90 with another
 // epilogue; tiles, pipeline and split-K are its own (gemm/sm90/gemm.cu).
 //
-//   accumulators ── round ── stmatrix ──> epilogue stage ──> packets ──> peers
-//                                               └── own ──┬── peers' packets of the same rows
+//   accumulators ── round ── stmatrix ──> epilogue stage ──> words ──> peers
+//                                               └── own ──┬── peers' words of the same rows
 //                                     residual ───────────┴──> y
 //
 // A warpgroup sends all of its subtiles before it waits for the peers'. Summands are rounded to the
-// type of y, as those of a product with a kernel of its own are, so that a packet has two.
+// type of y, as those of a product with a kernel of its own are (words.cuh).
 #include "all_reduce/product_sm90.cuh"
-#include "common/peers.cuh"
+#include "all_reduce/words.cuh"
 #include "gemm/sm90/gemm.cu"
 
 namespace fftune {
@@ -39,7 +39,7 @@ struct summed_epilogue : value_epilogue<Traits> {
     const u64 policy = l2_eviction_policy<false>();
     wait_for_dependencies();  // the producers have, and so this returns at once
     peer_group<ranks> group(all.table, all.loopback, all.tag);
-    group.require_room(static_cast<u64>(this->gemm.m) * this->gemm.n * 4, group.packet_bytes);
+    sent_words::require_room(group, static_cast<i64>(this->gemm.m) * this->gemm.n / elements);
     if (blockIdx.x == 0 && this->warpgroup == 0) group.send_greeting(thread);
     const auto row_of = [&](int i) { return to.row + thread / chunks + i * row_step; };
     const auto column_of = [&](int subtile) {
@@ -75,9 +75,7 @@ struct summed_epilogue : value_epilogue<Traits> {
 #pragma unroll
         for (int p = 0; p < ranks; ++p) {
           if (!group.is_peer(p)) continue;
-          char* const there = group.packets_for(p) + place(subtile, i) * 4;
-          store_packets(there, own.word[0], own.word[1], group.epoch);
-          store_packets(there + 16, own.word[2], own.word[3], group.epoch);
+          sent_words::send(sent_words::at_peer(group, p), place(subtile, i) / elements, own);
         }
         store_once(kept + place(subtile, i), own, policy);
       }
@@ -101,27 +99,28 @@ struct summed_epilogue : value_epilogue<Traits> {
       float total[batch][elements];
 #pragma unroll
       for (int p = 0; p < ranks; ++p) {
-        vector sent[batch];
+        vector theirs[batch];
         if (group.is_peer(p)) {
-          const char* const from = group.packets_of(p);
+          char* const from = sent_words::here(group, p);
           group.wait(p, [&] {
             bool there = true;
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
               if (!valid(i)) continue;
-              const char* const packets = from + place(subtile, first + i) * 4;
-              u32* const word = sent[i].word;
-              const bool low = load_packets(packets, group.epoch, word[0], word[1]);
-              const bool high = load_packets(packets + 16, group.epoch, word[2], word[3]);
-              there = there && low && high;
+              const bool own =
+                  sent_words::arrived(from, place(subtile, first + i) / elements, theirs[i]);
+              there = there && own;
             }
             return there;
           });
+#pragma unroll
+          for (int i = 0; i < batch; ++i)
+            if (valid(i)) sent_words::take(from, place(subtile, first + i) / elements, theirs[i]);
         }
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
           float summand[elements];
-          to_floats(group.is_peer(p) ? sent[i] : own[i], summand);
+          to_floats(group.is_peer(p) ? theirs[i] : own[i], summand);
 #pragma unroll
           for (int e = 0; e < elements; ++e)
             total[i][e] = p == 0 ? summand[e] : total[i][e] + summand[e];

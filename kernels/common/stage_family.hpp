@@ -21,6 +21,8 @@ struct StageFamilyFacts {
   const char *option = "", *value = "";  // the value that an option must have, if any
   std::vector<std::string> sources = {};
   bool is_fallback = false;
+  /// Whether a recipe without measurements takes the family where it serves; null: it does.
+  bool (*is_preferred)(const Problem&) = nullptr;
   /// These serve a family without a class of its own: a further reason to refuse, the parameters
   /// and their defaults (each may be null), and the program.
   std::optional<std::string> (*refusal)(const Problem&, const DeviceFacts&) = nullptr;
@@ -42,6 +44,9 @@ class StageFamily : public Family {
   }
   std::vector<std::string> sources() const override { return facts_.sources; }
   bool is_fallback() const override { return facts_.is_fallback; }
+  bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
+    return facts_.is_preferred == nullptr || facts_.is_preferred(problem);
+  }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     const std::string_view pass = facts_.pass.empty() ? problem.pass : facts_.pass;

@@ -22,9 +22,8 @@
 // features between up and down, which heads, kv-heads, h and shared-h count. With `own-experts` it
 // has so many whole experts instead of some features of all; first_expert says which. Its outputs
 // of attention and of the feed-forward network are summands, which all-reduce adds over the ranks,
-// with the residual and the RMSNorm behind it. With sums=fused the product in front of a sum may
-// compute it in its own launch, and the norm is apart. x, mid and y are the same on all ranks. One
-// rank alone has b_o and b_down; its peers' are zeros.
+// with the residual and the RMSNorm behind it. x, mid and y are the same on all ranks. One rank
+// alone has b_o and b_down; its peers' are zeros.
 //
 // A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, qkv,
 // attention, linear, all-reduce, ffn, or moe-route and moe-ffn. It has no kernels of its own, and
@@ -74,6 +73,8 @@ inline std::vector<std::string> sharded_sizes() {
 
 /// Whether the feed-forward network is a mixture of experts: ffn=moe.
 bool has_experts(const Problem& problem);
+/// Whether attention keeps dense weights beside a network whose weights are packed or e4m3.
+bool has_dense_attention(const Problem& problem);
 /// Whether the weights of q, k and v and of the output product are packed.
 bool packs_attention(const Problem& problem);
 

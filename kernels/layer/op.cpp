@@ -17,6 +17,7 @@
 #include "kernels/common/part_stages.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/packed/packed.hpp"
+#include "kernels/gemm/quantise/quantise.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
@@ -72,6 +73,7 @@ constexpr const char* own_inputs[] = {"attn_norm",
                                       "w_gate_zero",
                                       "w_up_scale",
                                       "w_up_zero",
+                                      "w_gate_up_scale",
                                       "w_down_scale",
                                       "w_down_zero",
                                       "b_gate",
@@ -384,10 +386,6 @@ std::vector<OptionField> option_fields() {
                   "with ranks, peers: a group's memory is given; loopback: one rank plays all, "
                   "whose summands are equal",
                   {"loopback", "peers"}),
-      rare_option("sums",
-                  "with ranks, fused: a sum over them may be computed by the launch of the product "
-                  "in front of it",
-                  {"apart", "fused"}),
       rare_option("lengths",
                   "keys of the sequences in tests and measurements: as many as the cache has room "
                   "for, or fewer",
@@ -402,9 +400,10 @@ std::vector<OptionField> option_fields() {
   }
   fields.push_back(rare_option(
       "attn-weights",
-      "with packed weights: whether those of q, k and v and of the output product are packed too, "
-      "or dense, as gpt-oss has them",
+      "with packed weights or quantise: whether those of q, k and v and of the output product are "
+      "like the network's, or dense, as gpt-oss has them",
       {"same", "dense"}));
+  fields.push_back(quantise_option());
   return fields;
 }
 
@@ -500,8 +499,6 @@ class Layer final : public DescribedOp {
       return "pages without page: give the keys of a page";
     if (problem.options.contains("link") && !problem.sizes.contains("ranks"))
       return "link=" + problem.option("link") + " without ranks: give the ranks of the group";
-    if (problem.options.contains("sums") && !problem.sizes.contains("ranks"))
-      return "sums=" + problem.option("sums") + " without ranks: give the ranks of the group";
     if (problem.sizes.contains("ranks") && problem.has("qk-norm", "rows"))
       return fmt::format(
           "qk-norm=rows with ranks={}: a norm of all heads needs those of other ranks",
@@ -523,13 +520,16 @@ class Layer final : public DescribedOp {
     if (problem.options.contains("block") && post_norms)
       return fmt::format("block={} with post-norms={}: both add to one residual",
                          problem.option("block"), problem.option("post-norms"));
-    if (!packed_format(problem).packed && problem.has("attn-weights", "dense"))
-      return "attn-weights=dense is of packed weights: give weights=" + packed_names() + " too";
-    if (packed_format(problem).packed) {
-      const std::string weights = "weights=" + problem.option("weights");
-      if (packs_attention(problem) && problem.has("qkv-weights", "grouped"))
-        return "qkv-weights=grouped with " + weights + ": its rows are those of q, of k and of v";
-    }
+    if (auto reason = quantise_contradiction(problem); !reason.empty()) return reason;
+    const char* const format = packed_format(problem).packed ? "weights"
+                               : quantises(problem)          ? "quantise"
+                                                             : nullptr;
+    if (!format && has_dense_attention(problem))
+      return "attn-weights=dense is of packed weights and quantise: give weights=" +
+             packed_names() + ", or quantise=token or block, too";
+    if (format && !has_dense_attention(problem) && problem.has("qkv-weights", "grouped"))
+      return fmt::format("qkv-weights=grouped with {}={}: its rows are those of q, of k and of v",
+                         format, problem.option(format));
     if (auto reason = contradiction_of_parts(problem, parts_of); !reason.empty()) return reason;
     if (!problem.sizes.contains("page")) return "";
     const std::int64_t least = Sequences::written_pages(problem);

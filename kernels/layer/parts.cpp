@@ -113,9 +113,7 @@ class Parts {
   /// Beside a feed-forward network the sum is that of both.
   bool add_attn_reduce() {
     if (!sliced_ || beside_) return false;
-    // A sum that is computed with the product in front of it leaves the norm to what is behind.
-    const bool normed =
-        !post_norms_ && !problem_.has("norm", "layer") && !problem_.has("sums", "fused");
+    const bool normed = !post_norms_ && !problem_.has("norm", "layer");
     add_reduce("attn_reduce", post_norms_ ? "no" : "yes",
                normed ? option_or(problem_, "convention", "llama") : "none",
                {{"x", "attn_out"},
@@ -166,8 +164,11 @@ class Parts {
       if (problem_.options.contains("rope-scale")) options["scale"] = problem_.option("rope-scale");
     }
     if (packs_attention(problem_)) add_format(options);
+    if (!has_dense_attention(problem_)) options["quantise"] = quantise();
     add("qkv", qkv_op(), std::move(sizes), std::move(options),
         {{"x", norms_first_ ? "normalised" : "x"},
+         {"x_quantised", "qkv_quantised"},
+         {"x_scale", "qkv_scale"},
          {"w", "w_qkv"},
          {"w_scale", "w_qkv_scale"},
          {"w_zero", "w_qkv_zero"},
@@ -215,12 +216,15 @@ class Parts {
       options["weights"] = problem_.option("weights");
       add_format(options);
     }
+    if (!has_dense_attention(problem_)) options["quantise"] = quantise();
     add(name, linear_op(),
         {{"m", tokens_},
          {"k", problem_.size("heads") * problem_.size("dim")},
          {"n", problem_.size("d")}},
         std::move(options),
         {{"x", x},
+         {"x_quantised", "attended_quantised"},
+         {"x_scale", "attended_scale"},
          {"w", w},
          {"w_scale", std::string(w) + "_scale"},
          {"w_zero", std::string(w) + "_zero"},
@@ -236,19 +240,25 @@ class Parts {
     const bool bias = problem_.has("ffn-bias", "yes");
     std::map<std::string, std::string> options{{"act", option_or(problem_, "act", "silu")},
                                                {"gate", gated ? "yes" : "no"},
-                                               {"bias", !bias ? "none" : gated ? "down" : "both"},
+                                               {"bias", !bias   ? "none"
+                                                        : gated ? "down"
+                                                                : "both"},
                                                {"y-scale", scales()},
                                                {"weights", option_or(problem_, "weights", "dense")},
+                                               {"quantise", quantise()},
                                                {"residual", ffn_adds() ? "yes" : "no"}};
     add_format(options);
     add("ffn", ffn_op(), {{"m", tokens_}, {"d", problem_.size("d")}, {"h", problem_.size("h")}},
         std::move(options),
         {{"x", ffn_input_},
+         {"x_quantised", "ffn_quantised"},
+         {"x_scale", "ffn_scale"},
          {"y_scale", "residual_scale"},
          {"residual", ffn_residual()},
          {"y", ffn_y()}});
   }
 
+  std::string quantise() const { return option_or(problem_, "quantise", "no"); }
   std::string scales() const { return option_or(problem_, "residual-scale", "no"); }
 
   /// The router's product, the choice, and the experts.
@@ -288,10 +298,13 @@ class Parts {
         {"gate-up", option_or(problem_, "gate-up", "separate")},
         {"bias", problem_.has("ffn-bias", "yes") ? "all" : "none"},
         {"weights", option_or(problem_, "weights", "dense")},
+        {"quantise", quantise()},
         {"residual", adds ? "yes" : "no"}};
     add_format(of_experts);
     add("experts", moe_ffn_op(), std::move(sizes), std::move(of_experts),
         {{"x", ffn_input_},
+         {"x_quantised", "experts_quantised"},
+         {"x_scale", "experts_scale"},
          {"ids", "expert_ids"},
          {"weights", "expert_weights"},
          {"residual", shares ? "shared_out" : ffn_residual()},
@@ -307,11 +320,15 @@ class Parts {
     Names names{{"x", ffn_input_},           {"w_gate", "w_shared_gate"},  {"w_up", "w_shared_up"},
                 {"w_down", "w_shared_down"}, {"residual", ffn_residual()}, {"y", "shared_out"},
                 {"hidden", "shared_hidden"}, {"y_scale", "residual_scale"}};
+    for (const char* name : {"x_quantised", "x_scale", "hidden_quantised", "hidden_scale"})
+      names[name] = std::string("shared_") + name;
     for (const char* name : {"gate", "up", "down"})
       for (const char* part : {"_scale", "_zero", "_dense"})
         names[std::string("w_") + name + part] = std::string("w_shared_") + name + part;
-    std::map<std::string, std::string> options{
-        {"act", act}, {"residual", residual}, {"weights", option_or(problem_, "weights", "dense")}};
+    std::map<std::string, std::string> options{{"act", act},
+                                               {"residual", residual},
+                                               {"weights", option_or(problem_, "weights", "dense")},
+                                               {"quantise", quantise()}};
     add_format(options);
     if (!problem_.has("shared-gate", "yes")) {
       options.insert({{"gate", "yes"}, {"bias", "none"}, {"y-scale", scales()}});
@@ -352,8 +369,12 @@ bool has_experts(const Problem& problem) {
   return problem.has("ffn", "moe");
 }
 
+bool has_dense_attention(const Problem& problem) {
+  return problem.has("attn-weights", "dense");
+}
+
 bool packs_attention(const Problem& problem) {
-  return packed_format(problem).packed && !problem.has("attn-weights", "dense");
+  return packed_format(problem).packed && !has_dense_attention(problem);
 }
 
 std::vector<OpPart> parts_of(const Problem& problem) {
@@ -369,23 +390,26 @@ std::vector<PartKind> part_kinds() {
   const auto reduce = [](const char* name) {
     return PartKind{name, all_reduce_op, {stage_forward}};
   };
-  const std::vector<std::string> of_ffn{ffn::stage_expand_gate_up, ffn::stage_gate_up,
-                                        ffn::stage_expand_down, ffn::stage_down};
+  const std::vector<std::string> of_ffn{ffn::stage_expand_gate_up,  ffn::stage_quantise,
+                                        ffn::stage_gate_up,         ffn::stage_expand_down,
+                                        ffn::stage_quantise_hidden, ffn::stage_down};
   auto of_experts = of_ffn;
   of_experts.insert(of_experts.end(), {moe::stage_own_ids, moe::stage_route, moe::stage_combine});
   return {rms("attn_norm"),
           with_mean("attn_layernorm"),
-          {"qkv", qkv_op, {qkv::stage_expand, qkv::stage_product, qkv::stage_heads}},
+          {"qkv",
+           qkv_op,
+           {qkv::stage_expand, qkv::stage_quantise, qkv::stage_product, qkv::stage_heads}},
           {"attention", attention_op, {stage_forward}},
-          {"out", linear_op, {linear::stage_expand, linear::stage_product}},
+          {"out", linear_op, {linear::stage_expand, linear::stage_quantise, linear::stage_product}},
           reduce("attn_reduce"),
           rms("attn_post_norm"),
           rms("ffn_norm"),
           with_mean("ffn_layernorm"),
           {"ffn",
            ffn_op,
-           {ffn::stage_expand_gate_up, ffn::stage_gate_up, ffn::stage_up, ffn::stage_expand_down,
-            ffn::stage_down}},
+           {ffn::stage_expand_gate_up, ffn::stage_quantise, ffn::stage_gate_up, ffn::stage_up,
+            ffn::stage_expand_down, ffn::stage_quantise_hidden, ffn::stage_down}},
           {"router", linear_op, {linear::stage_product}},
           {"route", moe_route_op, {moe_route::stage}},
           {"shared", ffn_op, of_ffn},

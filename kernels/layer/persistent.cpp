@@ -246,7 +246,8 @@ std::optional<std::string> unknown_option(const Problem& problem, bool experts) 
   const std::pair<const char*, const char*> usual[] = {{"norm", "rms"},
                                                        {"block", "serial"},
                                                        {"ffn", experts ? "moe" : "gated"},
-                                                       {"residual-scale", "no"}};
+                                                       {"residual-scale", "no"},
+                                                       {"quantise", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
@@ -438,7 +439,6 @@ class PersistentLayers final : public Family {
       return post_norms_ ? "the layers have no norms behind their parts"
                          : "the layers have norms behind their parts";
     const bool slices = network_ == Network::slices;
-    if (problem.has("sums", "fused")) return "sums=fused is of the parts: its own sums are within";
     if (slices && problem.size("ranks") != 2) return "it is for slices of two ranks";
     if (slices && (problem.sizes.contains("window") || problem.has("sinks", "yes") ||
                    problem.has("out-bias", "yes") || has_experts(problem)))

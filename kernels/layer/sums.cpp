@@ -1,5 +1,5 @@
 // The sum over a group's ranks in one launch with the product in front of it
-// (all_reduce/product.cu, product_sm90.cu), where a problem asks for it by sums=fused.
+// (all_reduce/product.cu, product_sm90.cu). The norm behind a sum is then a kernel of its own.
 #include <fmt/format.h>
 
 #include <memory>
@@ -18,6 +18,8 @@
 #include "kernels/gemm/engine.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/linear/linear.hpp"
+#include "kernels/norm/norm.hpp"
+#include "registry/catalog.hpp"
 #include "registry/part_family.hpp"
 
 namespace fftune::layer {
@@ -110,6 +112,9 @@ const SummedKernel decode_kernel{decode_engine, "all_reduce/product.cu", DType::
 const SummedKernel sm90_kernel{sm90_engine, "all_reduce/product_sm90.cu", DType::bf16,
                                fields_of<summed_sm90_params>(), append_sm90};
 
+/// Bytes of summands: those of more tokens have products that take longer than the link.
+constexpr std::int64_t most_message = most_packet_message;
+
 /// A product of a rank's slice and the sum of its result.
 struct SummedStage {
   std::string_view family, summary;
@@ -128,12 +133,14 @@ class SummedProduct final : public Family {
   std::vector<std::string> stages() const override {
     return {of_.part + "." + of_.stage, of_.sum + "." + stage_forward};
   }
-  std::vector<std::string> sources() const override { return {of_.kernel.source}; }
+  std::vector<std::string> sources() const override {
+    return {of_.kernel.source, "norm/forward_rows.cu"};
+  }
+  bool is_preferred(const Problem&, const DeviceFacts&) const override { return false; }
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
-    if (!problem.has("sums", "fused")) return "it is for sums=fused";
     if (facts.compute_capability < 90)
       return "the kernel needs compute capability 9.0: blocks that share k are a cluster";
     const auto parts = parts_of(problem);
@@ -143,14 +150,16 @@ class SummedProduct final : public Family {
       return "the result of " + of_.part + " is not what " + of_.sum + " adds";
     if (product->op->stages(product->problem).back().name != of_.stage)
       return "there is no stage " + product->stage(of_.stage);
+    if (message(*sum).normalises && !message(*sum).adds)
+      return "the kernel has no place for a sum without a residual in front of a norm";
     if (packed_format(product->problem).packed) return "the kernel reads weights of x's type";
     const GemmProblem gemm = of_.gemm(product->problem);
     if (gemm.epilogue.adds()) return "the kernel adds no bias, and no factor, to a rank's summand";
     if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
       return "a packet has summands of bf16 and fp16 products";
-    if (message(*sum).bytes() > static_cast<std::int64_t>(most_packet_message))
-      return fmt::format("{} bytes of summands are more than go as packets, {}",
-                         message(*sum).bytes(), most_packet_message);
+    if (message(*sum).bytes() > most_message)
+      return fmt::format("{} bytes of summands are more than go at once, {}", message(*sum).bytes(),
+                         most_message);
     return of_.kernel.engine.can_implement({gemm}, facts);
   }
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
@@ -186,16 +195,35 @@ class SummedProduct final : public Family {
     all_reduce::set_group(*launch.parameters, from, form,
                           form.loopback ? absent : place("group").tensor, fields.group);
     if (form.adds) set(fields.residual, place("residual"));
-    set(fields.y, place("y"));
+    set(fields.y, place(form.normalises ? "sum" : "y"));
     const auto tag = all_reduce::tag_of(
         product.problem, fmt::format("{} {}", from.kernels.back().expression, config.text()));
     set(fields.tag, static_cast<std::int32_t>(tag));
-    append_moved(program, std::move(from), places_of(problem, names),
-                 layer_op().tensors(unrepeated(layer_op(), problem)).size());
+    const auto tensors = layer_op().tensors(unrepeated(layer_op(), problem)).size();
+    append_moved(program, std::move(from), places_of(problem, names), tensors);
+    if (form.normalises)
+      append_moved(program, norm_behind(sum, facts),
+                   places_of(problem, {sum.tensor("sum"), sum.tensor("w"), sum.tensor("y")}),
+                   tensors);
     return program;
   }
 
  private:
+  /// It reads x and w, and writes y: the tensors in this order.
+  static Program norm_behind(const OpPart& sum, const DeviceFacts& facts) {
+    const Op& op = rmsnorm_op();
+    const Problem problem = canonical(
+        op,
+        {op.name().data(),
+         "fwd",
+         sum.problem.dtype,
+         {{"m", sum.problem.size("m")}, {"d", sum.problem.size("d")}},
+         {{"convention", sum.problem.option("norm")}, {"eps", sum.problem.option("eps")}}},
+        facts.kind);
+    const Variant variant = default_recipe(op, problem, facts).front();
+    return family_of(op, variant.family).program(problem, facts, variant.config);
+  }
+
   GemmProblem gemm(const Problem& problem) const {
     GemmProblem gemm = of_.gemm(part_of(parts_of(problem), of_.part)->problem);
     gemm.follows = true;
@@ -204,7 +232,11 @@ class SummedProduct final : public Family {
   /// The message of a rank.
   all_reduce::Form message(const OpPart& sum) const {
     all_reduce::Form form = all_reduce::form_of(sum.problem);
-    if (of_.kernel.summands == DType::f32) form.dtype = DType::f32;
+    form.as_words = of_.kernel.summands != DType::f32;
+    if (!form.as_words) {
+      form.dtype = DType::f32;
+      form.d = quotient_up(form.d, 8) * 8;  // eight columns are together
+    }
     return form;
   }
 

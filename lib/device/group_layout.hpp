@@ -30,6 +30,10 @@ struct GroupTable {
 /// ones are slower than as plain data.
 constexpr std::uint64_t most_packet_message = std::uint64_t{512} << 10;
 
+/// Messages up to this size may go as words that are empty until data come
+/// (kernels/all_reduce/words.cuh): each slot of their area takes this much of the memory.
+constexpr std::uint64_t most_word_message = std::uint64_t{64} << 20;
+
 /// The areas for messages of up to `bytes` between `ranks` ranks.
 inline GroupTable group_layout(int ranks, std::uint64_t bytes) {
   constexpr std::uint64_t line = 256;
@@ -43,9 +47,10 @@ inline GroupTable group_layout(int ranks, std::uint64_t bytes) {
   return table;
 }
 
-/// Bytes of a rank's memory.
+/// Bytes of a rank's memory: the areas of packets, of data, and of words.
 inline std::uint64_t group_bytes(const GroupTable& table) {
-  return table.data + 2 * table.ranks * table.data_bytes;
+  return table.data +
+         2 * table.ranks * (table.data_bytes + std::min(table.data_bytes, most_word_message));
 }
 
 /// The codes of errors: group_error of the device's header, with the rank in the bits from 8 on.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,12 +27,14 @@ struct Others {
   int feasible = 0;               // how many there are, those left out included
 };
 
-/// Variants of the stages that `now` covers.
+/// Variants of the stages that `now` covers: families' defaults, then those that the families'
+/// models say are fast, in turns with any others.
 Others others_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                  const Variant& now) {
   constexpr std::size_t most = 24;
   const auto stages = family_of(op, now.family).stages();
   std::vector<Variant> defaults, others;
+  std::vector<std::pair<double, Variant>> modelled;
   std::mt19937_64 random(1);
   for (const Family* family : op.families()) {
     if (family->device_kind() != facts.kind || family->stages() != stages ||
@@ -42,12 +45,25 @@ Others others_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
       if (!(variant == now)) to.push_back(std::move(variant));
     };
     add(defaults, family->default_config(problem, facts));
-    for (const Config& config : family->space(problem, facts).feasible()) add(others, config);
+    for (const Config& config : family->space(problem, facts).feasible()) {
+      add(others, config);
+      if (const auto seconds = family->estimate(problem, facts, config))
+        modelled.push_back({*seconds, {std::string(family->name()), config}});
+    }
   }
+  const auto feasible = static_cast<int>(defaults.size() + others.size()) + 1;
   std::shuffle(others.begin(), others.end(), random);
-  defaults.insert(defaults.end(), others.begin(), others.end());
-  const auto feasible = static_cast<int>(defaults.size()) + 1;
-  if (defaults.size() > most) defaults.resize(most);
+  std::stable_sort(modelled.begin(), modelled.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  modelled.resize(std::min(modelled.size(), most));
+  for (std::size_t i = 0; i < modelled.size(); ++i)
+    others.insert(others.begin() + static_cast<std::ptrdiff_t>(std::min(2 * i, others.size())),
+                  std::move(modelled[i].second));
+  for (Variant& variant : others) {
+    if (defaults.size() >= most) break;
+    if (variant != now && std::find(defaults.begin(), defaults.end(), variant) == defaults.end())
+      defaults.push_back(std::move(variant));
+  }
   return {std::move(defaults), feasible};
 }
 
@@ -137,8 +153,15 @@ class RankSearcher {
   bool search_covers() {
     for (bool changes = true; changes;) {
       changes = false;
-      for (const Recipe& cover :
-           other_covers(ranks_.op(), ranks_.problem(), ranks_.facts(), result_.recipe)) {
+      const auto covers =
+          other_covers(ranks_.op(), ranks_.problem(), ranks_.facts(), result_.recipe);
+      std::vector<Variant> variants;
+      for (const Recipe& cover : covers)
+        for (const Variant& variant : cover)
+          if (std::find(variants.begin(), variants.end(), variant) == variants.end())
+            variants.push_back(variant);
+      compile(variants);
+      for (const Recipe& cover : covers) {
         if (!time_left()) return false;
         changes = takes(cover) || changes;
       }
@@ -155,7 +178,16 @@ class RankSearcher {
       longest = std::max(longest, others.back().variants.size());
       counts_.push_back({.feasible = others.back().feasible, .measured = 1});
     }
-    for (std::size_t round = 0; round < longest; ++round)
+    for (std::size_t round = 0; round < longest; ++round) {
+      if (!time_left()) return false;
+      if (round % rounds_compiled == 0) {
+        std::vector<Variant> next;
+        for (const Others& place : others)
+          for (std::size_t i = round; i < std::min(round + rounds_compiled, place.variants.size());
+               ++i)
+            next.push_back(place.variants[i]);
+        compile(next);
+      }
       for (std::size_t place = 0; place < others.size(); ++place) {
         if (round >= others[place].variants.size()) continue;
         if (!time_left()) return false;
@@ -165,9 +197,27 @@ class RankSearcher {
         takes(candidate);
         ++(result_.failed > failed ? counts_[place].failed : counts_[place].measured);
       }
+    }
     return true;
   }
 
+  /// Compiles them side by side, which takes longer than their runs: the backend keeps the kernels.
+  /// One that fails does so again when its turn comes.
+  void compile(const std::vector<Variant>& variants) const {
+    if (ranks_.facts().kind == DeviceKind::cpu) return;
+    std::vector<std::thread> threads;
+    for (const Variant& variant : variants)
+      threads.emplace_back([this, &variant] {
+        try {
+          ranks_.backend().compile(family_of(ranks_.op(), variant.family)
+                                       .program(ranks_.problem(), ranks_.facts(), variant.config));
+        } catch (const Error&) {
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  static constexpr std::size_t rounds_compiled = 2;
   Lockstep& ranks_;
   const RankSearch& options_;
   std::chrono::steady_clock::time_point begin_;

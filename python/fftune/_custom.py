@@ -2,6 +2,7 @@
 rules of autocast. fftune.ops and what it is made of use it."""
 import hashlib
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
@@ -249,7 +250,8 @@ class _NoSecond(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise Error(f"{ctx.name}: its gradient has no gradient itself: leave out create_graph, or "
+        name = re.sub("_(gradients|frozen|rows|slice)", "", ctx.name)  # as the user calls it
+        raise Error(f"{name}: its gradient has no gradient itself: leave out create_graph, or "
                     "use PyTorch's own ops here")
 
 

@@ -16,7 +16,7 @@ _BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_
 _BEHIND_CACHES = ("sinks", "residual_scale", "w_o", "w_o_scale", "w_o_zero", "b_o", "attn_post_norm", "ffn_norm",
                   "ffn_norm_bias", "w_router", "b_router", "choice_bias", "w_gate", "w_up",
                   "w_gate_up", "w_down", "w_gate_scale", "w_gate_zero", "w_up_scale", "w_up_zero",
-                  "w_down_scale", "w_down_zero", "b_gate", "b_up", "b_gate_up", "b_down",
+                  "w_gate_up_scale", "w_down_scale", "w_down_zero", "b_gate", "b_up", "b_gate_up", "b_down",
                   "w_shared_router", "w_shared_gate", "w_shared_up", "w_shared_down",
                   "ffn_post_norm")
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
@@ -26,6 +26,11 @@ WIDE_SCALES = ("fp8", "int8")
 PACKED = ("w_qkv", "w_o", "w_gate", "w_up", "w_down")
 PACKED_NETWORK = PACKED[2:]
 _BESIDE_PACKED = tuple(f"{name}{part}" for name in PACKED for part in ("_scale", "_zero"))
+# Weights that may be float8_e4m3fn, whose tokens the layers then quantise, and their scales: all that a layer
+# has, or those of the network alone.
+ROUNDED = ("w_qkv", "w_o", "w_gate", "w_up", "w_gate_up", "w_down")
+ROUNDED_NETWORK = ROUNDED[2:]
+_SCALES = tuple(f"{name}_scale" for name in ROUNDED)
 # Weights and biases that norms have if a model's do not: 1 and 0.
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
               "ffn_norm_bias", "ffn_post_norm")
@@ -140,11 +145,11 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             rotates: bool, choice: Choice | None = None, constants: Sequence[str] = (),
             parallel: bool = False, rotation: str = "halves", grouped: bool = False,
             norm_rows: bool = False, norm_last: bool = False, multiplier: float = 1.0,
-            packed: str = "", h: int = 0, ranks: int = 0, fused_sums: bool = False) -> str:
+            packed: str = "", h: int = 0, quantise: str = "", ranks: int = 0) -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
     is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: format and
-    groups of packed weights, "int4-128", and then `h`, which their shapes do not tell. `ranks`: of the
-    group whose rank has a slice of the layers; `fused_sums`: over these, see layer()."""
+    groups of packed weights, "int4-128", and then `h`, which their shapes do not tell. `quantise`: "token" or
+    "block", of weights of float8_e4m3fn. `ranks`: of the group whose rank has a slice of the layers."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -157,13 +162,22 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     names = {*names, *constants}
     if grouped and "w_qkv" not in names:
         raise Error("layer: grouped is of w_qkv: give that in the place of w_q, w_k and w_v")
-    _expect_names(names - set(_BESIDE_PACKED) if packed else names, choice, parallel)
+    beside = _BESIDE_PACKED if packed else _SCALES if quantise else ()
+    _expect_names(names - set(beside), choice, parallel)
     packs_attention = "w_qkv_scale" in names
+    if quantise:
+        rounded = {f"{name}_scale" for name in (ROUNDED if packs_attention else ROUNDED_NETWORK) if name in names}
+        others = sorted(rounded ^ (names & set(_SCALES)))
+        if others or packs_attention and "w_qkv" not in names:
+            raise Error(f"layer: {others[0] if others else 'w_qkv'} is missing, or of another weight: those of "
+                        f"float8_e4m3fn, {', '.join(ROUNDED)}, have scales, all of a layer or the network's")
+        if choice and "b_down" in names:
+            raise Error("layer: b_down beside experts of float8_e4m3fn: there is no kernel for their biases")
     if packed and not set(PACKED if packs_attention else PACKED_NETWORK) <= names:
         raise Error(f"layer: packed weights are of {', '.join(PACKED)} together: give all of them "
                     "packed, or none")
-    if packed and "w_shared_gate" in names:
-        raise Error("layer: w_shared_gate beside packed weights: a network beside experts is not packed")
+    if (packed or quantise) and "w_shared_gate" in names:
+        raise Error("layer: w_shared_gate beside packed weights or float8_e4m3fn: a network beside experts is dense")
     gated = "w_gate" in names or "w_gate_up" in names
     norms = [name for name in ("attn_norm", "ffn_norm") if name in names]
     options = {"weights": ",".join([n for n in WEIGHTS if n in names]), "heads": heads,
@@ -184,9 +198,10 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             ("qkv-weights", "w_qkv" in names and (grouped or not packs_attention),
              "grouped" if grouped else "packed"),
             ("packed", packed, packed), ("h", packed, h),
-            ("attn-weights", packed and not packs_attention, "dense"),
+            ("quantise", quantise, quantise),
+            ("attn-weights", (packed or quantise) and not packs_attention, "dense"),
             ("zeros", packed and "w_gate_zero" in names, "yes"),
-            ("ranks", ranks, ranks), ("link", ranks, "peers"), ("sums", ranks and fused_sums, "fused"),
+            ("ranks", ranks, ranks), ("link", ranks, "peers"),
             ("qkv-bias", bool({"b_q", "b_qkv"} & names), "yes"),
             ("qk-norm", "q_norm" in names,
              "rows" if norm_rows else "layer" if "q_norm_bias" in names else "yes"),
@@ -234,6 +249,22 @@ def packed_form(form: str, packed: str, zeros: bool, h: int) -> str:
     return _as_packed(found, {*names} - one, {"packed": packed, "h": str(h)} | ({"zeros": "yes"} if zeros else {}))
 
 
+def rounded_form(form: str, quantise: str, attention: bool) -> str:
+    """The form of dense layers if the weights of the network, and of `attention`, are float8_e4m3fn."""
+    found = dict(entry.split("=") for entry in form.split(" "))
+    names, rounded = {*found["weights"].split(",")}, {*ROUNDED_NETWORK}
+    if "w_shared_gate" in names or "b_gate_up" in names:
+        raise Error("layer: experts of float8_e4m3fn have no biases, and no network beside them")
+    if attention:
+        if "qkv-weights" in found or not {"w_q", "w_k", "w_v", "w_o"} <= names:
+            raise Error("layer: weights of float8_e4m3fn are of layers with q, k and v")
+        names |= {"w_qkv"} | ({"b_qkv"} if "b_q" in names else set())
+        names -= {"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"}
+        rounded |= {*ROUNDED}
+    return _as_packed(found, names | {f"{name}_scale" for name in rounded & names}, {
+        "quantise": quantise, **({} if attention else {"attn-weights": "dense"})})
+
+
 def packed_experts_form(form: str, packed: str, h: int) -> str:
     """The form of layers with w_gate_up of all experts if gate, up and down are packed, and no others."""
     found = dict(entry.split("=") for entry in form.split(" "))
@@ -276,6 +307,19 @@ def shapes_of_packed(packed: str, n: int, k: int) -> tuple[tuple[int, int], tupl
     return (tiles * parts + 1, 512), (tiles, 2 + -(-groups // 2), 32) if format == "nvfp4" else (tiles, groups, 16)
 
 
+def _shapes_of_scales(form: LayerForm, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Those beside weights of float8_e4m3fn: of each row, or of each block of 128 x 128."""
+    found = {}
+    for name in ROUNDED:
+        *experts, n, k = shapes[name]
+        if form.get("quantise") == "token":
+            found[f"{name}_scale"] = (*experts, n)
+        else:  # blocks of gate, then those of up
+            of_rows = 2 * -(-n // 256) if name == "w_gate_up" else -(-n // 128)
+            found[f"{name}_scale"] = (*experts, of_rows, -(-k // 128))
+    return found
+
+
 def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str, tuple[int, ...]]:
     heads, kv_heads, dim = form.get("heads"), form.get("kv-heads"), form.get("dim")
     shapes = dict.fromkeys(WEIGHTS, (d,))
@@ -293,17 +337,19 @@ def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str
     shapes |= dict.fromkeys(("b_router", "choice_bias"), routed)
     if experts:
         shapes |= dict(b_down=(*experts, d), b_gate_up=(*experts, 2 * h))
-    return shapes | dict(w_q=(heads * dim, d), b_q=(heads * dim,), w_o=(d, heads * dim),
-                         sinks=(heads,), w_router=(*routed, d), w_gate_up=(*experts, 2 * h, d),
-                         w_down=(*experts, d, h), w_shared_router=(1, d),
-                         w_shared_down=(d, shared_h)) | (
-        _packed_shapes(form, d) if form.get("packed") else {})
+    shapes |= dict(w_q=(heads * dim, d), b_q=(heads * dim,), w_o=(d, heads * dim),
+                   sinks=(heads,), w_router=(*routed, d), w_gate_up=(*experts, 2 * h, d),
+                   w_down=(*experts, d, h), w_shared_router=(1, d), w_shared_down=(d, shared_h))
+    return shapes | (_packed_shapes(form, d) if form.get("packed") else
+                     _shapes_of_scales(form, shapes) if form.get("quantise") else {})
 
 
 def dtype_of(form: LayerForm, name: str, dtype: torch.dtype) -> torch.dtype:
     """The type of a weight of layers whose x has this one."""
-    if name in FLOAT32:
+    if name in FLOAT32 or form.get("quantise") and name in _SCALES:
         return torch.float32
+    if form.get("quantise") and name in (ROUNDED_NETWORK if form.get("attn-weights") == "dense" else ROUNDED):
+        return torch.float8_e4m3fn
     if not form.get("packed"):
         return dtype
     if name in (PACKED_NETWORK if form.get("attn-weights") == "dense" else PACKED) or name.endswith("_zero"):

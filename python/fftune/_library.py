@@ -78,6 +78,7 @@ def _open() -> ctypes.CDLL:
         ("fftune_plan_workspace_bytes", size, pointer),
         ("fftune_plan_describe", text, pointer),
         ("fftune_plan_run", ctypes.c_int, pointer, pointer, size, pointer, pointer),
+        ("fftune_plan_launch", ctypes.c_int, pointer, pointer),
         ("fftune_group_create", ctypes.c_int, pointer, pointer, pointer),
         ("fftune_group_memory", pointer, pointer),
         ("fftune_group_place", ctypes.c_int, pointer, pointer, pointer),
@@ -197,6 +198,57 @@ class Plan:
             _retired.append((self.handle, self.device, self.streams))
         else:
             _opened.fftune_plan_destroy(self.handle)
+
+
+class _Run(ctypes.Structure):
+    """fftune_run of fftune.h."""
+
+    _fields_ = [("struct_size", ctypes.c_size_t), ("inputs", ctypes.c_void_p), ("input_count", ctypes.c_size_t),
+                ("outputs", ctypes.c_void_p), ("output_count", ctypes.c_size_t), ("workspace", ctypes.c_void_p),
+                ("stream", ctypes.c_void_p), ("tokens", ctypes.c_int64)]
+
+
+class TokenPlan(Plan):
+    """A problem with any number of tokens up to a limit. Its kernels are compiled when it is made; `at` one number
+    it runs as a plan of that number does, with the workspace of the limit."""
+
+    __slots__ = ("most", "inputs", "outputs")
+
+    def __init__(self, device: int, problem: dict, most: int):
+        super().__init__(device, {**problem, "m": {"max": most}})
+        self.most = most
+        roles = [tensor["role"] for tensor in self.describe()["buffers"]]
+        self.inputs, updated, outputs = ([i for i, role in enumerate(roles) if role == wanted]
+                                         for wanted in ("input", "updated", "output"))
+        self.outputs = updated + outputs
+
+    def at(self, tokens: int) -> "PlanAt":
+        return PlanAt(self, tokens)
+
+
+class PlanAt(Plan):
+    """A TokenPlan at one number of tokens."""
+
+    __slots__ = ("owner", "tokens")
+
+    def __init__(self, owner: TokenPlan, tokens: int):
+        self.owner, self.tokens, self.stream, self.streams = owner, tokens, None, {}
+        for name in ("handle", "device", "fork", "count", "addresses", "workspace_bytes"):
+            setattr(self, name, getattr(owner, name))
+
+    def runs_on(self, stream: int, owner) -> None:
+        self.owner.runs_on(stream, owner)
+        self.stream = stream
+
+    def launch(self, pointers: list[int], scratch: int | None, stream: int | None) -> int:
+        inputs, outputs = ((ctypes.c_void_p * len(places))(*[pointers[i] for i in places])
+                           for places in (self.owner.inputs, self.owner.outputs))
+        run = _Run(ctypes.sizeof(_Run), ctypes.addressof(inputs), len(inputs), ctypes.addressof(outputs), len(outputs),
+                   scratch, stream, self.tokens)
+        return _opened.fftune_plan_launch(self.handle, ctypes.byref(run))
+
+    def __del__(self):
+        pass  # the handle is the owner's
 
 
 # Handles of plans that nobody has any more, and the streams on which work of theirs may be left.

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ._checks import DTYPE_NAMES, Kind, check_number, check_tensors
 from ._description import has_option
-from ._library import Plan, _lock, check_status, destroy_idle, library, on_two_devices
+from ._library import (Error, Plan, PlanAt, TokenPlan, _lock, check_status, destroy_idle, library,
+                       on_two_devices)
 
 
 # Whether the bits of a row are to be the same in every batch, for all ops that have the option.
@@ -73,6 +74,9 @@ _plans: dict[tuple, Plan | type[_Nothing]] = {}
 _older: dict[tuple, Plan | type[_Nothing]] = {}
 # Plans of problems that another thread expects to be run, by key_of(). Each is taken once.
 prepared: dict[tuple, Plan] = {}
+# Plans for any number of rows, by key_of() of the problem without its rows: those of problems with more than so
+# many. None where an op has no such plan.
+_any_rows: dict[tuple, tuple[int, TokenPlan] | None] = {}
 _listeners: list[Callable[[int, dict], None]] = []  # of every problem that is run, while tune() runs
 
 
@@ -100,6 +104,36 @@ def key_of(device: int, problem: dict) -> tuple:
     return device, frozenset(problem.items())
 
 
+def _without_rows(problem: dict) -> dict:
+    return {name: value for name, value in problem.items() if name != "m"}
+
+
+def serve_any_rows(device: int, problem: dict, least: int, most: int) -> None:
+    """Makes one plan for all problems like this one with more than `least` rows, up to `most`: their first runs
+    compile nothing. The kernels are compiled now."""
+    key = key_of(device, _without_rows(problem))
+    if key in _any_rows:
+        return
+    try:
+        _any_rows[key] = least, TokenPlan(device, _without_rows(problem), most)
+    except Error:  # kernels for single numbers of rows
+        _any_rows[key] = None
+
+
+def is_served(device: int, problem: dict) -> bool:
+    """Whether serve_any_rows() was done with the problem."""
+    return key_of(device, _without_rows(problem)) in _any_rows
+
+
+def _new_plan(device: int, problem: dict) -> Plan:
+    plan = prepared.pop(key_of(device, problem), None)
+    if plan is None and _any_rows and "m" in problem:
+        found = _any_rows.get(key_of(device, _without_rows(problem)))
+        if found is not None and found[0] < problem["m"] <= found[1].most:
+            plan = found[1].at(problem["m"])
+    return plan or Plan(device, problem)
+
+
 def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor | None],
                device: int) -> Plan | type[_Nothing]:
     with _lock:
@@ -109,7 +143,7 @@ def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor |
             if problem is None:
                 plan = _Nothing
             else:
-                plan = prepared.pop(key_of(device, problem), None) or Plan(device, problem)
+                plan = _new_plan(device, problem)
             if device >= 0:
                 _destroy_idle()
         _plans[key] = plan
@@ -126,6 +160,7 @@ def forget_plans() -> None:
     with _lock:
         _plans.clear()
         _older.clear()
+        _any_rows.clear()
         prepared = {}  # a thread that makes one has the old presets
         _destroy_idle()
 
@@ -219,7 +254,8 @@ def finish(found: tuple, outputs: Sequence[Tensor]) -> None:
         memory = outputs[0].new_empty(plan.workspace_bytes + slack, dtype=torch.uint8)
         scratch = (memory.data_ptr() + slack) & -256 if slack else memory.data_ptr()
     if device < 0:
-        status = _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch, None)
+        status = (plan.launch(pointers, scratch, None) if type(plan) is PlanAt else
+                  _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch, None))
     elif device == torch._C._cuda_getDevice():
         status = _enqueue(plan, pointers, scratch)
     else:  # a stream of 0 is that of the current device
@@ -233,6 +269,8 @@ def _enqueue(plan: Plan, pointers: list[int], scratch: int | None) -> int:
     stream = torch._C._cuda_getCurrentRawStream(plan.device)
     if stream != plan.stream:
         plan.runs_on(stream, torch.cuda.current_stream(plan.device))
+    if type(plan) is PlanAt:
+        return plan.launch(pointers, scratch, stream)
     return _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch, stream)
 
 

@@ -52,8 +52,8 @@ class Group:
             processes by the environment that mpirun, torchrun or srun gave them; the name then need
             only be no other group's of that job.
         device: The rank's GPU, or the CPU.
-        max_bytes: Bytes of the largest message. A rank's memory has 2 * ranks * max_bytes, and up to
-            2 MB for each rank besides.
+        max_bytes: Bytes of the largest message. A rank's memory has 2 * ranks * max_bytes, as
+            much again for words, of 64 MB a message at most, and up to 2 MB for each rank besides.
         timeout: Seconds until a rank that does not come is an error: of this call, and of each wait.
     """
 

@@ -1172,18 +1172,25 @@ def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
         scores = torch.cat((scores, sinks), -1)
     attended = scores.softmax(-1)[..., :keys.shape[2]] @ values
     attended = attended.to(x.dtype).transpose(1, 2).flatten(2)
-    mid = added(scaled(F.linear(attended, w["w_o"], w.get("b_o"))), "attn_post_norm", x)
+    mid = added(scaled(_product(attended, w, "w_o", "b_o")), "attn_post_norm", x)
     if "ffn_norm" in w:
         inner = norm(x if form.get("block") == "parallel-norms" else mid, "ffn_norm")
     else:
         inner = normed if form.get("block") == "parallel" else mid
     if "w_router" in w:
         return added(_experts(inner, w, form, scaled), "ffn_post_norm", mid)
-    hidden = ACTIVATIONS[form.get("act")](
-        F.linear(inner, w["w_gate" if "w_gate" in w else "w_up"], w.get("b_up")))
+    hidden = ACTIVATIONS[form.get("act")](_product(inner, w, "w_gate" if "w_gate" in w else "w_up", "b_up"))
     if "w_gate" in w:
-        hidden = hidden * F.linear(inner, w["w_up"])
-    return added(scaled(F.linear(hidden, w["w_down"], w.get("b_down"))), "ffn_post_norm", mid)
+        hidden = hidden * _product(inner, w, "w_up")
+    return added(scaled(_product(hidden, w, "w_down", "b_down")), "ffn_post_norm", mid)
+
+
+def _product(x, w, name, bias=""):
+    """That of a layer's weight. With float8_e4m3fn x is quantised."""
+    if w[name].dtype != torch.float8_e4m3fn:
+        return F.linear(x, w[name], w.get(bias))
+    scale = w[f"{name}_scale"]
+    return (linear_fp8_token if scale.dim() == 1 else linear_fp8_block)(x, w[name], scale, w.get(bias), None)
 
 
 def _heads(x, w, form):
@@ -1192,7 +1199,7 @@ def _heads(x, w, form):
     if "w_qkv" not in w:
         return tuple(F.linear(x, w[f"w_{part}"], w.get(f"b_{part}")).unflatten(-1, (-1, dim))
                      for part in "qkv")
-    rows = F.linear(x, w["w_qkv"], w.get("b_qkv"))
+    rows = _product(x, w, "w_qkv", "b_qkv")
     if form.get("qkv-weights") != "grouped":
         return rows.unflatten(-1, (-1, dim)).split((heads, kv_heads, kv_heads), -2)
     group = heads // kv_heads
@@ -1209,6 +1216,11 @@ def _experts(x, w, form, scaled):
                              form.get("groups", 0), form.get("top-groups", 0),
                              form.get("group-score", "max"), form.get("renormalise") == "yes",
                              form.get("route-scale", 1.0))
+    if form.get("quantise"):
+        first = "w_gate_up" if "w_gate_up" in w else "w_gate"
+        return (moe_ffn_fp8_token if form.get("quantise") == "token" else moe_ffn_fp8_block)(
+            x, ids, weights, w[first], w.get("w_up"), w["w_down"], w[f"{first}_scale"], w.get("w_up_scale"),
+            w["w_down_scale"], form.get("act"), form.get("gate-up", "halves"), 0, "")
     w_gate_up, b_gate_up = w.get("w_gate_up"), w.get("b_gate_up")
     if w_gate_up is None:
         w_gate_up = torch.cat((w["w_gate"], w["w_up"]), 1)

@@ -43,6 +43,7 @@ LAYERED = {
     "opt": lambda: transformers.OPTConfig(
         vocab_size=96, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
         word_embed_proj_dim=32, max_position_embeddings=128, dropout=0.0),
+    "stablelm": lambda: transformers.StableLmConfig(**_SIZES),
     "granite": lambda: transformers.GraniteConfig(**_SIZES, residual_multiplier=0.22,
                                                   embedding_multiplier=6.0),
     "hunyuan": lambda: transformers.HunYuanDenseV1Config(**_SIZES, head_dim=8),

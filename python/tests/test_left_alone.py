@@ -1,5 +1,6 @@
 """Tests of patch() on models that it knows only in part: they compute the same as before."""
 import copy
+import re
 
 import pytest
 import torch
@@ -133,6 +134,34 @@ def test_projections_beside_an_attention_that_is_not_known():
     assert "projections: they run beside the attention sdpa or fftune, not beside eager" in report
     assert "could not be tried" not in report
     assert close(model(ids(5)).logits, before)
+
+
+def test_reasons_are_sentences_and_no_errors_of_python():
+    class Odd(nn.Module):  # a gated MLP by its parts, which takes something else
+        def __init__(self):
+            super().__init__()
+            self.gate_proj, self.up_proj, self.down_proj = (nn.Linear(8, 8, bias=False) for _ in range(3))
+            self.act_fn = nn.SiLU()
+
+        def forward(self, x):
+            return self.down_proj(self.act_fn(self.gate_proj(x.gate)) * self.up_proj(x.up))
+
+    bert = {**{k: v for k, v in SIZES.items() if k != "num_key_value_heads"}, "is_decoder": True}
+    models = [Odd(), make("BertConfig", **bert), make("OpenAIGPTConfig", **GPT2),
+              make("BartConfig", d_model=32, encoder_layers=1, decoder_layers=1, decoder_ffn_dim=48,
+                   encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48, vocab_size=96),
+              make("RecurrentGemmaConfig", **dict(SIZES, num_hidden_layers=3, head_dim=8)),
+              make("GPTNeoXJapaneseConfig", **{**SIZES, "intermediate_multiple_size": 2})]
+    for model in models:
+        left = fftune.patch(model, whole_layers=True).left
+        assert left, type(model).__name__
+        for _, reason in left:
+            assert not re.search(r"[A-Z]\w*(Error|Exception)\b|object|attribute '|argument", reason), reason
+    report = fftune.patch(make("StableLmConfig", **SIZES), projections=True)
+    assert any("norms around StableLmAttention are not fused" in reason for _, reason in report.left)
+    assert not any("projections" in words for _, words in report.replaced)
+    assert any("Odd does not take what such modules are given" in reason
+               for _, reason in fftune.patch(models[0]).left)
 
 
 @pytest.mark.parametrize("kind, settings", [

@@ -183,7 +183,21 @@ def test_frozen_weights():
         assert error(x.grad, right) < 1e-5
 
 
-TRAINED = pytest.mark.parametrize("name", ["llama", "qwen3", "phi", "gpt2", "mixtral"])
+@pytest.mark.parametrize("options", [{}, {"items": 7}, {"reduction": "sum"}], ids=str)
+def test_the_loss_of_no_rows_is_pytorch_s(options):
+    """The mean of nothing is NaN, and its gradients are zeros."""
+    labels = torch.zeros(0, dtype=torch.int64)
+    x, w = torch.zeros(0, 8, requires_grad=True), torch.randn(10, 8, requires_grad=True)
+    right = F.cross_entropy(x @ w.t(), labels, reduction="sum") / options.get("items", 1)
+    if not options:
+        right = F.cross_entropy(x @ w.t(), labels)
+    for loss in (ops.linear_cross_entropy(x, w, labels, **options),
+                 ops.cross_entropy(x @ w.t(), labels, **options)):
+        torch.testing.assert_close(loss, right, equal_nan=True)
+        assert all(not g.any() for g in torch.autograd.grad(loss, (x, w)))
+
+
+TRAINED = pytest.mark.parametrize("name", ["llama", "qwen3", "phi", "gpt2", "mixtral", "opt"])
 
 
 def batch_of():
@@ -212,7 +226,8 @@ def test_a_patched_model_has_its_loss_gradients_and_logits(name, options):
     ours, gradients = trained(other, **options)
     assert error(ours.loss, theirs.loss) < 1e-5
     for parameter, gradient in right.items():
-        assert error(gradients[parameter], gradient) < 2e-4, parameter
+        if gradient.norm() > 1e-6:  # those of biases of keys are zeros, but for rounding
+            assert error(gradients[parameter], gradient) < 2e-4, parameter
     assert "logits" not in dict(ours) and isinstance(ours, type(theirs))
     assert error(ours.logits, theirs.logits) < 1e-4
     assert ours["logits"] is ours.logits and torch.equal(ours[1], ours.logits)

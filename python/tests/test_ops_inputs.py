@@ -173,6 +173,9 @@ def test_second_gradients_are_right_or_an_error():
                     "its gradient has no gradient itself")
     first, = torch.autograd.grad(ops.ffn(x, up, up, down).sum(), up, create_graph=True)
     refuses(lambda: first.sum().backward(), "its gradient has no gradient itself")
+    loss = ops.linear_cross_entropy(x, up, torch.zeros(len(x), dtype=torch.int64))
+    first, = torch.autograd.grad(loss, x, create_graph=True)
+    refuses(lambda: first.sum().backward(), "linear_cross_entropy: its gradient has no gradient itself")
 
 
 def test_forward_mode_is_an_error():

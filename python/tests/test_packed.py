@@ -278,6 +278,51 @@ def test_layers_with_packed_weights(group, zeros, format, monkeypatch):
     assert all(map(close, *results[:2])) and all(map(close, results[2], results[1]))
 
 
+def of_fp8(w, kind):
+    """A weight of float8_e4m3fn, and its scales of rows or of blocks."""
+    if kind == "token":
+        scale = w.abs().amax(-1) / 448
+        return (w / scale[..., None]).to(torch.float8_e4m3fn), scale
+    parts = [fftune.reference.quantise_weight(own, True) for own in w.reshape(-1, *w.shape[-2:])]
+    return tuple(torch.stack(part).view(*w.shape[:-2], *part[0].shape) for part in zip(*parts))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("experts", (0, 4))
+@pytest.mark.parametrize("attention", (True, False))
+@pytest.mark.parametrize("kind", ("token", "block"))
+def test_layers_that_quantise_their_tokens(kind, attention, experts, monkeypatch):
+    def layer():
+        own = {"attn_norm": torch.rand(160) + 0.5, "ffn_norm": torch.rand(160) + 0.5,
+               "w_qkv": torch.randn(8 * 16, 160) / 12, "w_o": torch.randn(160, 4 * 16) / 8}
+        own |= {"w_router": torch.randn(4, 160), "w_gate_up": torch.randn(4, 256, 160) / 12,
+                "w_down": torch.randn(4, 160, 128) / 12} if experts else {
+                "w_gate": torch.randn(96, 160) / 12, "w_up": torch.randn(96, 160) / 12, "w_down": torch.randn(160, 96) / 12}
+        for name in ("w_gate", "w_up", "w_gate_up", "w_down", *(("w_qkv", "w_o") if attention else ())):
+            if name in own:
+                own[name], own[f"{name}_scale"] = of_fp8(own[name], kind)
+        return own
+
+    weights = [layer() for _ in range(2)]
+    x, lengths = torch.randn(2, 3, 160), torch.tensor([7, 5], dtype=torch.int32)
+    results = []
+    for given in (weights, weights, [{name: w.float() if w.dtype == torch.float8_e4m3fn else w for name, w in one.items()
+                                      if not name.endswith("_scale")} for one in weights]):
+        torch.manual_seed(2)
+        caches = [tuple(torch.randn(2, 12, 2, 16).transpose(1, 2) for _ in range(2)) for _ in range(2)]
+        results.append(fftune.ops.layer(x, given, caches, lengths, 4, 2, angles=torch.zeros(20, 16),
+                                        top_k=2 if experts else 0))
+        monkeypatch.setenv("FFTUNE_DISABLE", "1")  # the definition in PyTorch
+    assert (results[0] - results[1]).norm() < 3e-2 * (results[1] - x).norm()
+    assert not close(*results[1:])
+    for change, words in ((dict(w_down_scale=None), "w_down of float8_e4m3fn without w_down_scale"),
+                          (dict(w_down_scale=weights[0]["w_down_scale"][..., :-1]), "w_down_scale of layer 0 is"),
+                          (dict(w_o_scale=None if attention else torch.ones(160)), "w_o_scale is missing, or of")):
+        wrong = {name: w for name, w in (weights[0] | change).items() if w is not None}
+        with pytest.raises(fftune.Error, match=words):
+            fftune.ops.layer(x, [wrong], caches[:1], lengths, 4, 2, top_k=2 if experts else 0)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("attention", (True, False))
 @pytest.mark.parametrize("format, group, zeros, bias", (("int4", 32, True, False), ("mxfp4", 32, False, True)))

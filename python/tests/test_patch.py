@@ -119,6 +119,19 @@ def test_without_gradients(name, expected, monkeypatch):
     assert seen == {}
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral"])
+@pytest.mark.parametrize("projections", [False, True])
+def test_an_eps_that_is_set_after_patch(name, projections):
+    """In all the ways in which a norm runs: alone, with the residual, in a block, and of heads."""
+    model = make(name)
+    other = copy.deepcopy(model)
+    fftune.patch(other, projections=projections)
+    for module in [*model.modules(), *other.modules()]:
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 0.5
+    assert close(logits(other, name), logits(model, name), 1e-5)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma"])
 @pytest.mark.parametrize("projections", [True, "auto"])
 def test_projections(name, projections, monkeypatch):

@@ -225,3 +225,61 @@ def test_the_process_ends_while_threads_run_plans(run_python):
             assert run() == 0
         print("good")
     """) == "good"
+
+
+def mixture(rows):
+    """Results of a mixture behind its norm, and of what has two outputs and a residual."""
+    x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).bfloat16()
+    own = torch.Generator().manual_seed(0)
+    norm, router, up, down = (torch.randn(*shape, generator=own).bfloat16() / 8
+                              for shape in ((64,), (8, 64), (8, 96, 64), (8, 64, 48)))
+    ids, shares = ops.moe_route(ops.linear(x, router), 2)
+    y = ops.moe_ffn(x, ids, shares, up, None, down)
+    return [ids, shares, y, *ops.add_rmsnorm(y, x, norm)]
+
+
+def served(rows):
+    """The kinds of the plans that a call of so many rows takes, and its results."""
+    _run._plans.clear()
+    results = mixture(rows)
+    return {type(plan) for plan in _run._plans.values()}, results
+
+
+def test_problems_of_many_rows_share_plans():
+    found = {}
+    with _run.listening(found):
+        mixture(100)
+    try:
+        for device, problem in found.values():
+            _run.serve_any_rows(device, problem, least=64, most=300)
+            assert _run.is_served(device, problem)
+        for rows, kind in ((64, _library.Plan), (65, _library.PlanAt), (300, _library.PlanAt),
+                           (301, _library.Plan)):
+            kinds, results = served(rows)
+            assert kinds == {kind}, rows
+            _run._plans.clear()
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(_run, "_any_rows", {})
+                assert all(torch.equal(a, b) for a, b in zip(results, mixture(rows))), rows
+        before = [key for key in _run._any_rows]
+        for device, problem in found.values():  # once more
+            _run.serve_any_rows(device, {**problem, "m": 7}, least=1, most=2)
+        assert before == list(_run._any_rows) and served(100)[0] == {_library.PlanAt}
+    finally:
+        _run.forget_plans()
+    assert served(100)[0] == {_library.Plan}
+
+
+def test_ops_without_such_plans_have_exact_ones():
+    found, q = {}, torch.randn(1, 4, 2, 16)
+    with _run.listening(found):
+        ops.attention(q, q, q)
+    (device, problem), = found.values()
+    try:
+        _run.serve_any_rows(device, problem, 0, 10)
+        assert _run.is_served(device, problem)
+        _run._plans.clear()
+        ops.attention(q, q, q)
+        assert {type(plan) for plan in _run._plans.values()} == {_library.Plan}
+    finally:
+        _run.forget_plans()

@@ -1,6 +1,8 @@
 """Experts behind vLLM's modular kernels: the adapter's numbers, and what it leaves to vLLM."""
 import importlib
 import logging
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -229,3 +231,37 @@ def test_disabled(run_python):
         print(torch.equal(y, right))
     """
     assert run_python(program, FFTUNE_DISABLE="1") == "True"
+
+
+def test_many_tokens_wait_for_their_kernels(triton, monkeypatch):
+    """Until a thread has made the plan for any number of tokens they are vLLM's; outside of requests, in the
+    profile run, the engine waits."""
+    from vllm.forward_context import set_forward_context
+
+    running, plans = (importlib.import_module(f"fftune.{name}") for name in ("_run", "vllm.plans"))
+    monkeypatch.setattr(plans, "EXACT", 16)
+    go, own = threading.Event(), running.TokenPlan
+    monkeypatch.setattr(running, "TokenPlan", lambda *given: go.wait(60) and own(*given))
+    experts, given = ours(triton), arguments(triton, tokens=40, d=80)
+
+    def calls_of(count):
+        before = experts.calls
+        experts.apply(**arguments(triton, tokens=count, d=80, w1=given["w1"], w2=given["w2"]))
+        return experts.calls - before
+
+    try:
+        experts.apply(**given)
+        assert calls_of(40) == 0
+        with set_forward_context({}):
+            assert calls_of(30) == 1 and calls_of(16) == 0 and calls_of(31) == 1
+            go.set()
+            with plans._making:
+                pass
+            deadline = time.monotonic() + 60
+            while calls_of(32) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert calls_of(33) == 0
+        assert running.PlanAt in map(type, running._plans.values())
+    finally:
+        go.set()
+        running.forget_plans()

@@ -12,6 +12,7 @@ import vllm_interfaces
 RECORD = json.loads(vllm_interfaces.RECORD.read_text())
 # Names that the plugin asks for with a default, or that it knows in another form.
 ABSENT = {"0.24": set(), "0.33": {"MPLinearLayerConfig.has_g_idx", "FlashAttentionMetadata.use_cascade",
+                                  "ModelConfig.enable_return_routed_experts",
                                   "CompressedTensorsWNA16MarlinMoEMethod"}}
 
 

@@ -27,8 +27,8 @@ CACHES = {"0.24.0": lambda: torch.randn(BLOCKS, 2, BLOCK, 2, 16).bfloat16(),
 @pytest.fixture
 def prompts(vllm, monkeypatch):
     """Before stand_in: the plugin serves batches with prompts, all of them."""
-    monkeypatch.setattr(importlib.import_module("fftune.vllm.layers"), "COMPILES_BESIDE", False)
-    monkeypatch.setenv("FFTUNE_VLLM", "layers,prompts")
+    monkeypatch.setattr(importlib.import_module("fftune.vllm.plans"), "COMPILES_BESIDE", False)
+    monkeypatch.setenv("FFTUNE_VLLM", "experts,layers,prompts")
 
 
 @pytest.fixture
@@ -57,7 +57,10 @@ def module_of(name):
 
 
 def model_of(stand_in, kind="llama", tp=1, rotary=None, classes=None, **changes):
-    """A model with random weights of bfloat16 and random caches."""
+    """A model with random weights of bfloat16 and random caches. No expert of a mixture is chosen, or left
+    out, by rounding."""
+    if kind == "qwen3_moe":
+        torch.manual_seed(4)
     parts = stand_in.parts
     sizes = SimpleNamespace(d=64, h=96, heads=4, kv_heads=2, dim=16, layers=3, vocabulary=50, tp=tp,
                             rotary=rotary or parts.RotaryEmbedding(16))
@@ -164,7 +167,132 @@ def test_numbers(stand_in, kind):
     expect_right(model, *batch_of(model, (48,)))
 
 
-def test_rows_of_no_sequence_are_numbers_for_a_router(prompts, stand_in, monkeypatch):
+def set_on(path, value):
+    """A change of all layers, by a path from the layer."""
+    def change(model):
+        for layer in model.layers:
+            *homes, name = path.split(".")
+            home = layer
+            for part in homes:
+                home = getattr(home, part)
+            setattr(home, name, value)
+    return change
+
+
+def mixtures_of(stand_in):
+    """Qwen3-MoE with one epsilon for all norms, as its checkpoints have."""
+    model = model_of(stand_in, "qwen3_moe")
+    for name in ("q_norm", "k_norm"):
+        set_on(f"self_attn.{name}.variance_epsilon", model.layers[0].input_layernorm.variance_epsilon)(model)
+    return model
+
+
+def calls_of_layer(monkeypatch):
+    """A list with an entry for each call of the op `layer` from now on."""
+    ops, calls = importlib.import_module("fftune.ops"), []
+    own = ops.layer
+    monkeypatch.setattr(ops, "layer", lambda *a, **o: calls.append(o) or own(*a, **o))
+    return calls
+
+
+def test_mixtures_are_one_op(stand_in, monkeypatch):
+    for renormalises in (True, False):
+        model = mixtures_of(stand_in)
+        set_on("mlp.experts.router.renormalize", renormalises)(model)
+        warm(model)
+        with monkeypatch.context() as patched:
+            calls = calls_of_layer(patched)
+            expect_right(model, *batch_of(model))
+        one, = calls
+        assert one["top_k"] == 2 and one["renormalise"] is renormalises
+
+
+def with_other_routers(model):
+    for layer in model.layers:
+        router = layer.mlp.experts.router
+        layer.mlp.experts.router = type("GroupedTopKRouter", (type(router),), {})(**vars(router))
+
+
+@pytest.mark.parametrize("change", [
+    set_on("mlp.experts.router.scoring_func", "sigmoid"),
+    set_on("mlp.experts.router.eplb_state", 1),
+    with_other_routers,
+    set_on("mlp.experts.routed_experts.expert_map", torch.arange(4)),
+    set_on("mlp.experts.routed_experts.swiglu_limit", 7.0),
+    set_on("mlp.experts.routed_experts.apply_router_weight_on_input", True),
+    set_on("mlp.experts.routed_experts.quant_method.experts_cls", object),
+    lambda model: delattr(model.layers[1].mlp.experts.routed_experts, "quant_method"),
+    lambda model: setattr(model.vllm_config.model_config, "enable_return_routed_experts", True),
+    lambda model: setattr(model.layers[2].mlp.gate, "skip_bias_add", True),
+    set_on("mlp.experts.shared_experts", torch.nn.Identity())])
+def test_other_mixtures_are_vllms_blocks(stand_in, monkeypatch, change):
+    """The attributes are read before the first batch alone, and the stand-in computes as ever."""
+    model = mixtures_of(stand_in)
+    change(model)
+    calls = calls_of_layer(monkeypatch)
+    expect_right(warm(model), *batch_of(model))
+    assert not calls
+
+
+class AutoGPTQLinearMethod:
+    pass
+
+
+def packed_of(shape):
+    """A random weight [n, k] of 4 bits."""
+    from fftune import ops
+
+    n, k = shape
+    return ops.pack_weight(torch.randint(0, 256, (n, k // 2), dtype=torch.uint8),
+                           (torch.rand(n, k // 32) / (5 * k**0.5)).bfloat16(), k=k, group=32)
+
+
+def packed_mixtures_of(stand_in):
+    """Qwen3-MoE as the parts linears and packed-experts leave it; the stand-in computes with the same weights."""
+    model = mixtures_of(stand_in)
+    for layer in model.layers:
+        for linear in (layer.self_attn.qkv_proj, layer.self_attn.o_proj):
+            linear.quant_method = AutoGPTQLinearMethod()
+            linear._fftune_packed = packed_of(linear.weight.shape)
+            linear.weight.data = linear._fftune_packed.dense()
+        routed = layer.mlp.experts.routed_experts
+        count, d, h = routed.w2_weight.shape
+        weights = [packed_of(shape) for shape in ((count * h, d), (count * h, d), (count * d, h))]
+        gate, up, down = (w.dense().unflatten(0, (count, -1)) for w in weights)
+        routed.w13_weight.data, routed.w2_weight.data = torch.cat((gate, up), 1), down.contiguous()
+        routed._fftune_packed = SimpleNamespace(weights=weights, biases=None, sizes=(count, h, d))
+    return model
+
+
+def test_packed_mixtures_are_one_op(prompts, stand_in, monkeypatch):
+    """Batches with prompts stay vLLM's."""
+    model = warm(packed_mixtures_of(stand_in))
+    calls = calls_of_layer(monkeypatch)
+    expect_right(model, *batch_of(model))
+    assert len(calls) == 1
+    step(model, *batch_of(model, *MIXED))
+    assert model.calls == 1 and len(calls) == 1
+
+
+def with_packed_networks(model):
+    for layer in model.layers:
+        layer.mlp.gate_up_proj._fftune_packed = packed_of(layer.mlp.gate_up_proj.weight.shape)
+
+
+@pytest.mark.parametrize("kind, change, reason", [
+    ("llama", with_packed_networks, "quantised weights of a network, whose gate and up are packed together"),
+    ("llama", lambda model: setattr(model.layers[1].self_attn.o_proj, "_fftune_packed", packed_of((64, 64))),
+     "Error: layer: w_down is not packed: packed weights are of w_qkv, w_o, w_gate, w_up, w_down together"),
+    ("qwen3_moe", lambda model: setattr(model.layers[0].mlp.experts.routed_experts._fftune_packed, "biases", 1),
+     "quantised weights of layers that are not alike")])
+def test_quantised_layers_that_are_no_one_op(stand_in, caplog, kind, change, reason):
+    model = packed_mixtures_of(stand_in) if kind == "qwen3_moe" else model_of(stand_in, kind)
+    change(model)
+    assert reasons(stand_in, caplog, model) == reason
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_rows_of_no_sequence_are_numbers_for_a_router(prompts, stand_in, monkeypatch, known):
     """Attention leaves them as they are in memory."""
     ops = importlib.import_module("fftune.ops")
     own = ops.attention
@@ -176,10 +304,14 @@ def test_rows_of_no_sequence_are_numbers_for_a_router(prompts, stand_in, monkeyp
         return y
 
     monkeypatch.setattr(ops, "attention", attention)
-    model = warm(warm(model_of(stand_in, "qwen3_moe")), *MIXED)
-    seen = []
-    for layer in model.layers:
-        layer.mlp.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model = model_of(stand_in, "qwen3_moe")
+    if not known:
+        set_on("mlp.experts.routed_experts.quant_method.experts_cls", object)(model)
+    warm(warm(model), *MIXED)
+    seen, route = [], ops.moe_route
+    monkeypatch.setattr(ops, "moe_route", lambda x, *a, **o: known and seen.append(x) or route(x, *a, **o))
+    for layer in model.layers:  # vLLM's blocks
+        layer.mlp.register_forward_pre_hook(lambda _, given: None if known else seen.append(given[0]))
     expect_right(model, *batch_of(model, *MIXED))
     assert [len(x) for x in seen[:3]] == [64] * 3 and all(x.isfinite().all() for x in seen)
 
@@ -229,7 +361,7 @@ def test_plans_of_few_numbers_of_sequences(prompts, stand_in, monkeypatch):
 
 def test_plans_are_made_beside_the_engine(prompts, stand_in, monkeypatch):
     layers = importlib.import_module("fftune.vllm.layers")
-    monkeypatch.setattr(layers, "COMPILES_BESIDE", True)
+    monkeypatch.setattr(layers.plans, "COMPILES_BESIDE", True)
     own, made, go = layers.Plan, [], threading.Event()
     monkeypatch.setattr(layers, "Plan",
                         lambda *given: go.wait(60) and made.append(given) or own(*given))
@@ -611,7 +743,7 @@ def reasons(stand_in, caplog, model):
 
 
 @pytest.mark.parametrize("change, value, reason", [
-    ("lora_config", 1, "LoRA"), ("quant_config", 1, "quantised weights"),
+    ("lora_config", 1, "LoRA"),
     ("speculative_config", 1, "speculative decoding"), ("kv_transfer_config", 1, "a KV connector"),
     ("model_config__dtype", torch.float16, "elements of torch.float16"),
     ("parallel_config__pipeline_parallel_size", 2, "pipeline parallelism"),
@@ -637,18 +769,6 @@ def test_modes_of_graphs(stand_in, caplog, mode, serves):
         assert reasons(stand_in, caplog, model).startswith("CUDA graphs of pieces only")
 
 
-def set_on(path, value):
-    """A change of all layers, by a path from the layer."""
-    def change(model):
-        for layer in model.layers:
-            *homes, name = path.split(".")
-            home = layer
-            for part in homes:
-                home = getattr(home, part)
-            setattr(home, name, value)
-    return change
-
-
 class Fp8LinearMethod:
     pass
 
@@ -668,7 +788,7 @@ class LlamaMLPWithLoRA(torch.nn.Module):
     (set_on("self_attn.attn.impl", SimpleNamespace(scale=0.25)),
      "the attention backend SimpleNamespace"),
     (set_on("self_attn.qkv_proj.quant_method", Fp8LinearMethod()),
-     "QKVParallelLinear with Fp8LinearMethod"),
+     "quantised weights, QKVParallelLinear with Fp8LinearMethod"),
     (set_on("mlp.down_proj.reduce_results", False), "a row-parallel product that is not reduced"),
     (set_on("mlp.gate_up_proj.bias", torch.nn.Parameter(torch.zeros(192).bfloat16())),
      "biases of the network"),

@@ -41,6 +41,7 @@ TOUCHED = {
         "MergedColumnParallelLinear": "bias quant_method skip_bias_add",
         "RowParallelLinear": "bias quant_method skip_bias_add tp_rank tp_size reduce_results "
                              "input_is_parallel",
+        "ReplicatedLinear": "bias quant_method skip_bias_add",
         "UnquantizedLinearMethod": ""},
     f"{_LAYERS}/layernorm": {"RMSNorm": "weight variance_epsilon variance_size_override has_weight"},
     f"{_LAYERS}/activation": {"SiluAndMul": ""},
@@ -84,7 +85,12 @@ TOUCHED = {
         "FusedMoEMethodBase": "moe apply apply_monolithic is_monolithic mk_can_overlap_shared_experts "
                               "topk_indices_dtype"},
     f"{_LAYERS}/fused_moe/routed_experts": {
-        "RoutedExperts": "activation expert_map global_num_experts apply_router_weight_on_input"},
+        "RoutedExperts": "activation expert_map global_num_experts apply_router_weight_on_input swiglu_limit "
+                         "quant_method"},
+    f"{_LAYERS}/fused_moe/runner/moe_runner": {"MoERunner": "gate router routed_experts shared_experts"},
+    f"{_LAYERS}/fused_moe/router/fused_topk_router": {
+        "FusedTopKRouter": "scoring_func renormalize top_k eplb_state"},
+    f"{_LAYERS}/fused_moe/unquantized_fused_moe_method": {"UnquantizedFusedMoEMethod": "experts_cls"},
     f"{_LAYERS}/quantization/auto_gptq": {
         "AutoGPTQMoEMethod": "process_weights_after_loading quant_config input_dtype",
         "AutoGPTQConfig": "weight_bits desc_act"},
@@ -100,7 +106,7 @@ TOUCHED = {
     "config/vllm": {"VllmConfig": "lora_config quant_config speculative_config kv_transfer_config "
                                   "model_config parallel_config compilation_config scheduler_config"},
     "config/scheduler": {"SchedulerConfig": "max_num_seqs"},
-    "config/model": {"ModelConfig": "dtype max_model_len"},
+    "config/model": {"ModelConfig": "dtype max_model_len enable_return_routed_experts"},
     "config/parallel": {
         "ParallelConfig": "pipeline_parallel_size data_parallel_size decode_context_parallel_size "
                           "prefill_context_parallel_size enable_dbo"},
@@ -126,7 +132,7 @@ TOUCHED = {
         "Qwen3MoeDecoderLayer": "self_attn mlp input_layernorm post_attention_layernorm",
         "Qwen3MoeAttention": "num_heads num_kv_heads head_dim qkv_proj o_proj q_norm k_norm attn",
         "Qwen3MoeMLP": "gate_up_proj down_proj act_fn expert_gate",
-        "Qwen3MoeSparseMoeBlock": "forward is_sequence_parallel"},
+        "Qwen3MoeSparseMoeBlock": "forward is_sequence_parallel gate experts"},
 }
 
 

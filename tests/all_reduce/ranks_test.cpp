@@ -18,6 +18,7 @@
 #include <fstream>
 #include <sstream>
 #include <thread>
+#include <tuple>
 
 #include "all_reduce/problems.hpp"
 #include "core/error.hpp"
@@ -94,6 +95,21 @@ class RankRun {
       if (const auto wrong = norm_error(form, seed, expected, got); !wrong.empty()) return wrong;
     }
     return "";
+  }
+
+  /// Runs it on x of ones alone, which are NaNs on all ranks; returns whether all of y is NaN.
+  bool keeps_nans(const Plan& plan) {
+    backend_->fill(addresses_[0], 0xff, specs_[0].bytes());
+    const std::size_t y = tensor_index(specs_, "y");
+    backend_->fill(addresses_[y], 0, specs_[y].bytes());
+    backend_->synchronize();
+    run(plan, backend_->stream());
+    backend_->synchronize();
+    std::vector<std::byte> bytes(specs_[y].bytes());
+    backend_->read(bytes.data(), addresses_[y], bytes.size());
+    std::vector<float> got(static_cast<std::size_t>(specs_[y].elements()));
+    decode(specs_[y].dtype, bytes.data(), std::span<float>(got));
+    return std::all_of(got.begin(), got.end(), [](float value) { return std::isnan(value); });
   }
 
   void run(const Plan& plan, void* stream) const { plan.run(addresses_.data(), nullptr, stream); }
@@ -203,6 +219,7 @@ void verify_all(const Task& task,
           const std::string wrong = run.check(plan, seed);
           group.check();
           REQUIRE(wrong == "");
+          REQUIRE(run.keeps_nans(plan));
         }
       }
     }
@@ -221,7 +238,7 @@ void run_many(const Task& task, int count) {
     plans.push_back(
         plan_of(*backend, problem,
                 draw_variants(backend->facts(), all_reduce_op(), problem, random, 0).back()));
-    // Packets too where they serve.
+    // Words too where they serve.
     runs.emplace_back(*backend, task, group.memory(), problem);
     plans.push_back(
         plan_of(*backend, problem,
@@ -245,30 +262,19 @@ void time_variants(const Task& task) {
   const auto backend = open(task);
   Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{64} << 20});
   using Size = std::pair<std::int64_t, std::int64_t>;
-  std::vector<std::pair<std::string, std::vector<Size>>> list{
-      {"all_reduce_packets/threads=512,cluster=1", {{1, 4096}, {6, 6144}, {16, 4096}, {64, 4096}}},
-      {"all_reduce_packets/threads=256,cluster=1", {{64, 4096}}},
-      {"all_reduce_packets/threads=256,cluster=2", {{64, 4096}}},
-      {"all_reduce_chunks/shots=2,senders=2,summers=256,parts=1,blocks=2", {{1024, 4096}}}};
-  // Chunks have senders, summers, parts and blocks.
-  const auto add = [&](std::initializer_list<std::array<int, 4>> configs,
+  std::vector<std::pair<std::string, std::vector<Size>>> list;
+  const auto add = [&](const char* family, const std::vector<std::pair<int, int>>& configs,
                        const std::vector<Size>& sizes) {
-    for (const auto& [senders, summers, parts, blocks] : configs)
-      list.push_back({fmt::format("all_reduce_chunks/shots=1,senders={},summers={},parts={},"
-                                  "blocks={}",
-                                  senders, summers, parts, blocks),
-                      sizes});
+    for (const auto& [threads, cluster] : configs)
+      list.push_back({fmt::format("{}/threads={},cluster={}", family, threads, cluster), sizes});
   };
-  add({{4, 256, 4, 2}, {4, 256, 2, 2}, {2, 256, 2, 2}, {4, 512, 4, 2}, {2, 512, 2, 2}},
-      {{64, 4096}, {138, 6144}});
-  add({{1, 256, 1, 2},
-       {2, 256, 1, 2},
-       {1, 512, 1, 2},
-       {1, 256, 1, 3},
-       {1, 256, 1, 4},
-       {1, 512, 1, 3},
-       {2, 256, 2, 2}},
-      {{1024, 4096}, {4096, 8192}});
+  const std::vector<Size> small{{1, 4096}, {6, 6144}, {16, 4096}, {64, 4096}, {138, 6144}};
+  const std::vector<Size> large{{1024, 4096}, {2048, 4096}, {4096, 8192}};
+  add("all_reduce_words", {{512, 1}, {256, 1}, {128, 1}, {256, 2}}, small);
+  add("all_reduce_words", {{512, 1}, {256, 1}, {128, 1}, {64, 1}, {128, 2}, {64, 2}}, large);
+  list.push_back(
+      {"all_reduce_chunks/shots=1,senders=4,summers=256,parts=4,blocks=2", {{138, 6144}}});
+  list.push_back({"all_reduce_chunks/shots=1,senders=2,summers=256,parts=1,blocks=2", large});
   // Compiles all kernels at once, into the cache.
   std::vector<std::thread> compilers;
   for (const auto& [id, sizes] : list)
@@ -312,14 +318,22 @@ void search(const Task& task) {
   const auto backend = open(task);
   const bool gpu = backend->facts().kind == DeviceKind::cuda;
   const Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{1} << 20});
-  for (const auto& [m, d] : {std::pair{3, 512}, {40, 4096}}) {
-    const Problem problem =
-        peers(*backend, task, gpu ? DType::bf16 : DType::f32, m, d, "llama", "yes");
+  for (const auto& [m, d, output] : {std::tuple{3, 512, "same"},
+                                     {40, 4096, "same"},
+                                     {40, 4096, "fp8"},
+                                     {3, 512, "fp8-static"}}) {
+    Problem problem = peers(*backend, task, gpu ? DType::bf16 : DType::f32, m, d, "llama", "yes");
+    problem.options["output"] = output;
+    problem = canonical(all_reduce_op(), problem, backend->facts().kind);
+    const bool quantised = problem.has("output", "fp8") || problem.has("output", "fp8-static");
     int calls = 0;
     const auto found = search_on_ranks(
         *backend, group, builtin_catalog(), all_reduce_op(), problem,
         default_recipe(all_reduce_op(), problem, backend->facts()),
-        {.budget = std::chrono::milliseconds(gpu ? 6000 : 20000), .clock = [&](double seconds) {
+        {.budget = std::chrono::milliseconds(quantised ? 2000
+                                             : gpu     ? 6000
+                                                       : 20000),
+         .clock = [&](double seconds) {
            return task.rank == 0 ? seconds : seconds * (calls++ % 2 == 0 ? 1e-3 : 30.0);
          }});
     CAPTURE(task.rank, recipe_text(found.recipe), found.before, found.after, found.tried);
@@ -329,6 +343,7 @@ void search(const Task& task) {
     CHECK(group.largest(chosen) == chosen);
     CHECK(group.largest(-chosen) == -chosen);
     CHECK(group.largest(found.after) == found.after);
+    if (quantised) continue;
     // The group is as good as before.
     RankRun run(*backend, task, group.memory(), problem);
     CHECK(run.check(Plan(*backend, all_reduce_op(), problem, found.recipe), 1000) == "");

@@ -57,6 +57,17 @@ void verify_chosen(Backend& backend, std::vector<ChosenVariant>& cases, std::mt1
   }
 }
 
+/// Adds a variant that is as wanted, if there is one.
+template <class Wanted>
+void add_variant(std::vector<ChosenVariant>& cases, const Problem& problem, const Family& family,
+                 const std::vector<Config>& configs, Draw& draw, const Wanted& wanted) {
+  std::vector<Config> some;
+  std::copy_if(configs.begin(), configs.end(), std::back_inserter(some), wanted);
+  if (some.empty()) return;
+  const auto at = static_cast<std::size_t>(draw.below(std::ssize(some)));
+  cases.push_back({problem, {&family, some[at], 0, 1}, {}});
+}
+
 }  // namespace
 
 TEST_CASE("two thousand small random problems of attention are right on the CPU") {
@@ -99,11 +110,7 @@ TEST_CASE("tiles of several warpgroups are right on the GPU, in pairs, their key
     if (family.refusal(problem, facts)) continue;
     const auto configs = family.space(problem, facts).feasible();
     const auto add_one = [&](Draw& from, const auto& wanted) {
-      std::vector<Config> some;
-      std::copy_if(configs.begin(), configs.end(), std::back_inserter(some), wanted);
-      if (some.empty()) return;
-      const auto at = static_cast<std::size_t>(from.below(std::ssize(some)));
-      cases.push_back({problem, {&family, some[at], 0, 1}, {}});
+      add_variant(cases, problem, family, configs, from, wanted);
     };
     add_one(draw, [](const Config& config) { return config.at("split_keys") != 0; });
     add_one(draw_other, [](const Config& config) { return config.word("scheduler") == "paired"; });
@@ -143,11 +150,7 @@ TEST_CASE("tiles of several heads, and pages that several warps copy, are right 
     if (family.refusal(problem, facts)) continue;
     const auto configs = family.space(problem, facts).feasible();
     const auto add_one = [&](const auto& wanted) {
-      std::vector<Config> some;
-      std::copy_if(configs.begin(), configs.end(), std::back_inserter(some), wanted);
-      if (some.empty()) return;
-      const auto at = static_cast<std::size_t>(draw.below(std::ssize(some)));
-      cases.push_back({problem, {&family, some[at], 0, 1}, {}});
+      add_variant(cases, problem, family, configs, draw, wanted);
     };
     for (const char* scheduler : {"single", "dynamic"})
       add_one([&](const Config& config) {
@@ -182,6 +185,24 @@ TEST_CASE("every way to add up dq is right on the GPU", "[gpu][dq]") {
       }
     }
   verify_chosen(*backend, cases, random);
+}
+
+TEST_CASE("tiles with the fewest registers to spare are right on the GPU", "[gpu][dq]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const DeviceFacts& facts = backend->facts();
+  const Family& family = family_of(attention_op(), "attention_bwd_sm90");
+  Draw draw(9);
+  std::vector<ChosenVariant> cases;
+  for (int i = 0; i < 600; ++i) {
+    const Problem problem = random_attention(DeviceKind::cuda, draw, std::int64_t{1} << 18);
+    if (problem.pass != "bwd" || problem.size("dim") != 128 || family.refusal(problem, facts))
+      continue;
+    add_variant(cases, problem, family, family.space(problem, facts).feasible(), draw,
+                [](const Config& config) { return config.at("bm") == 80; });
+  }
+  CHECK(cases.size() > 20);
+  verify_chosen(*backend, cases, draw.random());
 }
 
 TEST_CASE("sequences cut among CTAs are right on the GPU", "[gpu][cut]") {

@@ -148,8 +148,6 @@ TEST_CASE("a rank's slice has the sums of its group in the place of residuals an
   };
   CHECK(stages({}) ==
         behind({"attn_reduce.forward", "ffn.gate_up", "ffn.down", "ffn_reduce.forward"}));
-  CHECK(stages({{"sums", "fused"}}) == behind({"attn_reduce.forward", "ffn_norm.forward",
-                                               "ffn.gate_up", "ffn.down", "ffn_reduce.forward"}));
   // A network beside attention adds to the rank's summand: there is one sum.
   CHECK(stages({{"block", "parallel"}}) ==
         behind({"ffn.gate_up", "ffn.down", "ffn_reduce.forward"}));
@@ -161,7 +159,6 @@ TEST_CASE("a rank's slice has the sums of its group in the place of residuals an
   peers.insert(peers.begin() + 4, "group");
   CHECK(names_of(small({{"ranks", 2}}), {{"link", "peers"}}) == peers);
   CHECK(contains(complaint(small(), {{"link", "peers"}}), "link=peers without ranks"));
-  CHECK(contains(complaint(small(), {{"sums", "fused"}}), "sums=fused without ranks"));
   CHECK(contains(complaint(small({{"ranks", 9}})), "ranks"));
   const Options mixture{{"ffn", "moe"}};
   const Sizes experts{{"experts", 6}, {"top-k", 2}, {"own-experts", 3}};

@@ -4,9 +4,7 @@
 #include <random>
 
 #include "core/error.hpp"
-#include "layer/problems.hpp"
-#include "runtime/plan.hpp"
-#include "support/verify_variants.hpp"
+#include "layer/plans.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -80,14 +78,7 @@ void verify_plans(Backend& backend, DType dtype, const Sizes& sizes, const Optio
   for (const std::int64_t layers : {0, 3}) {
     Sizes all = sizes;
     if (layers > 0) all["layers"] = layers;
-    const Problem whole = packed_layer(kind, dtype, all, options);
-    const Recipe recipe = default_recipe(layer_op(), whole, backend.facts());
-    const Plan plan(backend, layer_op(), whole, recipe);
-    CAPTURE(whole.text(), recipe_text(recipe));
-    Verifier verifier(backend, layer_op(), whole, 1);
-    const auto result = verifier.verify(0, layer_op().stages(whole).size(), plan.executables());
-    CAPTURE(result.failure, result.error, result.tolerance);
-    CHECK(result.passed);
+    verify_plan(backend, packed_layer(kind, dtype, all, options));
   }
 }
 
@@ -163,8 +154,10 @@ TEST_CASE("packed weights that layers cannot have are refused in one line") {
   CHECK(complaint(experts, {{"group", "32"}, {"ffn", "moe"}}) == "");
   CHECK(complaint(experts, {{"group", "32"}, {"ffn", "moe"}, {"gate-up", "halves"}})
             .find("give gate and up a packed weight each") != std::string::npos);
-  CHECK(complaint(sizes, {{"weights", "dense"}, {"attn-weights", "dense"}})
-            .find("layer: attn-weights=dense is of packed weights: give weights=int4") == 0);
+  CHECK(
+      complaint(sizes, {{"weights", "dense"}, {"attn-weights", "dense"}})
+          .find("layer: attn-weights=dense is of packed weights and quantise: give weights=int4") ==
+      0);
   CHECK(complaint(sizes, {{"group", "32"}}) == "");
 }
 

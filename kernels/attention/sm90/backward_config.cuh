@@ -122,13 +122,14 @@ constexpr const char* sm90_backward_misfit(const attention_form& form,
   // Limits by the layout of the operand that crosses slabs.
   if (plan.splits_dq_rows && plan.dq_columns % 8 != 0) return "wgmma has n in steps of 8";
   // dk, dv, scores, d_p and what the MMAs in flight hold, of a thread; the rest, addresses and the
-  // like, is 16 at least.
+  // like, is 12 at least, and 16 with scores ahead, whose MMAs are serialised if they lack one.
   const int scores = plan.score_columns / 2, dq = plan.dq_tiles * plan.dq_columns / 2;
   const int gradients = plan.gradient_columns;
   const int fragments = plan.splits_dim ? 0 : scores / 2;
   const int late = config.ahead ? scores + dq + fragments : dq + fragments;
   const int early = 2 * scores + fragments;
-  if (gradients + (late > early ? late : early) > plan.mma_registers - 16) return "registers";
+  const int rest = config.ahead ? 16 : 12;
+  if (gradients + (late > early ? late : early) + rest > plan.mma_registers) return "registers";
   if (config.ahead && config.q_stages < 2) return "the next query block needs a stage of its own";
   if (plan.shared_bytes > 227 * 1024) return "shared memory";
   return nullptr;

@@ -82,53 +82,65 @@ struct backward_preparation {
 };
 
 // A query block of a head: dq from the order in which the main kernel's threads have it, times the
-// scale, to rows.
+// scale, to rows. A warp has eight queries at a time.
 template <attention_form form, sm90_backward_config config>
 struct backward_conversion {
   using T = element_type<form.type>;
   static constexpr sm90_backward_plan plan = sm90_backward_plan_of(form, config);
-  static constexpr int bm = config.bm;
+  static constexpr int queries = 8, warps = backward_row_threads / 32;
+  static constexpr int parts = plan.slabs * 4;       // of 16 columns
   static constexpr int pitch = plan.slabs * 64 + 8;  // elements; the 16 bytes more spread the banks
+
+  // Of each part a lane has one float4: the accumulators of columns d, d + 8 and queries q, q + 1.
+  // A warp's are two 8x8 matrices, which stmatrix transposes into rows at `tile`. `dq`: of the
+  // block.
+  static __device__ __forceinline__ void convert(u32 tile, const float* dq, int first_query,
+                                                 float scale) {
+    constexpr int groups = plan.dq_columns / queries;
+    const int number = first_query / queries, lane = threadIdx.x % 32;
+    const int warpgroup = plan.splits_dq_rows ? number / groups : 0, group = number % groups;
+    float4 values[parts];
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const int dq_tile = warpgroup * plan.dq_tiles + part / 4;
+      const int i = (dq_tile * groups + group) * 128 + part % 4 * 32 + lane;
+      values[part] = load_coherent(dq + i * 4);
+    }
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const float4 value = values[part];
+      const u32 words[2] = {pack<T>(value.x * scale, value.y * scale),
+                            pack<T>(value.z * scale, value.w * scale)};
+      store_matrices_transposed(tile + ((lane % 8) * pitch + part * 16 + lane % 16 / 8 * 8) * 2,
+                                words);
+    }
+  }
 
   static __device__ __forceinline__ void run(const sm90_backward_params& params) {
     wait_and_launch_dependents();
-    __shared__ alignas(16) u16 tile[bm * pitch];
+    __shared__ alignas(16) u16 tiles[warps][queries * pitch];
     const attention_params& attention = params.attention;
     const int block = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
-    const query_block own = query_block_of<form, bm>(attention, block);
-    const int rows = smaller(bm, own.sequence.q_len - own.first_row);
-    if (rows <= 0) return;
-    const i64 number = static_cast<i64>(head) * (params.padded_rows / bm) + block;
-    const float* const dq = attention.dq_partials + number * plan.dq_words;
-    const u32 shared = static_cast<u32>(__cvta_generic_to_shared(tile));
-    // Float4 i of the block: of thread i % 128 of an MMA warpgroup the accumulators of columns
-    // d, d + 8 and queries q, q + 1. A warp's are two 8x8 matrices, which stmatrix transposes.
-    constexpr int fragments = plan.dq_words / 4, groups = plan.dq_columns / 8;
-    static_assert(fragments % backward_row_threads == 0);
-#pragma unroll 4
-    for (int i = threadIdx.x; i < fragments; i += backward_row_threads) {
-      const float4 value = load_coherent(dq + i * 4);
-      const int warp = i % 128 / 32, lane = i % 32;
-      const int group = i / 128 % groups, tile_index = i / 128 / groups;
-      const int warpgroup = tile_index / plan.dq_tiles, in_warpgroup = tile_index % plan.dq_tiles;
-      const int d = (plan.splits_dq_rows ? in_warpgroup : tile_index) * 64 + warp * 16;
-      const int q = (plan.splits_dq_rows ? warpgroup * plan.dq_columns : 0) + group * 8;
-      const float scale = attention.scale;
-      const u32 words[2] = {pack<T>(value.x * scale, value.y * scale),
-                            pack<T>(value.z * scale, value.w * scale)};
-      store_matrices_transposed(shared + ((q + lane % 8) * pitch + d + lane % 16 / 8 * 8) * 2,
-                                words);
-    }
-    __syncthreads();
-    constexpr int vectors = form.dim / 8;  // of a row
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u16* const tile = tiles[warp];
+    const query_block own = query_block_of<form, config.bm>(attention, block);
+    const i64 number = static_cast<i64>(head) * (params.padded_rows / config.bm) + block;
     T* const to = static_cast<T*>(attention.dq) +
                   (form.packed_sequences() ? 0 : own.sequence.index * params.dq_batch) +
                   static_cast<i64>(own.sequence.q_first + own.first_row) * params.dq_row +
                   head * form.dim;
-    for (int i = threadIdx.x; i < rows * vectors; i += backward_row_threads) {
-      const int row = i / vectors, column = i % vectors * 8;
-      *reinterpret_cast<float4*>(to + static_cast<i64>(row) * params.dq_row + column) =
-          *reinterpret_cast<const float4*>(tile + row * pitch + column);
+    const int rows = smaller(config.bm, own.sequence.q_len - own.first_row);
+    for (int first = warp * queries; first < rows; first += warps * queries) {
+      convert(static_cast<u32>(__cvta_generic_to_shared(tile)),
+              attention.dq_partials + number * plan.dq_words, first, attention.scale);
+      __syncwarp();
+      constexpr int vectors = form.dim / 8;  // of a row
+      for (int i = lane; i < smaller(queries, rows - first) * vectors; i += 32) {
+        const int row = i / vectors, column = i % vectors * 8;
+        *reinterpret_cast<float4*>(to + static_cast<i64>(first + row) * params.dq_row + column) =
+            *reinterpret_cast<const float4*>(tile + row * pitch + column);
+      }
+      __syncwarp();
     }
   }
 };

@@ -226,7 +226,8 @@ struct packed_stream {
                   codes::template pair<2>(word, first_offset),
                   codes::template pair<3>(word, second_offset)};
       if constexpr (scales_operands) {
-        const u32 of_first = codes::twice(scale, 0, step), of_second = codes::twice(scale, 1, step);
+        const auto of_first = codes::twice(scale, 0, step);
+        const auto of_second = codes::twice(scale, 1, step);
         a[0] = multiply_pairs<T>(a[0], of_first);
         a[1] = multiply_pairs<T>(a[1], of_second);
         a[2] = multiply_pairs<T>(a[2], of_first);

@@ -32,6 +32,30 @@ __device__ __forceinline__ u32 multiply_pairs(u32 left, u32 right) {
   return result;
 }
 
+// A pair of f32 scales as two pairs of T: the nearest, and the rest. Products with the first alone
+// would be rounded twice, as the scales are before.
+struct split_scales {
+  u32 nearest, rest;
+};
+template <class T>
+__device__ __forceinline__ split_scales split_scale(float value) {
+  const u32 nearest = pack<T>(value, value);
+  float first, second;
+  unpack<T>(nearest, first, second);
+  return {nearest, pack<T>(value - first, value - first)};
+}
+template <class T>
+__device__ __forceinline__ u32 multiply_pairs(u32 left, const split_scales& right) {
+  const u32 rest = multiply_pairs<T>(left, right.rest);
+  u32 result;
+  if constexpr (is_same<T, bf16>) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(left), "r"(right.nearest), "r"(rest));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(left), "r"(right.nearest), "r"(rest));
+  }
+  return result;
+}
+
 // The codes of a lane in a k16 step, and these as pairs of T, exactly, times 1 / unit; the scales
 // of two rows, times unit. twice() is of one of the two k16 steps of 32 elements of k.
 template <class T, packed_code code>
@@ -80,9 +104,8 @@ struct packed_wide_scales {
     first = __uint_as_float(static_cast<u32>(scales)) * unit;
     second = __uint_as_float(static_cast<u32>(scales >> 32)) * unit;
   }
-  static __device__ __forceinline__ u32 twice(u64 scales, int row, int) {
-    const float value = __uint_as_float(static_cast<u32>(scales >> 32 * row)) * unit;
-    return pack<T>(value, value);
+  static __device__ __forceinline__ split_scales twice(u64 scales, int row, int) {
+    return split_scale<T>(__uint_as_float(static_cast<u32>(scales >> 32 * row)) * unit);
   }
 };
 

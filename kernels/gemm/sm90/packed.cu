@@ -12,6 +12,8 @@
 //   barriers         full (bytes) and empty (a warp of each row group) of each stage
 //   split-K          blockIdx.y is the share of k; the CTAs of a tile are a cluster. Each adds up
 //                    its part of the accumulators of all, in order, and stores that part of C.
+//   tiles            one after the other, without k groups and split-K: the next one's loads run
+//                    while the last one is stored
 //   dependencies     weights of all stages are on the way before griddepcontrol.wait, tokens after
 //
 // A warp expands its 16 rows: two k16 steps (a batch) become 8 registers, which two MMAs read while
@@ -64,6 +66,7 @@ class packed_sm90_kernel {
   using stage_pipeline = pipeline<stages, stage_bytes>;
   using accumulators = float[units][values];
   static constexpr bool grouped = form.groups == grouping::rows;
+  static constexpr bool persistent = config.persistent(operands, format, grouped);
   static_assert(stages >= 2);
 
   // A value that all lanes of a warp have, as one that ptxas knows to be so.
@@ -77,17 +80,17 @@ class packed_sm90_kernel {
   // The work of a CTA: columns of C from `column` on, which are rows of B from a tile of 16 on;
   // tokens; and stages [first, last) of k.
   struct cta_tile {
-    int column, first_tile, first, last;
+    int work, column, first_tile, first, last;
     group_rows rows;   // the tokens
     l2_policy policy;  // of weights
 
-    __device__ __forceinline__ explicit cta_tile(const gemm_params& p) {
-      const int block = static_cast<int>(blockIdx.x), split = static_cast<int>(blockIdx.y);
-      // The grid has as many tiles as groups can have.
-      const int token_tiles = grouped ? static_cast<int>(gridDim.x) / ceil_div(p.n, config.rows())
-                                      : ceil_div(p.m, config.tokens);
-      const int tile = block % token_tiles;
-      first_tile = block / token_tiles * row_tiles;
+    __device__ __forceinline__ cta_tile(const gemm_params& p, int works, int at) : work(at) {
+      const int split = static_cast<int>(blockIdx.y);
+      // There are as many tiles as groups can have.
+      const int token_tiles =
+          grouped ? works / ceil_div(p.n, config.rows()) : ceil_div(p.m, config.tokens);
+      const int tile = work % token_tiles;
+      first_tile = work / token_tiles * row_tiles;
       column = first_tile * packed_rows;
       if constexpr (grouped) {
         rows = find_group_tile(p, tile, config.tokens);
@@ -99,6 +102,14 @@ class packed_sm90_kernel {
       policy = token_tiles == 1 ? l2_policy::evict_first : l2_policy::evict_normal;
       const int all = ceil_div(static_cast<int>(packed_k_blocks(p.k)), k_blocks);
       first = all * split / p.split_k, last = all * (split + 1) / p.split_k;
+    }
+    // The next one of this CTA; false: there is none.
+    __device__ __forceinline__ bool advance(const sm90_packed_params& p) {
+      if constexpr (!persistent) return false;
+      const int next = work + static_cast<int>(gridDim.x);
+      if (next >= p.works) return false;
+      *this = cta_tile(p.packed.gemm, p.works, next);
+      return true;
     }
   };
 
@@ -142,7 +153,7 @@ class packed_sm90_kernel {
                (stage * k_blocks + i) * packed_k, own.rows.first, l2_policy::evict_last);
     }
   }
-  static __device__ __forceinline__ void produce(const sm90_packed_params& p, const cta_tile& own,
+  static __device__ __forceinline__ void produce(const sm90_packed_params& p, cta_tile own,
                                                  stage_pipeline pipe) {
     const int ahead = smaller(own.first + stages, own.last);
     stage_pipeline of_tokens = pipe;
@@ -155,12 +166,16 @@ class packed_sm90_kernel {
     for (int stage = own.first; stage < ahead; ++stage, of_tokens.advance()) {
       load_tokens(p, own, of_tokens, stage);
     }
+    int stage = ahead;
+    do {
 #pragma unroll 1
-    for (int stage = ahead; stage < own.last; ++stage, pipe.advance()) {
-      pipe.wait_empty();
-      load_weights(p, own, pipe, stage);
-      load_tokens(p, own, pipe, stage);
-    }
+      for (; stage < own.last; ++stage, pipe.advance()) {
+        pipe.wait_empty();
+        load_weights(p, own, pipe, stage);
+        load_tokens(p, own, pipe, stage);
+      }
+      stage = 0;
+    } while (own.advance(p));
   }
 
   // --- The MMA warpgroups ---
@@ -249,8 +264,8 @@ class packed_sm90_kernel {
     a[2] = codes::template pair<2>(word, terms.offsets[0]);
     a[3] = codes::template pair<3>(word, terms.offsets[1]);
     if constexpr (scales_operands) {
-      const u32 first = codes::twice(terms.scales, 0, step),
-                second = codes::twice(terms.scales, 1, step);
+      const auto first = codes::twice(terms.scales, 0, step);
+      const auto second = codes::twice(terms.scales, 1, step);
       a[0] = multiply_pairs<T>(a[0], first);
       a[1] = multiply_pairs<T>(a[1], second);
       a[2] = multiply_pairs<T>(a[2], first);
@@ -338,14 +353,14 @@ class packed_sm90_kernel {
   }
 
   static __device__ __forceinline__ void consume(accumulators& sum, const packed_params& p,
-                                                 const cta_tile& own, stage_pipeline pipe,
+                                                 const cta_tile& own, stage_pipeline& pipe,
                                                  const warp_place& place) {
     row_terms terms[units];
     float2 row_scales[units];
     if constexpr (by_row) load_row_terms(terms, p, own, place);
     if constexpr (format.scales_rows()) load_row_scales(row_scales, p, own, place);
     u32 previous = 0;
-    pipe.advance(place.k_group);
+    if constexpr (k_groups > 1) pipe.advance(place.k_group);
 #pragma unroll 1
     for (int stage = own.first + place.k_group; stage < own.last; stage += k_groups) {
       pipe.wait_full();
@@ -362,6 +377,9 @@ class packed_sm90_kernel {
       }
     }
     wgmma_wait<0>();
+    if constexpr (persistent) {
+      if (previous != 0) release(previous);
+    }
     if constexpr (format.scales_rows()) {
 #pragma unroll
       for (int i = 0; i < units * values; ++i) {
@@ -500,7 +518,7 @@ class packed_sm90_kernel {
     const u32 barriers = base + stages * stage_bytes;
     const stage_pipeline pipe{base, barriers, barriers + stages * 8};
     if constexpr (grouped) wait_for_dependencies();
-    const cta_tile own(p.gemm);
+    const cta_tile own(p.gemm, all.works, static_cast<int>(blockIdx.x));
     if (grouped && own.rows.count == 0) return;
     if (threadIdx.x == config.mma_threads()) {
       tma_prefetch(all.tokens);
@@ -523,7 +541,7 @@ class packed_sm90_kernel {
       }
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{config.mma_registers()}));
-      compute(p, own, pipe, base);
+      compute(all, own, pipe, base);
     }
   }
 
@@ -532,8 +550,9 @@ class packed_sm90_kernel {
     named_barrier_sync(1, config.mma_threads());
   }
 
-  static __device__ __forceinline__ void compute(const packed_params& p, const cta_tile& own,
-                                                 const stage_pipeline& pipe, u32 shared) {
+  static __device__ __forceinline__ void compute(const sm90_packed_params& all, cta_tile own,
+                                                 stage_pipeline pipe, u32 shared) {
+    const packed_params& p = all.packed;
     const warp_place place;
     bool known = true;
 #pragma unroll
@@ -541,30 +560,32 @@ class packed_sm90_kernel {
       known = known &&
               is_packed(load_cached(p.gemm.b[0][operand]), format.code, all_rows(p.gemm), p.gemm.k);
     }
-    accumulators sum = {};
-    consume(sum, p, own, pipe, place);
-    wait_for_dependencies();  // the launch before may still read C, and write its source
-    sync_mma_threads();       // all stages are read
-    if constexpr (k_groups > 1) reduce_k_groups(sum, shared, place);
-    if (p.gemm.split_k > 1) {
-      store_split(p.gemm, own, sum, shared, place, known);
-    } else if (threadIdx.x < config.row_threads()) {
-      constexpr int of_operand = tiles * n_fragments;
+    do {
+      accumulators sum = {};
+      consume(sum, p, own, pipe, place);
+      wait_for_dependencies();  // the launch before may still read C, and write its source
+      if (k_groups > 1 || p.gemm.split_k > 1) sync_mma_threads();  // all stages are read
+      if constexpr (k_groups > 1) reduce_k_groups(sum, shared, place);
+      if (p.gemm.split_k > 1) {
+        store_split(p.gemm, own, sum, shared, place, known);
+      } else if (threadIdx.x < config.row_threads()) {
+        constexpr int of_operand = tiles * n_fragments;
 #pragma unroll
-      for (int i = 0; i < of_operand; ++i) {
-        float4 vector[operands];
+        for (int i = 0; i < of_operand; ++i) {
+          float4 vector[operands];
 #pragma unroll
-        for (int operand = 0; operand < operands; ++operand) {
-          vector[operand] = vector_of(sum, operand * of_operand + i);
+          for (int operand = 0; operand < operands; ++operand) {
+            vector[operand] = vector_of(sum, operand * of_operand + i);
+          }
+          store_vector(p.gemm, own, place, i, vector, known);
         }
-        store_vector(p.gemm, own, place, i, vector, known);
       }
-    }
+    } while (own.advance(all));
   }
 };
 
-// Grid: (ceil(n / rows) * tiles of tokens, split_k), with clusters of (1, split_k).
-// Block: config.threads(). Shared memory: config.shared_bytes(operands, format).
+// Grid: (works, split_k), with clusters of (1, split_k); or fewer CTAs, which take several works
+// each. Block: config.threads(). Shared memory: config.shared_bytes(operands, format).
 template <gemm_form form, packed_form format, sm90_packed_config config>
 __global__ void __launch_bounds__(config.threads(), config.ctas)
     packed_sm90(const __grid_constant__ sm90_packed_params p) {

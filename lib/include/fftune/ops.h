@@ -1330,9 +1330,6 @@
  *   link            loopback, peers                       with ranks, peers: a group's memory is
  *                                                         given; loopback: one rank plays all,
  *                                                         whose summands are equal
- *   sums            apart, fused                          with ranks, fused: a sum over them may be
- *                                                         computed by the launch of the product in
- *                                                         front of it
  *   lengths         full, ragged                          keys of the sequences in tests and
  *                                                         measurements: as many as the cache has
  *                                                         room for, or fewer
@@ -1362,9 +1359,14 @@
  *                                                         share a scale
  *   zeros           no, yes                               pass fwd: weights=int4: whether each
  *                                                         group has a zero point, instead of 8
- *   attn-weights    same, dense                           with packed weights: whether those of q,
- *                                                         k and v and of the output product are
- *                                                         packed too, or dense, as gpt-oss has them
+ *   attn-weights    same, dense                           with packed weights or quantise: whether
+ *                                                         those of q, k and v and of the output
+ *                                                         product are like the network's, or dense,
+ *                                                         as gpt-oss has them
+ *   quantise        no, token, block                      pass fwd: whether tokens are quantised to
+ *                                                         e4m3, for weights of e4m3: with a scale
+ *                                                         for each token and row of a weight, or
+ *                                                         each 128 elements and block of 128 x 128
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   x          input    T    [batch, d]
@@ -1479,7 +1481,33 @@
  *   ffn_norm, w_gate, w_up, w_down, y
  * with angles=table: x, positions, angles, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
  *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
- *   2  angles  input  f32  [4096, dim] */
+ *   2  angles  input  f32  [4096, dim]
+ * with quantise=token: x, positions, slots, lengths, attn_norm, w_qkv, w_qkv_scale, k_cache,
+ *   v_cache, w_o, w_o_scale, ffn_norm, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   5   w_qkv         input  fp8  [3 * dim * heads, d]
+ *   6   w_qkv_scale   input  f32  [3 * dim * heads]
+ *   9   w_o           input  fp8  [d, dim * heads]
+ *   10  w_o_scale     input  f32  [d]
+ *   12  w_gate        input  fp8  [h, d]
+ *   13  w_up          input  fp8  [h, d]
+ *   14  w_down        input  fp8  [d, h]
+ *   15  w_gate_scale  input  f32  [h]
+ *   16  w_up_scale    input  f32  [h]
+ *   17  w_down_scale  input  f32  [d]
+ * with quantise=block: x, positions, slots, lengths, attn_norm, w_qkv, w_qkv_scale, k_cache,
+ *   v_cache, w_o, w_o_scale, ffn_norm, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
+ *   w_down_scale, y
+ *   5   w_qkv         input  fp8  [3 * dim * heads, d]
+ *   6   w_qkv_scale   input  f32  [ceil(3 * dim * heads / 128), ceil(d / 128)]
+ *   9   w_o           input  fp8  [d, dim * heads]
+ *   10  w_o_scale     input  f32  [ceil(d / 128), ceil(dim * heads / 128)]
+ *   12  w_gate        input  fp8  [h, d]
+ *   13  w_up          input  fp8  [h, d]
+ *   14  w_down        input  fp8  [d, h]
+ *   15  w_gate_scale  input  f32  [ceil(h / 128), ceil(d / 128)]
+ *   16  w_up_scale    input  f32  [ceil(h / 128), ceil(d / 128)]
+ *   17  w_down_scale  input  f32  [ceil(d / 128), ceil(h / 128)] */
 
 /* sample: the next id of each sequence from its logits: the best, or a sample by temperature,
  *   top-k, top-p and min-p
@@ -1915,9 +1943,6 @@
  *   link            loopback, peers                       with ranks, peers: a group's memory is
  *                                                         given; loopback: one rank plays all,
  *                                                         whose summands are equal
- *   sums            apart, fused                          with ranks, fused: a sum over them may be
- *                                                         computed by the launch of the product in
- *                                                         front of it
  *   lengths         full, ragged                          keys of the sequences in tests and
  *                                                         measurements: as many as the cache has
  *                                                         room for, or fewer
@@ -1947,9 +1972,14 @@
  *                                                         share a scale
  *   zeros           no, yes                               pass fwd: weights=int4: whether each
  *                                                         group has a zero point, instead of 8
- *   attn-weights    same, dense                           with packed weights: whether those of q,
- *                                                         k and v and of the output product are
- *                                                         packed too, or dense, as gpt-oss has them
+ *   attn-weights    same, dense                           with packed weights or quantise: whether
+ *                                                         those of q, k and v and of the output
+ *                                                         product are like the network's, or dense,
+ *                                                         as gpt-oss has them
+ *   quantise        no, token, block                      pass fwd: whether tokens are quantised to
+ *                                                         e4m3, for weights of e4m3: with a scale
+ *                                                         for each token and row of a weight, or
+ *                                                         each 128 elements and block of 128 x 128
  *   choose          argmax, sample, filtered              the best id; a sample by temperature; or
  *                                                         filtered: a sample of the ids that top-k,
  *                                                         top-p and min-p keep
@@ -2109,6 +2139,32 @@
  *   w_k, w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen,
  *   logit
  *   7  angles  input  f32  [4096, dim]
+ * with quantise=token: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_qkv,
+ *   w_qkv_scale, k_cache, v_cache, w_o, w_o_scale, ffn_norm, w_gate, w_up, w_down, w_gate_scale,
+ *   w_up_scale, w_down_scale, final_norm, w_head, chosen, logit
+ *   8   w_qkv         input  fp8  [3 * dim * heads, d]
+ *   9   w_qkv_scale   input  f32  [3 * dim * heads]
+ *   12  w_o           input  fp8  [d, dim * heads]
+ *   13  w_o_scale     input  f32  [d]
+ *   15  w_gate        input  fp8  [h, d]
+ *   16  w_up          input  fp8  [h, d]
+ *   17  w_down        input  fp8  [d, h]
+ *   18  w_gate_scale  input  f32  [h]
+ *   19  w_up_scale    input  f32  [h]
+ *   20  w_down_scale  input  f32  [d]
+ * with quantise=block: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_qkv,
+ *   w_qkv_scale, k_cache, v_cache, w_o, w_o_scale, ffn_norm, w_gate, w_up, w_down, w_gate_scale,
+ *   w_up_scale, w_down_scale, final_norm, w_head, chosen, logit
+ *   8   w_qkv         input  fp8  [3 * dim * heads, d]
+ *   9   w_qkv_scale   input  f32  [ceil(3 * dim * heads / 128), ceil(d / 128)]
+ *   12  w_o           input  fp8  [d, dim * heads]
+ *   13  w_o_scale     input  f32  [ceil(d / 128), ceil(dim * heads / 128)]
+ *   15  w_gate        input  fp8  [h, d]
+ *   16  w_up          input  fp8  [h, d]
+ *   17  w_down        input  fp8  [d, h]
+ *   18  w_gate_scale  input  f32  [ceil(h / 128), ceil(d / 128)]
+ *   19  w_up_scale    input  f32  [ceil(h / 128), ceil(d / 128)]
+ *   20  w_down_scale  input  f32  [ceil(d / 128), ceil(h / 128)]
  * with choose=sample: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
  *   w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, temperature,
  *   seeds, chosen, logit

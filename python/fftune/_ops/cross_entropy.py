@@ -245,6 +245,13 @@ def _items(label: str, items, labels, class_weights, ignore_index, reduction) ->
         ).reshape(1)
 
 
+def _of_any(labels: Tensor, divisor: Tensor, results: tuple) -> tuple:
+    """The results; the loss of no rows is 0 / items, which the op, as it has no work, does not divide."""
+    if labels.numel():
+        return results
+    return results[0] + (0.0 / divisor).reshape(()), *results[1:]
+
+
 def _expect_rules(label: str, reduction, items, ignore_index, **flags) -> None:
     for name, value in flags.items():
         flag(label, name, value)
@@ -308,7 +315,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, reduction: str = "mean",
         results = call(OPS.cross_entropy_rows, logits, labels, class_weights, *rules)
     else:
         divisor = _items("cross-entropy", items, labels, class_weights, ignore_index, reduction)
-        results = call(OPS.cross_entropy, logits, labels, class_weights, divisor, *rules)
+        results = _of_any(labels, divisor, call(OPS.cross_entropy, logits, labels, class_weights, divisor,
+                                                *rules))
     return _selected(results, reduction, lse, logprobs, entropy)
 
 
@@ -374,5 +382,5 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
             op = OPS.linear_cross_entropy_gradients
         else:
             op = OPS.linear_cross_entropy_gradients_frozen
-        results = call(op, x, w, bias, labels, class_weights, divisor, *rules)
+        results = _of_any(labels, divisor, call(op, x, w, bias, labels, class_weights, divisor, *rules))
     return _selected(results, reduction, lse, logprobs, entropy)

@@ -4,7 +4,7 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .._checks import KINDS, Kind, expect, expect_given, expect_tensors, expect_values
+from .._checks import FP8, KINDS, Kind, expect, expect_given, expect_tensors, expect_values
 from .._custom import OPS, call, define, fake
 from .._layer_form import parse, scale_type, shapes_of_packed
 from .._library import Error
@@ -26,7 +26,7 @@ _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits",
           **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "memory", "first_expert", "weights",
                                                   "caches")},
           # Inputs of the layers and the head: _values() checks them one by one.
-          "own": Kind(KINDS["floats"] | KINDS["ints"], "[...]"),
+          "own": Kind(KINDS["floats"] | KINDS["ints"] | FP8, "[...]"),
           **{name: Kind(KINDS["data"], "[features]") for name in ("final_norm", "final_norm_bias")},
           "w_head": Kind(KINDS["data"] | KINDS["u8"], "[vocab, features]"),
           "w_head_scale": Kind(KINDS["floats"] | KINDS["u8"], "[...]"), "w_head_zero": Kind(KINDS["u8"], "[...]"),

@@ -4,7 +4,7 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .._checks import (KINDS, Kind, expect, expect_given, expect_tensors, expect_values, named,
+from .._checks import (FP8, KINDS, Kind, expect, expect_given, expect_tensors, expect_values, named,
                        several)
 from .._custom import OPS, call, define, fake, wants_gradient
 from .._layer_form import (FLOAT32, PACKED, PACKED_NETWORK, Choice, dtype_of, first_expert, form_of, parse,
@@ -24,7 +24,7 @@ _KINDS = {"x": Kind(KINDS["data"], "[batch, tokens, features]"),
           "pages": Kind(KINDS["i32"], "[batch, pages of a sequence]"),
           "memory": Kind(KINDS["i64"], "the memory of a Group"),
           "first_expert": Kind(KINDS["i32"], "[1]"),
-          **{name: Kind(KINDS["floats"] | KINDS["u8"], "[...]") for name in ("weights", "own")},
+          **{name: Kind(KINDS["floats"] | KINDS["u8"] | FP8, "[...]") for name in ("weights", "own")},
           "caches": Kind(KINDS["data"], "[batch, kv_heads, cache, features]")}
 
 
@@ -99,10 +99,10 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     parsed = parse(form)
     own = {name: torch.empty(w.shape, dtype=w.dtype, device="meta")
            for name, w in zip(parsed.weights, weights)}
-    if parsed.get("packed"):
+    if parsed.get("packed") or parsed.get("quantise"):
         like = next(own[name] for name in ("attn_norm", "attn_post_norm", "ffn_norm") if name in own)
         width = like.shape[0]
-        if parsed.get("packed").startswith("int4"):
+        if str(parsed.get("packed")).startswith("int4"):
             like = own["w_gate_scale"]
     else:
         like = own["w_o"]
@@ -236,7 +236,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                  score="softmax", order="before", renormalise=False, packing="halves", groups=0,
                  top_groups=0, group_score="max", route_scale=1.0, parallel=False,
                  rotation="halves", constants=(), grouped=False, norm_last=False, multiplier=1.0,
-                 wide_logits=False, fused_sums=False, ranks=0) -> tuple[str, list[Tensor], list[Tensor]]:
+                 wide_logits=False, ranks=0) -> tuple[str, list[Tensor], list[Tensor]]:
     """The form of a call's layers, and their weights and caches one after the other; the arguments
     are those of layer(). `x` has a gradient if the call's input has."""
     for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
@@ -258,7 +258,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
         eps=eps, softcap=softcap, scale=scale, rope_scale=rope_scale, route_scale=route_scale,
         multiplier=multiplier), flags=dict(renormalise=renormalise, parallel=parallel,
                                            grouped=grouped, norm_last=norm_last,
-                                           wide_logits=wide_logits, fused_sums=fused_sums))
+                                           wide_logits=wide_logits))
     if not isinstance(constants, (list, tuple)) or not all(isinstance(c, str) for c in constants):
         raise Error(f"layer: constants are {named(constants)}: give names of weights")
     if not weights or len(weights) != len(caches):
@@ -271,6 +271,12 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
     first = weights[0]
     dim = (first["w_q"].shape[0] // heads if "w_q" in first else
            (rows or first["w_qkv"].shape[0]) // (heads + 2 * kv_heads) if "w_qkv" in first else 0)
+    quantise = ""
+    if not packed and first.get("w_down") is not None and first["w_down"].dtype == torch.float8_e4m3fn:
+        of_down = first.get("w_down_scale")
+        if of_down is None:
+            raise Error("layer: w_down of float8_e4m3fn without w_down_scale: give scales of rows or of blocks")
+        quantise = "token" if of_down.dim() < first["w_down"].dim() else "block"
     choice = None
     if top_k and "w_router" in weights[0]:
         choice = Choice(weights[0]["w_router"].shape[0], top_k, score, order, renormalise, packing,
@@ -281,8 +287,8 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                    softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
                    choice=choice, constants=constants, parallel=parallel, rotation=rotation,
                    grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
-                   norm_last=norm_last, multiplier=multiplier, packed=packed, h=h, ranks=ranks,
-                   fused_sums=fused_sums)
+                   norm_last=norm_last, multiplier=multiplier, packed=packed, h=h, quantise=quantise,
+                   ranks=ranks)
     for one in weights:
         other = sorted(set(one) ^ set(weights[0]))
         if other:
@@ -302,7 +308,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           group_score: str = "max", route_scale: float = 1.0, parallel: bool = False,
           rotation: str = "halves", constants: Sequence[str] = (), grouped: bool = False,
           norm_last: bool = False, multiplier: float = 1.0, wide_logits: bool = False,
-          fused_sums: bool = False, group: Group | None = None) -> Tensor:
+          group: Group | None = None) -> Tensor:
     """Transformer layers in one plan, one after the other, for new tokens of sequences with a KV cache.
 
     A layer is norm, q, k and v, RoPE, attention over the cache, output projection, norm, and an MLP or a
@@ -330,6 +336,10 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
       A shared MLP beside the experts: w_shared_gate and w_shared_up [n, d], w_shared_down [d, n],
       weighted by ``sigmoid(x w_shared_routerᵀ)`` if w_shared_router [1, d] is there.
     * residual_scale: float32 [d], a factor per feature of what is added to the residual.
+
+    w_qkv, w_o, w_gate, w_up or w_gate_up, and w_down may be float8_e4m3fn, each beside its float32 scales,
+    which have its name and "_scale": of rows, or of blocks of 128 x 128. Then the layers quantise what these
+    multiply, as `linear_fp8` does. Those of the network alone may be so too.
 
     w_qkv, w_o, w_gate, w_up and w_down may be ``PackedWeight`` of one format, for layers with w_qkv and a
     gate; or w_gate, w_up and w_down alone, as in gpt-oss. Those of experts have the rows of all experts:
@@ -364,8 +374,6 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         norm_last: Norms of q and k are applied after RoPE.
         multiplier: Factor of what is added to the residual.
         wide_logits: Compute router logits as if x and w_router were float32.
-        fused_sums: With a group, the sums over ranks may be computed by the launch of the product in front
-            of them, and the norm behind attention has a kernel of its own.
         group: A `fftune.distributed.Group` whose ranks have slices of the layers: some of the heads, and
             some of the features between up and down; or of a mixture experts / ranks whole experts,
             those of the first rank first, and the whole router. heads and kv_heads are the slice's. The outputs
@@ -386,7 +394,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         renormalise=renormalise, packing=packing, groups=groups, top_groups=top_groups,
         group_score=group_score, route_scale=route_scale, parallel=parallel, rotation=rotation,
         constants=constants, grouped=grouped, norm_last=norm_last, multiplier=multiplier,
-        wide_logits=wide_logits, fused_sums=fused_sums, ranks=0 if group is None else group.ranks)
+        wide_logits=wide_logits, ranks=0 if group is None else group.ranks)
     if slots is None or positions is None:
         batch, s, _ = x.shape
         places = (lengths[:, None] - s

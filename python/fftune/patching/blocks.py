@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from .. import ops
 from .memory import norm_again
 from .mlps import gated_of, gated_weights, plain_layers, plain_mlp, plain_mlp_forward
-from .norms import layernorm_forward, norm_forward, normalises
+from .norms import layernorm_forward, norm_forward, normalises, settings_of
 from .recognise import (Options, Unfit, drops, expect_no_hooks, expect_plain, has_kernels,
                         is_patched, kind_of, original, remembered, stand_in,
-                        replace_forward, undoable, watched)
+                        replace_forward, trying, undoable, watched)
 from .rotary import attend, projects
 
 
@@ -73,12 +73,12 @@ def _expect_layer(module: nn.Module) -> bool:
             input_layernorm=_Times(2), self_attn=_Times(3, returns_pair=True),
             post_attention_layernorm=_Times(5), mlp=_Times(7, returns_pair=pair)))
         try:
-            y = own(x)
-        except Exception as error:
-            if not pair:
-                continue
-            raise Unfit(f"{type(module).__name__} does not run with a hidden state alone: "
-                        f"{error}") from None
+            with trying(f"{type(module).__name__} does not run with a hidden state alone"):
+                y = own(x)
+        except Unfit:
+            if pair:
+                raise
+            continue
         # s = x + 3 * 2 x, and s + 7 * 5 s.
         if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
             return pair
@@ -96,7 +96,7 @@ def _expect_feed_forward(module: nn.Module) -> bool:
 
 def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None,
            norms_again: bool) -> Tensor:
-    convention, eps = norm._fftune
+    convention, eps = settings_of(norm)
     form, weights = gated_of(mlp), gated_weights(mlp)
     if norms_again and torch.is_grad_enabled():
         if residual is None:
@@ -148,7 +148,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
         return original(self, hidden_states, *arguments, **options)
     options.setdefault("attention_mask", None)
     pair, again = self._fftune
-    convention, eps = norm._fftune
+    convention, eps = settings_of(norm)
     normed = self.input_layernorm(hidden_states)
     with norm_again(again, self.input_layernorm, hidden_states, normed):
         if projects(self.self_attn, normed, options):
@@ -199,12 +199,14 @@ def patch_block(module: nn.Module, known: dict, options: Options) -> str | None:
 
 
 def _expect_block(module: nn.Module) -> bool:
-    x = torch.ones(1, 2, 3)
-    y = stand_in(module, parts=dict(ln_1=_Times(2), attn=_Times(3, returns_pair=True), ln_2=_Times(5),
-                                    mlp=_Times(7)))(x)
+    x, reason = torch.ones(1, 2, 3), \
+        f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))"
+    with trying(reason):
+        y = stand_in(module, parts=dict(ln_1=_Times(2), attn=_Times(3, returns_pair=True), ln_2=_Times(5),
+                                        mlp=_Times(7)))(x)
     if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
         return True
-    raise Unfit(f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))")
+    raise Unfit(reason)
 
 
 @undoable

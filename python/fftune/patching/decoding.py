@@ -6,6 +6,7 @@ the op `decode` where all layers are alike and what is around them is known, els
 lengths and positions advance on the device, so a step is captured in a CUDA graph once and then only
 replayed. The host looks at what is finished some steps later than it happens, and waits for no step.
 """
+import functools
 import inspect
 import types
 from dataclasses import dataclass
@@ -53,6 +54,18 @@ class Head:
                         **draw)[0]
 
 
+@functools.cache
+def _outputs() -> type:
+    """The kind of outputs that decoders give; what other kinds have beside it is None."""
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    def missing(self, name: str):
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+    return type("Outputs", (BaseModelOutputWithPast,), {"__getattr__": missing})
+
+
 class _Given(nn.Module):
     """In the place of a decoder: it gives these hidden states."""
 
@@ -61,12 +74,7 @@ class _Given(nn.Module):
         self.hidden = hidden
 
     def forward(self, *_, **__):
-        from transformers.modeling_outputs import BaseModelOutputWithPast
-
-        output = BaseModelOutputWithPast(last_hidden_state=self.hidden)
-        for name in ("router_logits", "cross_attentions"):  # of other kinds of outputs
-            object.__setattr__(output, name, None)
-        return output
+        return _outputs()(last_hidden_state=self.hidden)
 
 
 @torch.no_grad()

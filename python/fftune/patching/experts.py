@@ -506,7 +506,7 @@ def _choice_of(own: nn.Module, router: nn.Module, bias: str | None, subject: str
     if found.group and top_k > found.top_groups * (experts // found.groups):
         raise Unfit(f"{subject} chooses more experts than the groups have that it keeps")
     choice = found.canonical(experts, top_k)
-    if choice.select == "logits" and not choice.group:
+    if choice.select == "logits" and not choice.group and not choice.biased:
         # Scores that underflow are told apart by the logits alone.
         x = torch.stack([torch.randperm(experts, generator=Numbers(seed).generator)
                          for seed in range(8)]).to(own.weight) * 120

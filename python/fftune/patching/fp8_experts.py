@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import ops
 from .experts_interface import gate_of
 from .fp8_linear import expect_scales, has_fp8_products
-from .recognise import (Unfit, expect_no_hooks, has_kernels, original, parts_of, parts_watched, replace_forward,
+from .recognise import (Unfit, expect_no_hooks, has_kernels, is_patched, original, parts_of, parts_watched, replace_forward,
                         undoable)
 
 _BLOCK = 128
@@ -18,6 +18,12 @@ _BLOCK = 128
 
 def is_fp8_experts(module: nn.Module) -> bool:
     return type(module).__name__ == "FP8Experts" and type(module).__module__.startswith("transformers.")
+
+
+def is_rounded_experts(module: nn.Module | None) -> bool:
+    """Whether they are replaced ones, whose weights are still e4m3."""
+    return is_patched(module, fp8_experts_forward) and module.down_proj.dtype == torch.float8_e4m3fn \
+        and not getattr(module, "_is_expert_parallel", False)
 
 
 def patch_fp8_experts(module: nn.Module) -> str:

@@ -117,6 +117,12 @@ def scales_of(layer: nn.Module) -> Tensor:
     return scale.reshape(-1).expand(format.n).contiguous() if format.by_token else scale
 
 
+def expect_scales_of_op(*scales: Tensor) -> None:
+    """That they are those that the op reads, where they lie: float32."""
+    if any(scale.dtype != torch.float32 or not scale.is_contiguous() for scale in scales):
+        raise Unfit("the scales of its linear layers are not float32")
+
+
 def fp8_linear(layer: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
     weight, scale = layer.weight, scales_of(layer)
     if has_bias_for(layer, x):
@@ -132,7 +138,7 @@ def fp8_forward(self, input: Tensor) -> Tensor:
 
 # q, k and v in one
 
-_MERGED = ("_fftune_fp8_w", "_fftune_fp8_scale", "_fftune_fp8_bias")
+MERGED = ("_fftune_fp8_w", "_fftune_fp8_scale", "_fftune_fp8_bias")
 
 
 def _tensors(layers: list[nn.Module]):
@@ -154,11 +160,11 @@ def merge_fp8(owner: nn.Module, layers: list[nn.Module]) -> None:
         raise Unfit("a block of 128 rows has rows of two of q, k and v")
     if len({None if layer.bias is None else layer.bias.dtype for layer in layers}) > 1:
         raise Unfit("some of q, k and v have a bias, and some have none")
-    for buffer, parts in zip(_MERGED, _tensors(layers)):
+    for buffer, parts in zip(MERGED, _tensors(layers)):
         if parts[0] is None:
             owner.register_buffer(buffer, None, persistent=False)
             continue
-        of_rows = by_token and buffer == _MERGED[1] or parts[0].dim() < 2
+        of_rows = by_token and buffer == MERGED[1] or parts[0].dim() < 2
         with torch.inference_mode(False):
             # Not all devices concatenate fp8.
             merged = torch.cat([part.detach().reshape(-1).view(torch.uint8) for part in parts]).view(parts[0].dtype)
@@ -170,7 +176,7 @@ def merge_fp8(owner: nn.Module, layers: list[nn.Module]) -> None:
 def merged_fp8_of(owner: nn.Module, layers: list[nn.Module], x: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """Weight, scales and bias of q, k and v together, where they are merged and the op serves x. A model that
     was moved since, or was given other tensors, is merged again."""
-    if owner._buffers.get(_MERGED[0]) is None or not rounds_alike(*layers) or torch.compiler.is_compiling() \
+    if owner._buffers.get(MERGED[0]) is None or not rounds_alike(*layers) or torch.compiler.is_compiling() \
             or not all(serves(layer, x) and has_bias_for(layer, x) for layer in layers):
         return None
     if not _are_views(owner, layers):
@@ -179,11 +185,16 @@ def merged_fp8_of(owner: nn.Module, layers: list[nn.Module], x: Tensor) -> tuple
         except Unfit:
             drop_merged_fp8(owner)
             return None
-    return tuple(owner._buffers[name] for name in _MERGED)
+    return tuple(owner._buffers[name] for name in MERGED)
+
+
+def stays_merged(owner: nn.Module, layers: list[nn.Module]) -> bool:
+    """Whether the tensors of replaced layers are still views of the module's."""
+    return owner._buffers.get(MERGED[0]) is not None and rounds_alike(*layers) and _are_views(owner, layers)
 
 
 def _are_views(owner: nn.Module, layers: list[nn.Module]) -> bool:
-    for buffer, parts in zip(_MERGED, _tensors(layers)):
+    for buffer, parts in zip(MERGED, _tensors(layers)):
         merged = owner._buffers[buffer]
         if merged is None and all(part is None for part in parts):
             continue
@@ -197,7 +208,7 @@ def _are_views(owner: nn.Module, layers: list[nn.Module]) -> bool:
 
 
 def drop_merged_fp8(owner: nn.Module) -> None:
-    for name in _MERGED:
+    for name in MERGED:
         if name in owner._buffers:
             del owner._buffers[name]
             owner._non_persistent_buffers_set.discard(name)

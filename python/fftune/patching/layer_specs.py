@@ -15,17 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from .._layer_form import PACKED, Choice, constant, form_of, packed_experts_form, packed_form, parse
+from .._layer_form import (PACKED, ROUNDED, Choice, constant, form_of, packed_experts_form, packed_form, parse,
+                           rounded_form)
 from .._ops.layer import expect_runs
 from .._ops.packed import packed_word
 from .._library import Error
 from . import attention as attentions
-from .experts import experts_of, router_of
+from .experts import ExpertsFound, experts_of, router_of
 from .inline_mlps import chain_of
-from .fp8_linear import is_rounded_fp8
-from .mxfp4 import LAYER_WEIGHTS, DenseMixture, is_packed_mixture
-from .mlps import GatedMLP, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
-from .norms import norm_forward
+from .fp8_experts import is_rounded_experts
+from .fp8_linear import MERGED, expect_scales_of_op, is_rounded_fp8, merge_fp8, rounds_alike
+from .mxfp4 import LAYER_WEIGHTS, DenseExperts, DenseMixture, is_packed_mixture
+from .mlps import GatedMLP, fp8_mlp_forward, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
+from .norms import norm_forward, settings_of
 from .quantised import is_quantised, merge, numbers_of, packed_of
 from .recognise import (SCALES, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, identify,
                         is_close, is_patched, kind_of, remembered, replace_forward, stand_in,
@@ -44,6 +46,7 @@ class Weight:
     rows: tuple[int, int] | None = None
     transposed: bool = False  # the module has [in, out]
     zeros: int = 0  # this number of zeros, in the place of a bias that the module does not have
+    flat: bool = False  # the module has a dimension more
 
     def of(self, layer: nn.Module) -> Tensor:
         module = layer
@@ -56,6 +59,8 @@ class Weight:
         tensor = module._buffers[self.name] if tensor is None else tensor
         if self.transposed and tensor.dim() > 1:
             tensor = tensor.mT
+        if self.flat:
+            tensor = tensor.reshape(-1)
         return tensor if self.rows is None else tensor[self.rows[0]:self.rows[1]]
 
 
@@ -80,6 +85,7 @@ class Spec:
     window: int | None  # keys that a query sees at most
     angles: Angles | None
     packed: frozenset[tuple[str, ...]] = frozenset()  # modules that have weights of 4 bits
+    rounded: frozenset[tuple[str, ...]] = frozenset()  # modules that round activations to fp8
 
 
 def frequencies(rotary: nn.Module, kind: str | None) -> Tensor:
@@ -245,8 +251,7 @@ def _norm_of(module: nn.Module, known: dict) -> _Norm:
             raise Unfit("layers: a LayerNorm over several dimensions")
         return _Norm("layer", "llama", module.eps)
     if is_patched(module, norm_forward):
-        convention, eps = module.__dict__["_fftune"]
-        return _Norm("rms", convention, eps)
+        return _Norm("rms", *settings_of(module))
     return remembered(known, ("layers' norm", kind_of(module)), lambda: _norm_by_values(module))
 
 
@@ -353,9 +358,13 @@ def _shrunk(spec: Spec, sizes: dict[int, int]) -> Spec:
 
 def _dense_view(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -> nn.Module:
     """The layer with dense layers, which have shapes and no numbers, in the place of those with weights
-    of 4 bits."""
-    def dense(module: nn.Module) -> nn.Linear:
-        format, like = module._fftune[0], numbers_of(module)
+    of 4 bits, or that round activations to fp8."""
+    def dense(module: nn.Module) -> nn.Module:
+        if is_rounded_experts(module):
+            like = next(p for p in layer.parameters() if p.dim() == 1)
+            return DenseExperts(module.down_proj.shape, like, ExpertsFound(module._fftune[0], "halves", False, False))
+        format = module._fftune[0]
+        like = module.weight.new_empty(0, dtype=format.dtype) if is_rounded_fp8(module) else numbers_of(module)
         if module.bias is not None and module.bias.dtype != like.dtype:
             raise Unfit("layers: weights of several types")
         linear = nn.Linear(format.k, format.n, module.bias is not None, device="meta")
@@ -370,7 +379,7 @@ def _dense_view(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -
         if any(name.startswith("_fftune") for name in module._buffers):  # q, k and v in one
             module.__dict__["_buffers"] = {name: tensor for name, tensor in module._buffers.items()
                                            if not name.startswith("_fftune")}
-        if is_patched(module, packed_mlp_forward):
+        if is_patched(module, packed_mlp_forward) or is_patched(module, fp8_mlp_forward):
             replace_forward(module, gated_mlp_forward, module._fftune)
     return view
 
@@ -426,8 +435,8 @@ def calls_of_layers(decoder: nn.Module, name: str) -> list[dict]:
         try:
             with torch.no_grad():
                 own(inputs_embeds=Numbers(0)(2, 3, width), use_cache=False)
-        except Exception as error:
-            reason = (str(error).splitlines() or [""])[0]
+        except Exception:
+            reason = "it does not run with embeddings of tokens alone"
             continue
         calls = [recorder.calls for recorder in recorders]
         if all(len(own_calls) == 1 for own_calls in calls) and all(
@@ -472,8 +481,12 @@ class Recogniser:
         """The spec of the layer at a place."""
         modules = {tuple(name.split(".")): module for name, module in layer.named_modules()}
         quantised = {path: module for path, module in modules.items() if is_quantised(module)}
-        if any(map(is_rounded_fp8, modules.values())):
-            raise Unfit("layers: its linear layers round activations to fp8, for which the op has no option")
+        rounded = {path: module for path, module in modules.items()
+                   if is_rounded_fp8(module) or is_rounded_experts(module)}
+        if rounded and quantised:
+            raise Unfit("layers: some of its linear layers round activations to fp8, and some do not")
+        if rounded:
+            return self._rounded(layer, rounded, self._spec_of(_dense_view(layer, rounded), at, runs=False))
         mixtures = {path: module for path, module in modules.items() if is_packed_mixture(module)}
         if mixtures and not quantised and len(mixtures) == 1:
             view = view_of(layer, {path: DenseMixture(module) for path, module in mixtures.items()})
@@ -510,6 +523,42 @@ class Recogniser:
             for name in PACKED[1:]:
                 weights[f"{name}{end}"] = Weight(paths[name], f"_fftune_{part}")
         spec = replace(dense, form=form, packed=frozenset(quantised), kinds=_kinds_of(layer),
+                       weights=tuple(weights[name] for name in parse(form).weights))
+        remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
+        return spec
+
+    def _rounded(self, layer: nn.Module, rounded: dict, dense: Spec) -> Spec:
+        """The spec of a layer whose linear layers round activations to fp8, from that of its dense view."""
+        weights = dict(zip(parse(dense.form).weights, dense.weights))
+        paths = {name: weights[name].path for name in ("w_q", "w_k", "w_v", *ROUNDED[1:])
+                 if name in weights and weights[name].path in rounded}
+        network = {name for name in ROUNDED[2:] if name in weights}
+        linear = {path: module for path, module in rounded.items() if is_rounded_fp8(module)}
+        experts = {path: module for path, module in rounded.items() if path not in linear}
+        attention = "w_q" in paths
+        if {*paths.values()} != {*rounded} or not network <= {*paths} or any(weights[name].rows for name in paths) \
+                or len(paths) != len(network) + 4 * attention or len(linear) != len(paths) - len(experts) * 2:
+            raise Unfit("layers: some of its linear layers round activations to fp8, and some do not, or they are "
+                        "no q, k, v, o, gate, up and down")
+        by_token = {module._fftune[0].by_token for module in linear.values()} | {False for _ in experts}
+        if len(by_token) > 1:
+            raise Unfit("layers: its linear layers round activations in different ways")
+        try:
+            if attention:
+                owner = paths["w_q"][:-1]
+                merge_fp8(layer.get_submodule(".".join(owner)), [linear[paths[f"w_{name}"]] for name in "qkv"])
+                weights |= {name: Weight(owner, buffer) for name, buffer in
+                            zip(("w_qkv", "w_qkv_scale", "b_qkv"), MERGED)}
+            form = rounded_form(dense.form, "token" if True in by_token else "block", attention)
+            for name, path in paths.items():
+                if path in experts:
+                    weights[f"{name}_scale"] = Weight(path, f"{weights[name].name}_scale_inv")
+                elif name not in ("w_q", "w_k", "w_v"):
+                    weights[f"{name}_scale"] = Weight(path, linear[path]._fftune[0].scale, flat=True in by_token)
+            expect_scales_of_op(*(weights[f"{name}_scale"].of(layer) for name in paths if name not in ("w_q", "w_k", "w_v")))
+        except (Unfit, Error) as reason:
+            raise Unfit(f"layers: {str(reason).removeprefix('layer: ')}") from None
+        spec = replace(dense, form=form, rounded=frozenset(rounded), kinds=_kinds_of(layer),
                        weights=tuple(weights[name] for name in parse(form).weights))
         remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
         return spec

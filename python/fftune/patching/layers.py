@@ -19,6 +19,8 @@ from .._custom import OPS, call
 from .._ops.layer import has_layout
 from . import attention as attentions
 from .mxfp4 import is_packed_mixture
+from .fp8_experts import is_rounded_experts
+from .fp8_linear import MERGED, is_rounded_fp8, stays_merged
 from .quantised import is_quantised
 from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
 from .recognise import (PatchReport, Unfit, has_hooks, has_kernels, is_known, method_of, try_to,
@@ -59,8 +61,11 @@ class _Group:
                     return False
                 if path in spec.packed and not is_quantised(module) and not is_packed_mixture(module):
                     return False  # a state dict was loaded
+                if path in spec.rounded and not is_rounded_experts(module) and not (
+                        is_rounded_fp8(module) and module.weight.dtype == torch.float8_e4m3fn):
+                    return False
                 modules.append(module)
-            if watched(*modules):
+            if watched(*modules) or spec.rounded and not _is_merged(layer, spec):
                 return False
         return True
 
@@ -100,6 +105,15 @@ class _Group:
         angles = angles_of(pairs, spec.rotation).flatten(0, 1)
         rows = torch.arange(angles.shape[0], dtype=torch.int32, device=x.device)
         return rows.view(-1, s).expand(batch, -1).contiguous(), angles
+
+
+def _is_merged(layer: nn.Module, spec: Spec) -> bool:
+    """Whether q, k and v of a layer that rounds activations are rows of one weight, as when it was recognised."""
+    path = next((weight.path for weight in spec.weights if weight.name == MERGED[0]), None)
+    if path is None:  # its attention is dense
+        return True
+    attention = layer.get_submodule(".".join(path))
+    return stays_merged(attention, [attention._modules[f"{name}_proj"] for name in "qkv"])
 
 
 class Layers:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from .. import ops
 from .._library import Error
 from .decoding import _Given
-from .recognise import Numbers, Unfit, are_plain, has_kernels, method_of, undoable, view_of, watched
+from .recognise import Numbers, Unfit, are_plain, has_kernels, method_of, trying, undoable, view_of, watched
 
 
 class _Changed(Exception):
@@ -32,6 +32,14 @@ class _Hidden(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         self.seen = hidden
         return hidden
+
+
+class _GivenDecoder(_Given):
+    """Also where the model calls the decoder of its decoder, as OPT does."""
+
+    @property
+    def decoder(self) -> nn.Module:
+        return self
 
 
 def _loss(given: _Hidden, logits: Tensor, labels: Tensor, vocab_size: int,
@@ -138,9 +146,10 @@ def _expect_known_forward(model: nn.Module, name: str, head: nn.Linear) -> None:
         return loss
 
     asked = _Hidden()
-    view = view_of(model, {(base,): _Given(hidden), (name,): asked})
+    view = view_of(model, {(base,): _GivenDecoder(hidden), (name,): asked})
     view.__dict__["_loss_function"] = loss_function
-    outputs = view(input_ids=labels, labels=labels, use_cache=False)
+    with trying("the loss stays the model's: it needs more of its decoder and head than hidden states"):
+        outputs = view(input_ids=labels, labels=labels, use_cache=False)
     # _forward() knows them by being the same tensor: logits divided by 1 are other ones.
     if outputs.logits is not asked.seen or not _is_same(outputs.logits, hidden):
         raise Unfit("the loss stays the model's: its logits are not those of its head alone")

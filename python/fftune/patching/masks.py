@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from . import attention as attentions
 from .recognise import (Numbers, Options, PatchReport, Unfit, is_close, original, reason_of,
-                        replace_forward, stand_in, undoable)
+                        replace_forward, stand_in, trying, undoable)
 
 
 def patch_masks(model: nn.Module, report: PatchReport, options: Options) -> None:
@@ -60,7 +60,7 @@ def _expect_mask_to_be_left_out(decoder: nn.Module) -> None:
     numbers = Numbers(0)
     numbers.fill(own)
     x = numbers(2, 3, width)
-    with torch.no_grad():
+    with torch.no_grad(), trying(f"{type(decoder).__name__} reads its mask or token ids itself"):
         theirs, ours = (own(inputs_embeds=x, use_cache=False, attention_mask=mask)[0]
                         for mask in (None, attentions.without_mask(x.device)))
     if not is_close(ours, theirs):

@@ -130,17 +130,24 @@ class _DenseRouter(nn.Module):
         return logits, best.values.softmax(-1), best.indices
 
 
-class _DenseExperts(nn.Module):
-    def __init__(self, experts: nn.Module, like: Tensor):
+class DenseExperts(nn.Module):
+    """Replaced experts with dense weights [experts, d, h] of down, which have shapes and no numbers."""
+
+    def __init__(self, shape: tuple[int, int, int], like: Tensor, found: ExpertsFound):
         super().__init__()
-        count, h, d = experts.num_experts, experts.intermediate_size, experts.hidden_size
-        for name, shape in (("gate_up_proj", (count, 2 * h, d)), ("gate_up_proj_bias", (count, 2 * h)),
-                            ("down_proj", (count, d, h)), ("down_proj_bias", (count, d))):
-            setattr(self, name, nn.Parameter(like.new_zeros(()).expand(shape), requires_grad=False))
+        count, d, h = shape
+        shapes = dict(gate_up_proj=(count, 2 * h, d), down_proj=shape)
+        if found.biased:
+            shapes |= dict(gate_up_proj_bias=(count, 2 * h), down_proj_bias=(count, d))
+        for name, own in shapes.items():
+            setattr(self, name, nn.Parameter(like.new_zeros(()).expand(own), requires_grad=False))
+        self.found = found  # which stand-ins keep
+        replace_forward(self, experts_forward, (found,))
 
     def forward(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
-        return reference.moe_ffn(x, ids, shares, self.gate_up_proj, None, self.down_proj, self.gate_up_proj_bias,
-                                 self.down_proj_bias, "swiglu-oai", "interleaved", "after", 0, "")
+        biases = (getattr(self, f"{name}_bias", None) for name in ("gate_up_proj", "down_proj"))
+        return reference.moe_ffn(x, ids, shares, self.gate_up_proj, None, self.down_proj, *biases,
+                                 self.found.act, self.found.packing, "after", 0, "")
 
 
 class DenseMixture(nn.Module):
@@ -149,11 +156,12 @@ class DenseMixture(nn.Module):
     def __init__(self, block: nn.Module):
         super().__init__()
         self.router = _DenseRouter(block.router)
-        self.experts = _DenseExperts(block.experts, block.router.weight)
+        experts = block.experts
+        self.experts = DenseExperts((experts.num_experts, experts.hidden_size, experts.intermediate_size),
+                                    block.router.weight,
+                                    ExpertsFound("swiglu-oai", "interleaved", transposed=False, biased=True))
         replace_forward(self.router, router_forward, (
             RouterFound("softmax", "after", False, 0, 0, "max", 1.0, None),))
-        replace_forward(self.experts, experts_forward, (
-            ExpertsFound("swiglu-oai", "interleaved", transposed=False, biased=True),))
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         x = hidden_states.flatten(0, -2)

@@ -10,12 +10,15 @@ from .recognise import (SCALES, Foreign, Numbers, Options, Unfit, are_plain, exp
                         kind_of, original, remembered, replace_forward, stand_in, undoable)
 
 
-def _norm_eps(module: nn.Module) -> float | None:
-    for name in ("variance_epsilon", "eps"):
-        value = getattr(module, name, None)
-        if isinstance(value, float):
-            return value
-    return None
+def _name_of_eps(module: nn.Module) -> str | None:
+    return next((name for name in ("variance_epsilon", "eps")
+                 if isinstance(getattr(module, name, None), float)), None)
+
+
+def settings_of(norm: nn.Module) -> tuple[str, float]:
+    """The convention of a norm that was replaced, and the eps that it has by now."""
+    convention, name_of_eps = norm._fftune
+    return convention, getattr(norm, name_of_eps)
 
 
 def patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
@@ -25,14 +28,14 @@ def patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     if next(module.children(), None) is not None or list(parameters) != ["weight"] \
             or parameters["weight"].dim() != 1 or not hasattr(type(module), "forward"):
         return None
-    eps = _norm_eps(module)
-    if eps is None:
+    name = _name_of_eps(module)
+    if name is None:
         return None
     expect_plain(module)
     if len(inspect.signature(type(module).forward).parameters) != 2:
         raise Unfit(f"{type(module).__name__} takes more than hidden states, a gate say")
-    convention = remembered(known, kind_of(module), lambda: _convention(module, eps))
-    replace_forward(module, norm_forward, (convention, eps))
+    convention = remembered(known, kind_of(module), lambda: _convention(module, getattr(module, name)))
+    replace_forward(module, norm_forward, (convention, name))
     return f"{type(module).__name__} by rmsnorm ({convention})"
 
 
@@ -124,7 +127,7 @@ def norm_forward(self, hidden_states: Tensor) -> Tensor:
             or not has_kernels(hidden_states) \
             or not are_plain(self.weight, hidden_states):
         return original(self, hidden_states)
-    convention, eps = self._fftune
+    convention, eps = settings_of(self)
     return ops.rmsnorm(hidden_states, self.weight, eps=eps, convention=convention)
 
 

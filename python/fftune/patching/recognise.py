@@ -6,9 +6,11 @@ the stand-in with every computation that is known, fftune's and others. One is a
 inputs told it from all others.
 """
 import inspect
+import logging
 import types
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +38,9 @@ is_known = (_is_constant if torch.__version__.startswith("2.6.")
             else torch.fx.experimental.symbolic_shapes.statically_known_true)
 
 
+_log = logging.getLogger("fftune")
+
+
 class Unfit(Exception):
     """Why a module is left alone."""
 
@@ -51,11 +56,23 @@ class Options:
 
 
 def reason_of(error: Exception) -> str:
+    """A sentence for the report. The error of a module that does not run as it is tried is logged."""
     if isinstance(error, Unfit):
         return str(error)
-    # A module that does not run as it is tried here.
-    line = (str(error).splitlines() or [""])[0]
-    return f"it could not be tried: {type(error).__name__}: {line}"
+    _log.debug("patch: a module could not be tried", exc_info=error)
+    return "it does not run as such modules do, on random numbers and with stand-ins for its parts"
+
+
+@contextmanager
+def trying(reason: str):
+    """Whatever a module raises where it is tried is that reason to leave it alone."""
+    try:
+        yield
+    except Unfit:
+        raise
+    except Exception as error:
+        _log.debug("patch: %s", reason, exc_info=error)
+        raise Unfit(reason) from error
 
 
 def _parts(module: nn.Module) -> list[tuple[str, object]]:
@@ -308,8 +325,8 @@ def stand_in(module: nn.Module, sizes: dict[int, int] | None = None,
 
 
 def is_close(ours: Tensor, theirs: Tensor, tolerance: float | None = None) -> bool:
-    """Within some roundings of the type."""
-    if ours.shape != theirs.shape:
+    """Within some roundings of the type. A module that gives several tensors is close to none."""
+    if not isinstance(theirs, Tensor) or ours.shape != theirs.shape:
         return False
     if tolerance is None:
         tolerance = 8 * torch.finfo(theirs.dtype).eps
@@ -339,7 +356,8 @@ def identify(theirs: Callable, known: dict[Hashable, Callable], draw: Callable[[
     with torch.no_grad():
         for seed in range(most):
             given = draw(Numbers(seed))
-            right = theirs(given)
+            with trying(f"{subject} does not take what such modules are given"):
+                right = theirs(given)
             for key, compute in known.items():
                 if key in left and not _gives(compute, given, right, agrees):
                     del left[key]

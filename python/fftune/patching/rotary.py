@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from .. import ops, reference
 from . import attention as attentions
-from .norms import norm_forward
+from .norms import norm_forward, settings_of
 from .fp8_linear import fp8_linear, is_rounded_fp8, merge_fp8, merged_fp8_of, serves
 from .quantised import (fits, is_quantised, merge, merged_of, numbers_of, ordered,
                         quantised_linear)
 from .recognise import (Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
                         has_kernels, identify, in_forward_mode, is_close, is_known, is_patched, kind_of,
-                        original, remembered, replace_forward, stand_in, try_to, undoable, watched)
+                        original, remembered, replace_forward, stand_in, try_to, trying, undoable, watched)
 
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
@@ -57,7 +57,7 @@ def patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> Non
         if options.projections:
             known: dict = {}
             for other, module in attentions:
-                try_to(report, other, lambda: patch_projections(module, options, known))
+                try_to(report, other, lambda: patch_projections(model, module, options, known))
     except Unfit as reason:
         report.left.append((name, str(reason)))
 
@@ -310,10 +310,21 @@ _FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "au
 _BESIDE = ("sdpa", *attentions.OURS)  # implementations of attention
 
 
-def patch_projections(module: nn.Module, options: Options, known: dict) -> str | None:
-    if module.config._attn_implementation not in _BESIDE:
+def _is_in_fused_layer(model: nn.Module, attention: nn.Module) -> bool:
+    """Whether a forward calls it that asks projects()."""
+    forwards = (layer.__dict__.get("forward") for layer in model.modules()
+                if layer._modules.get("self_attn") is attention)
+    return any("projects" in getattr(getattr(forward, "__code__", None), "co_names", ())
+               for forward in forwards)
+
+
+def patch_projections(model: nn.Module, module: nn.Module, options: Options, known: dict) -> str | None:
+    beside = getattr(getattr(module, "config", None), "_attn_implementation", "one of its own")
+    if beside not in _BESIDE:
         raise Unfit(f"projections: they run beside the attention sdpa or {attentions.NAME}, not beside "
-                    f"{module.config._attn_implementation}")
+                    f"{beside}")
+    if not _is_in_fused_layer(model, module):
+        raise Unfit(f"projections: the norms around {type(module).__name__} are not fused")
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         layer = getattr(module, name, None)
         if not _has_codes(layer):
@@ -332,7 +343,9 @@ def patch_projections(module: nn.Module, options: Options, known: dict) -> str |
             pass  # three products
     scale, _, rotation = module._fftune
     # Each by itself: which layers rotate may follow from their numbers.
-    _expect_attention(module, known)
+    with trying(f"projections: {type(module).__name__} needs more than hidden states, rotary embeddings "
+                "and a mask"):
+        _expect_attention(module, known)
     module._fftune = scale, options.projections, rotation
     return f"projections of {type(module).__name__} by linear" + (
         f" up to {_FEW_TOKENS} tokens" if options.projections == "auto" else "")
@@ -433,7 +446,7 @@ def _head_norms(attention: nn.Module) -> tuple[tuple[Tensor, Tensor] | None, flo
     if not all(is_patched(norm, norm_forward) and not watched(norm) and are_plain(norm.weight)
                for norm in norms):
         return None
-    (convention, eps), other = (norm._fftune for norm in norms)
+    (convention, eps), other = map(settings_of, norms)
     weights = tuple(norm.weight for norm in norms)
     if (convention, eps) != other or convention == "gemma" or any(
             w.shape != (attention.head_dim,) or w.dtype != _numbers_of(attention.q_proj).dtype

@@ -9,18 +9,23 @@ The weights of both have one layout: w1 [experts, 2h, d], per expert all gate ro
 w2 [experts, d, h].
 """
 import functools
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
+from .. import _run as running
 from .._library import Error
 from .._ops.moe_ffn import moe_ffn_into
+from . import plans
 from .logs import log_once
 from .trial import difference, is_capturing
 
 _BLOCK = 128  # rows and columns with one scale
 _ROWS = 64  # of a result that are compared
-_tested: set = set()  # kinds of experts whose results agreed with vLLM's
+# Kinds of experts whose results agreed with vLLM's -> the problems, each with its device, and the most tokens:
+# those of the first call, which is vLLM's profile run.
+_tested: dict[tuple, tuple[list[tuple[int, dict]], int]] = {}
 _failed: dict = {}  # kinds that stay vLLM's -> the reason
 # vLLM's names of activations with a gate, and fftune's.
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu-tanh"}
@@ -60,13 +65,14 @@ def experts_class(triton: type) -> type:
                     apply_router_weight_on_input)
             reason = _failed.get(kind) or unfit(self, output, hidden_states, w1, w2, activation,
                                                 a1q_scale)
-            mine = None
+            mine, problems = None, {}
             # A stream that is being captured cannot be waited for.
-            if reason is None and (kind in _tested or not is_capturing(output)):
+            if reason is None and (_is_ready(kind, len(output)) if kind in _tested else not is_capturing(output)):
                 try:
-                    _run(self, output, hidden_states, w1, w2, topk_weights, topk_ids,
-                         ACTIVATIONS[activation.value], expert_map, a1q_scale,
-                         apply_router_weight_on_input)
+                    with running.listening(problems) if kind not in _tested else nullcontext():
+                        _run(self, output, hidden_states, w1, w2, topk_weights, topk_ids,
+                             ACTIVATIONS[activation.value], expert_map, a1q_scale,
+                             apply_router_weight_on_input)
                     if kind in _tested:
                         return None
                     mine = output[:_ROWS].clone()
@@ -84,7 +90,7 @@ def experts_class(triton: type) -> type:
                 if found:
                     reason = _failed[kind] = found
                 elif found is not None:
-                    _tested.add(kind)
+                    _tested[kind] = list(problems.values()), len(output)
                     log_once(f"experts of {_words(w1, w2)} run by moe-ffn")
             if reason is not None:
                 log_once(f"experts of {_words(w1, w2)} stay vLLM's: {reason}")
@@ -92,6 +98,11 @@ def experts_class(triton: type) -> type:
 
     FFTuneExperts.__qualname__ = "FFTuneExperts"
     return FFTuneExperts
+
+
+def _is_ready(kind: tuple, rows: int) -> bool:
+    """Whether moe-ffn runs: not for many tokens, until their kernels are compiled."""
+    return rows <= plans.EXACT or plans.are_ready(*_tested[kind])
 
 
 def unfit(experts, output: Tensor, x: Tensor, w1: Tensor, w2: Tensor, activation,

@@ -24,15 +24,12 @@ from .. import _run as running
 from .. import ops
 from .._library import Plan
 from .._run import BATCH_INVARIANT
-from . import ranks
+from . import plans, ranks
 from .logs import log, one_line
 from .structure import Layer, Model, Pages, expect_known, pages_of
 from .trial import Unfit, difference, is_capturing, reason_of
 
 
-# Whether vLLM runs batches with prompts until the kernels of their sizes are compiled. With batch
-# invariance it runs none.
-COMPILES_BESIDE = not BATCH_INVARIANT
 _compilers = threading.Semaphore(4)
 
 
@@ -42,7 +39,8 @@ class _State:
     kinds of batches whose results agreed with vLLM's own; `agreed` the kinds and rows of batches that
     all ranks of tensor parallelism have run; `problems` those of one batch with prompts, each with its
     device; `plans` whether plans for these numbers of rows and sequences were made; `made` the problems
-    of those plans by key_of(): batches of other sizes share some of them."""
+    of those plans by key_of(): batches of other sizes share some of them. Batches of many rows share plans
+    for any number of them."""
 
     model: Model | None = None
     reason: str = ""
@@ -52,6 +50,7 @@ class _State:
     problems: list[tuple[int, dict]] = field(default_factory=list)
     plans: dict[tuple[int, int], bool] = field(default_factory=dict)
     made: set[tuple] = field(default_factory=set)
+    most: int = 0  # rows of a batch
 
 
 _states: "weakref.WeakKeyDictionary[nn.Module, _State]" = weakref.WeakKeyDictionary()
@@ -81,7 +80,7 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict, parts: tupl
     if state is None:
         state = _states[model] = _examine(model, "ranks" in parts)
     batch = None if state.reason else _batch_of(state, *arguments, **named)
-    if batch is None or batch.offsets is not None and "prompts" not in parts:
+    if batch is None or batch.offsets is not None and ("prompts" not in parts or state.model.is_packed):
         return original(model, *arguments, **named)
     context = _context()
     # A stream that is being captured cannot be waited for.
@@ -240,7 +239,7 @@ def _examine(model: nn.Module, with_ranks: bool) -> _State:
         return _State(reason=reason)
     if found.reduce is not None and found.is_alike and not BATCH_INVARIANT:
         found.group = ranks.group_of(model.vllm_config.scheduler_config.max_num_seqs, model.norm.weight)
-    return _State(found)
+    return _State(found, most=_rows(model.vllm_config.scheduler_config.max_num_batched_tokens))
 
 
 # a batch
@@ -325,18 +324,22 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
     return padded
 
 
+def _rows(rows: int) -> int:
+    """Rounded up."""
+    return rows + -rows % max(64, (1 << rows.bit_length()) // 32)
+
+
 def _sizes(batch: _Batch) -> tuple[int, int]:
     """Rows and sequences of a batch with prompts, rounded up."""
-    rows, sequences = batch.rows, batch.table.shape[0]
-    return (rows + -rows % max(64, (1 << rows.bit_length()) // 32),
-            sequences + -sequences % max(1, (1 << sequences.bit_length()) // 8))
+    sequences = batch.table.shape[0]
+    return _rows(batch.rows), sequences + -sequences % max(1, (1 << sequences.bit_length()) // 8)
 
 
 def _has_plans(state: _State, batch: _Batch) -> bool:
     """Whether the plans of a batch with prompts were made. If not, a thread makes them: a kernel takes
     seconds to compile, and vLLM can run the batch."""
     # Ranks have to take the same path, and their threads end at different times.
-    if not COMPILES_BESIDE or state.model.reduce is not None:
+    if not plans.COMPILES_BESIDE or state.model.reduce is not None:
         return True
     sizes = _sizes(batch)
     if sizes not in state.plans:
@@ -352,6 +355,9 @@ def _make_plans(state: _State, sizes: tuple[int, int]) -> None:
     with _compilers:
         try:
             for device, problem in state.problems:
+                if problem["op"] != "attention" and rows > plans.EXACT:
+                    plans.serve_any_rows(device, problem, state.most)
+                    continue
                 own = {"s": rows, "b": sequences} if problem["op"] == "attention" else {"m": rows}
                 key = running.key_of(device, problem | own)
                 if key not in state.made:
@@ -392,7 +398,8 @@ def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots
                   [own.pages for own in pages], batch.lengths, first.heads, first.kv_heads,
                   slots=slots[:, None].int(), pages=table.int(), positions=batch.positions[:, None],
                   angles=first.angles, eps=first.attn_norm.variance_epsilon, scale=first.scale,
-                  rope_scale=first.rope_scale, rotation=first.rotation, group=model.group)
+                  rope_scale=first.rope_scale, rotation=first.rotation, group=model.group,
+                  **(first.experts.options() if first.experts else {}))
     return None, y[:, 0]
 
 
@@ -419,7 +426,7 @@ def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: 
             added = model.reduce(ops.linear(y, layer.w_o, layer.b_o))
         if layer.mixture is not None:
             normed, x = _norm(added, x, layer.ffn_norm)
-            added = layer.mixture(normed)  # vLLM's block reduces its result
+            added = _mixture(layer, normed)
         elif model.reduce is None:
             x = ops.ffn_block(x, None, layer.ffn_norm.weight, layer.w_gate, layer.w_up, layer.w_down,
                               eps=layer.ffn_norm.variance_epsilon)
@@ -427,6 +434,16 @@ def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: 
             normed, x = _norm(added, x, layer.ffn_norm)
             added = model.reduce(ops.ffn(normed, layer.w_gate, layer.w_up, layer.w_down))
     return added, x
+
+
+def _mixture(layer: Layer, x: Tensor) -> Tensor:
+    """The mixture's result; vLLM's block reduces its own."""
+    own = layer.experts
+    if own is None:
+        return layer.mixture(x)
+    weights = own.weights()
+    ids, shares = ops.moe_route(ops.linear(x, weights["w_router"]), own.top_k, renormalise=own.renormalise)
+    return ops.moe_ffn(x, ids, shares, weights["w_gate_up"], None, weights["w_down"])
 
 
 def _norm(added: Tensor | None, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:

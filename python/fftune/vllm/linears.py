@@ -13,6 +13,7 @@ from .. import ops
 from .._codes import codes_of_words, pairs_of_codes
 from .imports import wrap_methods
 from .products import adopt, free, give_back, log_layer
+from .structure import PACKED
 from .trial import Unfit, reason_of
 
 CLASSES = ("MacheteLinearKernel", "MarlinLinearKernel")
@@ -29,6 +30,7 @@ def _loading(cls: type, process):
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         give_back(self)
+        layer.__dict__.pop(PACKED, None)
         packed, reason = None, ""
         try:
             packed, order = packed_of(self, layer)
@@ -39,6 +41,8 @@ def _loading(cls: type, process):
             like = torch.empty(0, dtype=self.config.act_type, device=packed.w.device)
             reason = adopt(self, apply, layer, functools.partial(_run, packed, order), (packed.k, packed.n), like)
             if not reason:
+                if order is None:
+                    setattr(layer, PACKED, packed)  # for whole layers
                 free(layer, [getattr(self, f"w_{part}_name", None) for part in ("q", "s", "zp", "gidx")])
         log_layer(cls.__name__, reason, f"with packed weights ({packed.format})" if packed else "")
 

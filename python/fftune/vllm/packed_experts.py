@@ -15,6 +15,7 @@ from .experts import ACTIVATIONS, local_ids
 from .imports import wrap_methods
 from .logs import log_once, one_line
 from .products import free
+from .structure import PACKED
 from .trial import Unfit, difference, reason_of
 
 # The modules of the versions have them under one of these names.
@@ -32,6 +33,7 @@ def _loading(cls: type, process):
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         for name in ("apply", "apply_monolithic"):
             self.__dict__.pop(name, None)
+        layer.__dict__.pop(PACKED, None)
         experts = None
         try:
             experts, reason = Experts(self, layer), ""
@@ -173,6 +175,7 @@ class Experts:
         except Exception as error:
             return one_line(error)
         setattr(method, name, ours)
+        setattr(layer, PACKED, self)  # for whole layers
         for part in _PARTS:
             free(layer, [f"{part}_{end}" for end in ("weight", "qweight", "weight_packed", "scales", "weight_scale",
                                                      "qzeros", "weight_zero_point")])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..distributed import Group
+from ..ops import PackedWeight
 from .trial import Unfit
 
 _MODELS = "vllm.model_executor.models."
@@ -25,6 +26,28 @@ _MIXTURE = "qwen3_moe.Qwen3MoeSparseMoeBlock"
 _ROTARY = ("RotaryEmbedding", "LinearScalingRotaryEmbedding", "DynamicNTKScalingRotaryEmbedding",
            "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding")
 _DTYPE = torch.bfloat16
+# The attribute of a linear layer that runs with a packed weight, and of experts that do.
+PACKED = "_fftune_packed"
+
+
+@dataclass
+class Experts:
+    """A mixture that the op `layer` computes: a softmax of all logits, and the best experts' networks."""
+
+    gate: nn.Module
+    # w13_weight [experts, 2h, d], per expert gate rows first, and w2_weight [experts, d, h]; or packed weights
+    routed: nn.Module
+    top_k: int
+    renormalise: bool
+
+    def weights(self) -> dict[str, Tensor | PackedWeight]:
+        router, packed = self.gate.weight.data, getattr(self.routed, PACKED, None)
+        if packed is not None:
+            return dict(zip(("w_router", "w_gate", "w_up", "w_down"), (router, *packed.weights)))
+        return dict(w_router=router, w_gate_up=self.routed.w13_weight.data, w_down=self.routed.w2_weight.data)
+
+    def options(self) -> dict:
+        return dict(top_k=self.top_k, renormalise=self.renormalise, packing="halves")
 
 
 @dataclass
@@ -41,7 +64,8 @@ class Layer:
     head_norm_modules: tuple[nn.Module, nn.Module] | None
     gate_up: nn.Module | None
     down: nn.Module | None
-    mixture: Callable[[Tensor], Tensor] | None
+    mixture: Callable[[Tensor], Tensor] | None  # vLLM's block
+    experts: Experts | None  # what is known of it
     heads: int
     kv_heads: int
     dim: int
@@ -52,16 +76,16 @@ class Layer:
     rotation: str
 
     @property
-    def w_qkv(self) -> Tensor:
-        return self.qkv.weight.data
+    def w_qkv(self) -> Tensor | PackedWeight:
+        return _weight_of(self.qkv)
 
     @property
     def b_qkv(self) -> Tensor | None:
         return None if self.qkv.bias is None else self.qkv.bias.data
 
     @property
-    def w_o(self) -> Tensor:
-        return self.out.weight.data
+    def w_o(self) -> Tensor | PackedWeight:
+        return _weight_of(self.out)
 
     @property
     def b_o(self) -> Tensor | None:
@@ -92,15 +116,15 @@ class Layer:
     def _no_bias(self) -> Tensor | None:
         return None if self.out.bias is None else torch.zeros_like(self.out.bias.data)
 
-    def weights(self) -> dict[str, Tensor]:
-        """Those of a layer with a network, as the op `layer` calls them: all ranks have the same
-        names."""
+    def weights(self) -> dict[str, Tensor | PackedWeight]:
+        """As the op `layer` calls them: all ranks have the same names."""
         q_norm, k_norm = self.head_norms or (None, None)
         found = dict(attn_norm=self.attn_norm.weight.data, w_qkv=self.w_qkv, b_qkv=self.b_qkv,
                      q_norm=q_norm, k_norm=k_norm, w_o=self.w_o,
                      b_o=self._no_bias if self.b_o is None else self.b_o,
-                     ffn_norm=self.ffn_norm.weight.data, w_gate=self.w_gate, w_up=self.w_up,
-                     w_down=self.w_down)
+                     ffn_norm=self.ffn_norm.weight.data)
+        found |= (dict(w_gate=self.w_gate, w_up=self.w_up, w_down=self.w_down) if self.mixture is None else
+                  self.experts.weights())
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
@@ -111,18 +135,26 @@ class Model:
     group: Group | None = None  # of the ranks of tensor parallelism, where their devices make one
 
     @functools.cached_property
+    def is_packed(self) -> bool:
+        """Whether the layers have weights of 4 or 8 bits: the op `layer` runs them, and no other."""
+        return any(getattr(module, PACKED, None) is not None for layer in self.layers
+                   for module in (layer.qkv, layer.out, layer.experts and layer.experts.routed))
+
+    @functools.cached_property
     def is_alike(self) -> bool:
-        """Whether the layers are alike in all that the op `layer` takes once: networks without
-        experts, with one epsilon."""
+        """Whether the layers are alike in all that the op `layer` takes once: networks, or mixtures
+        that it computes, with one epsilon."""
         def shared(layer: Layer) -> tuple:
             norms = layer.attn_norm, layer.ffn_norm, *(layer.head_norm_modules or ())
             return (layer.heads, layer.kv_heads, layer.dim, layer.scale, layer.rope_scale,
                     layer.rotation, id(layer.angles), {norm.variance_epsilon for norm in norms},
-                    layer.b_qkv is None, layer.out.bias is None, layer.head_norms is None)
+                    layer.b_qkv is None, layer.out.bias is None, layer.head_norms is None,
+                    layer.experts and layer.experts.options())
 
         first = shared(self.layers[0])
         return (len(first[7]) == 1
-                and all(layer.mixture is None and shared(layer) == first for layer in self.layers))
+                and all((layer.mixture is None or layer.experts is not None) and shared(layer) == first
+                        for layer in self.layers))
 
 
 @dataclass
@@ -183,10 +215,16 @@ def expect_known(model: nn.Module) -> Model:
     _expect_norm(model.norm)
     tables: dict = {}
     layers = [_layer_of(model, layer, config, tables) for layer in model.layers]
+    if any(layer.mixture is not None and layer.experts is None for layer in layers):
+        for layer in layers:  # vLLM counts the blocks that ran
+            layer.experts = None
     reduce = None
     if layers[0].out.tp_size > 1:
         from vllm.distributed import tensor_model_parallel_all_reduce as reduce
-    return Model(layers, reduce)
+    found = Model(layers, reduce)
+    if found.is_packed and not found.is_alike:
+        raise Unfit("quantised weights of layers that are not alike")
+    return found
 
 
 def _expect_deployment(config) -> None:
@@ -194,7 +232,6 @@ def _expect_deployment(config) -> None:
     mode = compilation.cudagraph_mode
     for is_so, reason in (
             (config.lora_config is not None, "LoRA"),
-            (config.quant_config is not None, "quantised weights"),
             (config.speculative_config is not None, "speculative decoding"),
             (config.kv_transfer_config is not None, "a KV connector"),
             (config.model_config.dtype is not _DTYPE, f"elements of {config.model_config.dtype}"),
@@ -230,16 +267,24 @@ def _expect_tensor(name: str, tensor: Tensor) -> None:
         raise Unfit(f"{name} of {tensor.dtype}, or that is not contiguous")
 
 
+def _weight_of(linear: nn.Module) -> Tensor | PackedWeight:
+    return getattr(linear, PACKED, None) or linear.weight.data
+
+
 def _expect_linear(linear: nn.Module, name: str, rows: int | None = None) -> None:
-    if type(linear).__name__ != name \
-            or type(linear.quant_method).__name__ != "UnquantizedLinearMethod" \
-            or linear.skip_bias_add:
-        raise Unfit(f"{type(linear).__name__} with {type(linear.quant_method).__name__}")
+    packed = getattr(linear, PACKED, None)
+    method = type(linear.quant_method).__name__
+    if type(linear).__name__ != name or linear.skip_bias_add:
+        raise Unfit(f"{type(linear).__name__} with {method}")
+    if packed is None and method != "UnquantizedLinearMethod":
+        raise Unfit(f"quantised weights, {type(linear).__name__} with {method}")
     if name == "RowParallelLinear" and not (linear.reduce_results and linear.input_is_parallel):
         raise Unfit("a row-parallel product that is not reduced")
-    _expect_tensor("weights", linear.weight)
-    if linear.weight.dim() != 2 or rows is not None and linear.weight.shape[0] != rows:
-        raise Unfit(f"weights of {list(linear.weight.shape)}")
+    if packed is None:
+        _expect_tensor("weights", linear.weight)
+    shape = [packed.n, packed.k] if packed else list(linear.weight.shape)
+    if len(shape) != 2 or rows is not None and shape[0] != rows:
+        raise Unfit(f"weights of {shape}")
     if linear.bias is not None:
         _expect_tensor("a bias", linear.bias)
 
@@ -273,6 +318,8 @@ def _layer_of(model: nn.Module, layer: nn.Module, config, tables: dict) -> Layer
     gate_up = down = None
     if mixture is None:
         gate_up, down = network.gate_up_proj, network.down_proj
+        if getattr(gate_up, PACKED, None) is not None:
+            raise Unfit("quantised weights of a network, whose gate and up are packed together")
         _expect_linear(gate_up, "MergedColumnParallelLinear")
         _expect_linear(down, "RowParallelLinear")
         if gate_up.bias is not None or down.bias is not None:
@@ -281,14 +328,48 @@ def _layer_of(model: nn.Module, layer: nn.Module, config, tables: dict) -> Layer
             raise Unfit("a network that is not known")
     elif mixture.is_sequence_parallel:
         raise Unfit("sequence parallelism")
+    experts = None
+    if mixture is not None and own.o_proj.tp_size == 1 \
+            and not getattr(config.model_config, "enable_return_routed_experts", False):
+        experts = _experts_of(mixture)
     rotary = own.rotary_emb
     if id(rotary) not in tables:
         tables[id(rotary)] = _angles_of(rotary, config.model_config.max_model_len)
     angles, rope_scale = tables[id(rotary)]
     return Layer(own.attn.layer_name, own.attn, own.qkv_proj, own.o_proj, layer.input_layernorm,
-                 layer.post_attention_layernorm, head_norms, gate_up, down, mixture, heads, kv_heads,
-                 dim, _scale_of(own.attn.impl.scale, dim), angles, rope_scale, rotary.rotary_dim,
+                 layer.post_attention_layernorm, head_norms, gate_up, down, mixture, experts,
+                 heads, kv_heads, dim, _scale_of(own.attn.impl.scale, dim), angles, rope_scale, rotary.rotary_dim,
                  "halves" if rotary.is_neox_style else "interleaved")
+
+
+def _experts_of(mixture: nn.Module) -> Experts | None:
+    """The mixture as the op `layer` computes it; None if it is another. Its experts have to be packed, or those in
+    the place of TritonExperts, which keep the checkpoint's order of the weights."""
+    try:
+        gate, runner = mixture.gate, mixture.experts
+        router, routed = runner.router, runner.routed_experts
+        _expect_linear(gate, "ReplicatedLinear")
+        is_known = (
+            runner.gate is gate and runner.shared_experts is None and gate.bias is None
+            and type(router).__name__ == "FusedTopKRouter" and router.scoring_func == "softmax"
+            and router.eplb_state is None and routed.expert_map is None
+            and routed.activation.value == "silu" and not routed.apply_router_weight_on_input
+            and not hasattr(routed, "w13_bias") and getattr(routed, "swiglu_limit", None) is None)
+        count, d = gate.weight.shape
+        packed = getattr(routed, PACKED, None)
+        if packed is not None:
+            is_known = is_known and packed.biases is None and packed.sizes[::2] == (count, d)
+        else:
+            w13, w2 = routed.w13_weight, routed.w2_weight
+            _expect_tensor("experts", w13)
+            _expect_tensor("experts", w2)
+            h = w2.shape[-1]
+            is_known = (is_known and type(routed.quant_method).__name__ == "UnquantizedFusedMoEMethod"
+                        and routed.quant_method.experts_cls.__name__ == "FFTuneExperts"
+                        and w13.shape == (count, 2 * h, d) and w2.shape == (count, d, h))
+    except (AttributeError, Unfit):  # another version, or another kind of mixture
+        return None
+    return Experts(gate, routed, router.top_k, router.renormalize) if is_known else None
 
 
 def _scale_of(scale: float, dim: int) -> float:

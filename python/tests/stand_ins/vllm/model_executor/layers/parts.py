@@ -30,6 +30,10 @@ class MergedColumnParallelLinear(_Linear):
     pass
 
 
+class ReplicatedLinear(_Linear):
+    pass
+
+
 class RowParallelLinear(_Linear):
     reduce_results = input_is_parallel = True
 

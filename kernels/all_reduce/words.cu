@@ -1,20 +1,18 @@
-// All-reduce in one shot through packets: a rank sends its rows to every peer in words of 8 bytes
-// that hold 4 bytes of data and the epoch, and polls the words that peers send it. No fence and no
-// flag is on the way, so one trip over the link is all that a small message takes.
+// All-reduce in one shot: a rank sends its rows to every peer as words (words.cuh), and polls those
+// that peers send it.
 //
 // A cluster of `cluster` blocks has a row. A thread has vectors of 16 bytes, vector i being number
-// (i * cluster + rank) * threads + thread of the row. Each vector is four packets. The last cluster
-// has no row: it exchanges greetings (common/peers.cuh). Grid: (rows + 1) * cluster.
+// (i * cluster + rank) * threads + thread of the row. The last cluster has no row: it exchanges
+// greetings (common/peers.cuh). Grid: (rows + 1) * cluster.
 #include "all_reduce/normed_rows.cuh"
-#include "common/peers.cuh"
-#include "common/vectors.cuh"
+#include "all_reduce/words.cuh"
 
 namespace fftune {
 
 template <class T, class Convention, bool normalises, bool adds, norm_output output, int ranks,
           int threads, int vectors, int cluster>
 __global__ void __launch_bounds__(threads)
-    all_reduce_packets(const __grid_constant__ all_reduce_params params) {
+    all_reduce_words(const __grid_constant__ all_reduce_params params) {
   constexpr int count = 16 / static_cast<int>(sizeof(T));
   using row_sums = row_sum<1, threads, 1, cluster>;
   __shared__ typename row_sums::memory shared;
@@ -30,6 +28,7 @@ __global__ void __launch_bounds__(threads)
   const u64 policy = l2_eviction_policy<false>();
   const auto valid = [&](int i) { return has_row && first_column + i * column_step < d; };
   const auto place = [&](int i) { return row * d + first_column + i * column_step; };
+  const auto number = [&](int i) { return place(i) / count; };
 
   aligned_vector<T, count> own[vectors];
 #pragma unroll
@@ -37,22 +36,20 @@ __global__ void __launch_bounds__(threads)
     own[i] = load_once<T, count>(static_cast<const T*>(params.x) + place(i), valid(i), policy);
 
   peer_group<ranks> group(params.table, params.loopback, params.tag);
-  group.require_room(static_cast<u64>(params.rows) * d * sizeof(T) * 2, group.packet_bytes);
+  sent_words::require_room(group, params.rows * (d / count));
   if (!group.failed) {
 #pragma unroll
     for (int p = 0; p < ranks; ++p) {
       if (!group.is_peer(p)) continue;
-      char* const slot =
-          group.base[p] + group.slot_offset(group.packets, group.packet_bytes, group.slot_at(p));
+      char* const slot = sent_words::at_peer(group, p);
 #pragma unroll
-      for (int i = 0; i < vectors; ++i) {
-        if (!valid(i)) continue;
-        char* const to = slot + place(i) * static_cast<i64>(2 * sizeof(T));
-        store_packets(to, own[i].word[0], own[i].word[1], group.epoch);
-        store_packets(to + 16, own[i].word[2], own[i].word[3], group.epoch);
-      }
+      for (int i = 0; i < vectors; ++i)
+        if (valid(i)) sent_words::send(slot, number(i), own[i]);
     }
   }
+  // The ticket's way to memory and back is beneath that of the data.
+  __syncthreads();
+  if (threadIdx.x == 0) group.finish();
 
   aligned_vector<T, count> others[vectors], weights[vectors];
 #pragma unroll
@@ -66,42 +63,54 @@ __global__ void __launch_bounds__(threads)
   }
   if (!has_row && part == 0) group.greet(static_cast<int>(threadIdx.x));
 
+  float total[vectors][count];
+#pragma unroll
+  for (int p = 0; p < ranks; ++p) {
+    aligned_vector<T, count> values[vectors];
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) values[i] = own[i];
+    if (group.is_peer(p)) {
+      char* const slot = sent_words::here(group, p);
+      group.wait(p, [&] {  // the loads of all vectors are in flight together
+        bool there = true;
+#pragma unroll
+        for (int i = 0; i < vectors; ++i) {
+          if (!valid(i)) continue;
+          const bool own_there = sent_words::arrived(slot, number(i), values[i]);
+          there = there && own_there;
+        }
+        return there;
+      });
+#pragma unroll
+      for (int i = 0; i < vectors; ++i)
+        if (valid(i)) sent_words::take(slot, number(i), values[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      float summand[count];
+      to_floats(values[i], summand);
+#pragma unroll
+      for (int e = 0; e < count; ++e) total[i][e] = p == 0 ? summand[e] : total[i][e] + summand[e];
+    }
+  }
+
   float squares[1] = {0.0f};
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     if (!valid(i)) continue;
-    float total[count];
-#pragma unroll
-    for (int p = 0; p < ranks; ++p) {
-      aligned_vector<T, count> value = own[i];
-      if (group.is_peer(p)) {
-        const char* const from = group.own +
-                                 group.slot_offset(group.packets, group.packet_bytes, p) +
-                                 place(i) * static_cast<i64>(2 * sizeof(T));
-        group.wait(p, [&] {
-          const bool first = load_packets(from, group.epoch, value.word[0], value.word[1]);
-          const bool second = load_packets(from + 16, group.epoch, value.word[2], value.word[3]);
-          return first && second;
-        });
-      }
-      float summand[count];
-      to_floats(value, summand);
-#pragma unroll
-      for (int e = 0; e < count; ++e) total[e] = p == 0 ? summand[e] : total[e] + summand[e];
-    }
     if constexpr (adds) {
       float other[count];
       to_floats(others[i], other);
 #pragma unroll
-      for (int e = 0; e < count; ++e) total[e] += other[e];
+      for (int e = 0; e < count; ++e) total[i][e] += other[e];
     }
-    own[i] = from_floats<T>(total);
+    own[i] = from_floats<T>(total[i]);
     if constexpr (normalises) {
       if constexpr (adds)
         if (!group.failed) store_once(static_cast<T*>(params.sum) + place(i), own[i], policy);
-      to_floats(own[i], total);
+      to_floats(own[i], total[i]);
 #pragma unroll
-      for (int e = 0; e < count; ++e) squares[0] += total[e] * total[e];
+      for (int e = 0; e < count; ++e) squares[0] += total[i][e] * total[i][e];
     } else if (!group.failed) {
       store_once(static_cast<T*>(params.y) + place(i), own[i], policy);
     }
@@ -127,8 +136,6 @@ __global__ void __launch_bounds__(threads)
       if (valid(i) && !group.failed) rows.store(place(i), own[i], weights[i], scale, policy);
     row_sums::finish();
   }
-  __syncthreads();
-  if (threadIdx.x == 0) group.finish();
 }
 
 }  // namespace fftune
