@@ -1,5 +1,4 @@
 // A plan's description, and that presets are obeyed.
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "api/layer.hpp"
@@ -7,11 +6,13 @@
 #include "registry/catalog.hpp"
 #include "store/preset_file.hpp"
 #include "support/catch.hpp"
+#include "support/json.hpp"
 #include "support/temporary_folder.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
 using Json = nlohmann::json;
+using fftune::testing::parse_json;
 
 namespace {
 
@@ -61,7 +62,7 @@ Problem layer_problem(std::int64_t m) {
 
 Json description_of(const testing::TemporaryFolder& folder, const std::string& problem) {
   const library::Context context(-1, folder.path().c_str());
-  return Json::parse(context.plan(problem).describe());
+  return parse_json(context.plan(problem).describe());
 }
 
 }  // namespace
@@ -69,7 +70,7 @@ Json description_of(const testing::TemporaryFolder& folder, const std::string& p
 TEST_CASE("a plan describes its problem, its variants and its buffers") {
   const auto context = cpu_context();
   const auto plan = context.plan(ffn_json(3, 8, 20, ",\"act\":\"relu\""));
-  const auto described = Json::parse(plan.describe());
+  const auto described = parse_json(plan.describe());
   CHECK(described.at("problem").at("op") == "ffn");
   CHECK(described.at("problem").at("pass") == "fwd");
   CHECK(described.at("problem").at("dtype") == "f32");

@@ -1,15 +1,16 @@
 // Launches: const inputs, plans for any number of tokens, and what is refused.
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "api/layer.hpp"
 #include "support/allocations.hpp"
 #include "support/catch.hpp"
+#include "support/json.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
 using Json = nlohmann::json;
+using fftune::testing::parse_json;
 
 namespace {
 
@@ -69,7 +70,7 @@ TEST_CASE("a number of tokens that is prepared or was run allocates nothing but 
 
 TEST_CASE("a plan for any number of tokens says which variants serve which") {
   const auto plan = cpu_context().plan(any_tokens_json(5000, 64, 96));
-  const auto described = Json::parse(plan.describe());
+  const auto described = parse_json(plan.describe());
   CHECK(described.at("problem").at("m") == Json({{"max", 5000}}));
   const auto& segments = described.at("segments");
   REQUIRE(!segments.empty());
@@ -82,7 +83,7 @@ TEST_CASE("a plan for any number of tokens says which variants serve which") {
   }
   CHECK(next == 5001);
   CHECK(described.at("workspace_bytes") == plan.workspace_bytes());
-  const auto one = Json::parse(std::string(cpu_context().plan(ffn_json(4, 16, 24)).describe()));
+  const auto one = parse_json(std::string(cpu_context().plan(ffn_json(4, 16, 24)).describe()));
   CHECK(!one.contains("segments"));
 }
 

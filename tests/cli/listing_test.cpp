@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -10,9 +9,11 @@
 #include "sandbox.hpp"
 #include "store/example.hpp"
 #include "support/catch.hpp"
+#include "support/json.hpp"
 
 using namespace fftune;
 using fftune::testing::Finished;
+using fftune::testing::parse_json;
 using fftune::testing::Sandbox;
 using fftune::testing::text_of;
 using fftune::testing::write_text;
@@ -22,7 +23,7 @@ namespace fs = std::filesystem;
 TEST_CASE("ops names every op's fields and buffers in order") {
   const Finished done = Sandbox().fftune("ops --json");
   REQUIRE(done.code == 0);
-  const Json ops = Json::parse(done.out);
+  const Json ops = parse_json(done.out);
   REQUIRE(ops.at(0).at("op") == "ffn");
   std::vector<std::string> buffers;
   for (const Json& buffer : ops.at(0).at("passes").at(0).at("buffers"))
@@ -42,7 +43,7 @@ TEST_CASE("ops names every op's fields and buffers in order") {
 TEST_CASE("devices has the CPU, and says what is missing") {
   const Finished done = Sandbox().fftune("devices --json");
   REQUIRE(done.code == 0);
-  const Json document = Json::parse(done.out);
+  const Json document = parse_json(done.out);
   const Json& cpu = document.at("devices").back();
   CHECK(cpu.at("device") == "cpu");
   CHECK(cpu.at("multiprocessors").get<int>() >= 1);
@@ -53,7 +54,7 @@ TEST_CASE("list tells the feasible variants of a device that is not here, and wh
   const Finished done =
       Sandbox().fftune("list ffn --d 1024 --h 2048 --m 256 --arch sm_80 --explain --json");
   REQUIRE(done.code == 0);
-  const Json document = Json::parse(done.out);
+  const Json document = parse_json(done.out);
   bool explained = false;
   for (const Json& family : document.at("problems").at(0).at("families")) {
     CHECK(family.at("feasible") == family.at("variants").size());
@@ -70,7 +71,7 @@ TEST_CASE("list names the architectures that each CUDA family serves") {
       Sandbox().fftune("list ffn --d 1024 --h 2048 --m 256 --dtype bf16 --arch sm_80 --json");
   REQUIRE(done.code == 0);
   std::map<std::string, std::vector<std::string>> served;
-  const Json document = Json::parse(done.out);
+  const Json document = parse_json(done.out);
   for (const Json& family : document.at("problems").at(0).at("families"))
     served[family.at("family")] = family.at("architectures").get<std::vector<std::string>>();
   CHECK(served.at("gate_up_sm90") == std::vector<std::string>{"sm_90a"});
@@ -128,8 +129,8 @@ TEST_CASE("compile gives the same sample twice, from the cache the second time")
   INFO(first.err);
   REQUIRE(first.code == 0);
   const Finished second = sandbox.fftune(words);
-  const Json before = Json::parse(first.out);
-  const Json after = Json::parse(second.out);
+  const Json before = parse_json(first.out);
+  const Json after = parse_json(second.out);
   CHECK(before.at("failed") == 0);
   REQUIRE(before.at("programs").size() == after.at("programs").size());
   for (std::size_t i = 0; i < before.at("programs").size(); ++i) {
@@ -156,7 +157,7 @@ TEST_CASE("device sources of a folder are compiled without a build, and cached b
   const auto cached = [](const Finished& done) {
     INFO(done.err);
     REQUIRE(done.code == 0);
-    return Json::parse(done.out).at("programs").at(0).at("cached").get<bool>();
+    return parse_json(done.out).at("programs").at(0).at("cached").get<bool>();
   };
   CHECK_FALSE(cached(built_in));
   CHECK(cached(with_folder(compile)));  // the same text
@@ -164,7 +165,7 @@ TEST_CASE("device sources of a folder are compiled without a build, and cached b
   write_text(source, text + "\n__device__ int edited;\n");
   CHECK_FALSE(cached(with_folder(compile)));
   CHECK(cached(with_folder(compile)));
-  const Json devices = Json::parse(with_folder("devices --json").out);
+  const Json devices = parse_json(with_folder("devices --json").out);
   CHECK(devices.at("device_sources").at("folder") == kernels.string());
   CHECK(devices.at("device_sources").at("changed") == Json::array({"act_mul/forward_columns.cu"}));
   CHECK(with_folder("devices").out.find("not as built in: act_mul/forward_columns.cu\n") !=
@@ -177,7 +178,7 @@ TEST_CASE("device sources of a folder are compiled without a build, and cached b
   write_text(source, text);
   CHECK(cached(with_folder(compile)));
   CHECK(with_folder("devices").out.find("all as built in") != std::string::npos);
-  CHECK_FALSE(Json::parse(sandbox.fftune("devices --json").out).contains("device_sources"));
+  CHECK_FALSE(parse_json(sandbox.fftune("devices --json").out).contains("device_sources"));
 
   fs::remove_all(kernels);
   const Finished absent = with_folder("devices");
@@ -193,7 +194,7 @@ TEST_CASE("compile takes a family that serves nothing but rare sizes, or models,
     if (done.code == 3) FFTUNE_SKIP("no NVRTC: " + done.err);
     INFO(done.err);
     REQUIRE(done.code == 0);
-    CHECK(Json::parse(done.out).at("programs").size() == 1);
+    CHECK(parse_json(done.out).at("programs").size() == 1);
   }
 }
 
@@ -203,7 +204,7 @@ TEST_CASE("compile leaves out ops that have no element type of those that it is 
   if (both.code == 3) FFTUNE_SKIP("no NVRTC: " + both.err);
   INFO(both.err);
   REQUIRE(both.code == 0);
-  const Json found = Json::parse(both.out);
+  const Json found = parse_json(both.out);
   CHECK_FALSE(found.at("programs").empty());
   for (const Json& program : found.at("programs"))
     CHECK(program.at("problem").get<std::string>().starts_with("scale"));
@@ -226,7 +227,7 @@ TEST_CASE("a bundle for an architecture without presets has the defaults of the 
   if (both.code == 3) FFTUNE_SKIP("no NVRTC: " + both.err);
   INFO(both.err);
   REQUIRE(both.code == 0);
-  CHECK(Json::parse(both.out).at("programs").at("sm_80") == 1);
+  CHECK(parse_json(both.out).at("programs").at("sm_80") == 1);
   CHECK(both.err.find("no preset is of sm_80") != std::string::npos);
   CHECK(sandbox.fftune("bundle --arch sm_80 --op rope -o none.bundle").code == 2);
 }

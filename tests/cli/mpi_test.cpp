@@ -3,14 +3,15 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 
 #include "apps/fftune/search/sweep_device.hpp"
 #include "sandbox.hpp"
 #include "support/catch.hpp"
+#include "support/json.hpp"
 
+using fftune::testing::parse_json;
 using fftune::testing::Process;
 using fftune::testing::Sandbox;
 using Json = nlohmann::json;
@@ -53,7 +54,7 @@ pid_t process_of(const Sandbox& sandbox, int rank) {
 }
 
 Json document_of(const std::string& out) {
-  return Json::parse(out.substr(out.find('[')));
+  return parse_json(out.substr(out.find('[')));
 }
 
 }  // namespace

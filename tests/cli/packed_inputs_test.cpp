@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
@@ -18,15 +17,18 @@
 #include "safetensors/model.hpp"
 #include "sandbox.hpp"
 #include "support/catch.hpp"
+#include "support/json.hpp"
 #include "support/safetensors.hpp"
 #include "support/temporary_folder.hpp"
 #include "verify/host_threads.hpp"
 
 using namespace fftune;
 using namespace fftune::tool;
+using fftune::testing::parse_json;
 using fftune::testing::SafetensorsWriter;
 using fftune::testing::Sandbox;
 using fftune::testing::TemporaryFolder;
+using fftune::testing::text_of;
 using fftune::testing::write_text;
 using nlohmann::json;
 
@@ -37,7 +39,7 @@ namespace fs = std::filesystem;
 const fs::path vectors = fs::path(FFTUNE_SOURCE_DIR) / "tests/data/quantised";
 
 json index_of_vectors() {
-  return json::parse(std::ifstream(vectors / "index.json"));
+  return parse_json(text_of(vectors / "index.json"));
 }
 
 /// Saved tensors by other names.
@@ -52,7 +54,7 @@ class Model {
     stream.read(reinterpret_cast<char*>(&length), sizeof length);
     std::string text(length, '\0');
     stream.read(text.data(), static_cast<std::streamsize>(length));
-    header = json::parse(text);
+    header = parse_json(text);
     const std::string data{std::istreambuf_iterator<char>(stream), {}};
     for (auto& [name, tensor] : header.items()) {
       if (name == "__metadata__" || (name == "expected" && has_expected_)) continue;
@@ -374,7 +376,7 @@ TEST_CASE("the commands run on packed weights of a checkpoint") {
       sandbox.fftune("check --weights model --op ffn --device cpu --m 5 --dtype bf16 --json");
   INFO(check.err);
   REQUIRE(check.code == 0);
-  const json checks = json::parse(check.out).at("checks");
+  const json checks = parse_json(check.out).at("checks");
   for (const json& each : checks) {
     CHECK(each.at("state") == "passed");
     CHECK(each.dump().find("int4") != std::string::npos);
@@ -384,7 +386,7 @@ TEST_CASE("the commands run on packed weights of a checkpoint") {
       "--budget 100ms --json");
   INFO(bench.err);
   REQUIRE(bench.code == 0);
-  CHECK(json::parse(bench.out).at("problems").at(1).at("problem").dump().find("int4") !=
+  CHECK(parse_json(bench.out).at("problems").at(1).at("problem").dump().find("int4") !=
         std::string::npos);
   const auto search =
       sandbox.fftune("linear --weights model --device cpu --m 4 --budget 2s --max-variants 3");

@@ -2,14 +2,15 @@
 #include <sys/stat.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "sandbox.hpp"
 #include "support/catch.hpp"
+#include "support/json.hpp"
 
 using fftune::testing::Finished;
 using fftune::testing::lines_in;
+using fftune::testing::parse_json;
 using fftune::testing::Sandbox;
 using fftune::testing::text_of;
 using fftune::testing::write_text;
@@ -37,7 +38,7 @@ TEST_CASE("records are shown, merged and compared") {
   sandbox.tuned("2");
   const Finished diff = sandbox.fftune("presets diff copy presets --json");
   REQUIRE(diff.code == 0);
-  const Json changes = Json::parse(diff.out);
+  const Json changes = parse_json(diff.out);
   REQUIRE(changes.size() == 1);
   CHECK(changes.at(0).at("change") == "added");
   CHECK(changes.at(0).at("problem").get<std::string>().find("m=2") != std::string::npos);
@@ -77,9 +78,7 @@ TEST_CASE("a search replaces the record that differs in what is performance-neut
     REQUIRE(done.code == 0);
   };
   const auto records = [&](const std::string& folder) {
-    return Json::parse(sandbox.fftune("presets show " + folder + " --json").out)
-        .at(0)
-        .at("records");
+    return parse_json(sandbox.fftune("presets show " + folder + " --json").out).at(0).at("records");
   };
   tune("8");
   REQUIRE(sandbox.fftune("presets merge presets --out before").code == 0);
@@ -88,7 +87,7 @@ TEST_CASE("a search replaces the record that differs in what is performance-neut
   CHECK(records("presets").at(0).at("problem").at("positions") == 16);
 
   // The problem is the same one: its time may have changed, or nothing.
-  const Json changes = Json::parse(sandbox.fftune("presets diff before presets --json").out);
+  const Json changes = parse_json(sandbox.fftune("presets diff before presets --json").out);
   for (const Json& change : changes)
     CHECK((change.at("change") == "time" || change.at("change") == "winner"));
 
@@ -137,7 +136,7 @@ TEST_CASE("tables of vLLM become searches") {
       "presets import-vllm tables/E=128,N=384,device_name=NVIDIA_H200.json --d 512 --top-k 4 "
       "--json");
   REQUIRE(given.code == 0);
-  const Json searches = Json::parse(given.out);
+  const Json searches = parse_json(given.out);
   REQUIRE(searches.size() == 1);
   CHECK(searches.at(0).at("d") == 512);
   CHECK(searches.at(0).at("m") == Json::array({1, 64}));
@@ -239,7 +238,7 @@ TEST_CASE("a variant that does not exist or is illegal is named, and the fallbac
   const auto path = sandbox.tuned("1");
   const std::string whole = text_of(path);
   const Json record =
-      Json::parse(sandbox.fftune("presets show --json").out).at(0).at("records").at(0);
+      parse_json(sandbox.fftune("presets show --json").out).at(0).at("records").at(0);
   const std::string family = record.at("stages").at(0).at("family").get<std::string>();
   write_text(path, replaced(whole, "\"" + family + "\"", "\"no_such_family\""));
 
@@ -314,7 +313,7 @@ TEST_CASE("many notes of validate are a line for each kind, and -v has them all"
   const std::string words = "presets validate " FFTUNE_SOURCE_DIR "/presets";
   const Finished brief = sandbox.fftune(words), full = sandbox.fftune(words + " -v");
   REQUIRE(brief.code == 0);
-  const auto notes = Json::parse(sandbox.fftune(words + " --json").out).at("notes");
+  const auto notes = parse_json(sandbox.fftune(words + " --json").out).at("notes");
   REQUIRE(notes.size() > 8);
   CHECK(lines_in(brief.out) <= 5);
   CHECK(brief.out.find("-v names the records") != std::string::npos);

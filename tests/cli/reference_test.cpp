@@ -1,6 +1,5 @@
 // docs/cli.md is what --help says; fftune/ops.h and the Python package's table what the registry
 // does.
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <sstream>
@@ -8,8 +7,10 @@
 
 #include "sandbox.hpp"
 #include "support/catch.hpp"
+#include "support/json.hpp"
 
 using fftune::testing::Finished;
+using fftune::testing::parse_json;
 using fftune::testing::Sandbox;
 
 TEST_CASE("docs/cli.md is current: the target cli_reference writes it") {
@@ -31,11 +32,11 @@ TEST_CASE("the table of the Python package is current: the target op_table write
 }
 
 TEST_CASE("the table of the Python package tells with which options a buffer is there") {
-  const auto table = nlohmann::json::parse(
-      fftune::testing::text_of(FFTUNE_SOURCE_DIR "/python/fftune/_op_table.json"));
+  const auto table =
+      parse_json(fftune::testing::text_of(FFTUNE_SOURCE_DIR "/python/fftune/_op_table.json"));
   const auto has = [&](const char* op, const char* pass, const char* row) {
     const auto& rows = table.at(op).at(pass);
-    const auto wanted = nlohmann::json::parse(row);
+    const auto wanted = parse_json(row);
     return std::find(rows.begin(), rows.end(), wanted) != rows.end();
   };
   // By hand, from the documentation of the ops.
@@ -111,7 +112,7 @@ TEST_CASE("the version page names fftune and its libraries") {
 TEST_CASE("one JSON object has the same: --version --json") {
   const Finished done = Sandbox().fftune("--version --json");
   CHECK(done.code == 0);
-  const auto document = nlohmann::json::parse(done.out);
+  const auto document = parse_json(done.out);
   CHECK(document.at("fftune") == FFTUNE_VERSION);
   std::string lines;
   const auto ordered = nlohmann::ordered_json::parse(done.out);

@@ -1,12 +1,13 @@
 // Records refreshed, kept to the same bits, and refused when disturbed: on the CPU.
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "sandbox.hpp"
 #include "support/catch.hpp"
+#include "support/json.hpp"
 
 using fftune::testing::Finished;
+using fftune::testing::parse_json;
 using fftune::testing::Sandbox;
 using fftune::testing::text_of;
 using Json = nlohmann::json;
@@ -14,7 +15,7 @@ using Json = nlohmann::json;
 namespace {
 
 void edit(const std::filesystem::path& path, const auto& change) {
-  Json file = Json::parse(text_of(path));
+  Json file = parse_json(text_of(path));
   change(file);
   std::ofstream(path) << file.dump(2);
 }
@@ -38,14 +39,14 @@ TEST_CASE("refresh leaves what is fresh alone, and times again what is stale") {
   const Finished done = sandbox.fftune("refresh --device cpu --json");
   INFO(done.err);
   CHECK(done.code == 0);
-  const Json records = Json::parse(done.out).at("records");
+  const Json records = parse_json(done.out).at("records");
   REQUIRE(records.size() == 1);
   CHECK(records[0].at("because").get<std::string>().find("other sources of") == 0);
   CHECK(records[0].at("now").at("stages").at(0).at("source_hash") != "0000000000000000");
   CHECK(records[0].at("now").at("stages").at(0).at("feasible") == 12345);
-  CHECK(Json::parse(text_of(path)).at("records").size() == 2);
+  CHECK(parse_json(text_of(path)).at("records").size() == 2);
   CHECK(sandbox.fftune("refresh --device cpu").out.find("is stale") != std::string::npos);
-  CHECK(Json::parse(sandbox.fftune("refresh --device cpu --all --m 4 --json").out)
+  CHECK(parse_json(sandbox.fftune("refresh --device cpu --all --m 4 --json").out)
             .at("records")
             .size() == 1);
 }
@@ -74,11 +75,11 @@ TEST_CASE("a record that lacks a field of its op is refused, and the others are 
   const Finished done = sandbox.fftune("refresh --device cpu --all --json");
   INFO(done.err);
   CHECK(done.code == 1);
-  const Json records = Json::parse(done.out).at("records");
+  const Json records = parse_json(done.out).at("records");
   REQUIRE(records.size() == 2);
   CHECK(records[0].at("verdict").get<std::string>().find("search anew") != std::string::npos);
   CHECK(records[1].at("now").is_object());
-  CHECK(Json::parse(text_of(path)).at("records").size() == 2);
+  CHECK(parse_json(text_of(path)).at("records").size() == 2);
 }
 
 TEST_CASE("a damaged file of any op is found before the first is refreshed") {
@@ -113,7 +114,7 @@ TEST_CASE("same-bits keeps the class of the winner on record, and needs one") {
   const auto path = sandbox.tuned("4");
   const auto bits = [&] {
     std::vector<std::string> all;
-    const Json written = Json::parse(text_of(path));
+    const Json written = parse_json(text_of(path));
     for (const auto& stage : written.at("records").at(0).at("stages"))
       all.push_back(stage.at("bits").get<std::string>());
     return all;

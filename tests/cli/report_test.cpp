@@ -1,7 +1,6 @@
 // The report: what it holds, and that a browser without a network draws it.
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -12,6 +11,7 @@
 #include "registry/catalog.hpp"
 #include "sandbox.hpp"
 #include "support/catch.hpp"
+#include "support/json.hpp"
 
 using namespace fftune::testing;
 using nlohmann::json;
@@ -35,7 +35,7 @@ std::optional<std::string> report(const Sandbox& sandbox, const std::string& pat
 json data_of(const std::string& page) {
   const std::string start = "<script type=\"application/json\" id=\"data\">";
   const std::size_t begin = page.find(start) + start.size();
-  return json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+  return parse_json(page.substr(begin, page.find("</script>", begin) - begin));
 }
 
 void replace(std::string& text, const std::string& what, const std::string& by) {
@@ -46,7 +46,7 @@ void replace(std::string& text, const std::string& what, const std::string& by) 
 
 /// A preset file of one record, at this time with 1% around it.
 std::string preset_text(const std::string& device, double us) {
-  json file = json::parse(text_of(presets / "nvidia-h200/ffn.json"));
+  json file = parse_json(text_of(presets / "nvidia-h200/ffn.json"));
   json record = file["records"][0];
   record["verdict"]["median_us"] = us;
   record["verdict"]["interval_low_us"] = us * 0.999;
@@ -173,7 +173,7 @@ json look(const Sandbox& sandbox, const std::string& program, std::string page, 
   INFO(done.err);
   REQUIRE(begin != done.out.npos);
   const std::size_t end = done.out.find("</pre>", begin);
-  return json::parse(unescaped(done.out.substr(begin + start.size(), end - begin - start.size())));
+  return parse_json(unescaped(done.out.substr(begin + start.size(), end - begin - start.size())));
 }
 
 }  // namespace
@@ -191,7 +191,7 @@ TEST_CASE("the report of all presets is one small file that asks for nothing els
   std::size_t records = 0;
   for (const auto& entry : fs::recursive_directory_iterator(presets))
     if (entry.is_regular_file() && entry.path().filename() != "schema.json")
-      records += json::parse(text_of(entry.path()))["records"].size();
+      records += parse_json(text_of(entry.path()))["records"].size();
   CHECK(data["records"].size() == records);
   // The command that searches again names the problem, and the tool takes it.
   const std::string command = data["records"][0]["command"];

@@ -1,10 +1,10 @@
 // The report of a search that found nothing, and the advice after one on a busy machine.
 #include "apps/fftune/search/sweep_report.hpp"
 
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "support/catch.hpp"
+#include "support/json.hpp"
 
 using namespace fftune;
 using namespace fftune::tool;
@@ -20,7 +20,7 @@ Outcome failed(const std::string& id, OutcomeKind kind, const std::string& reaso
 }
 
 nlohmann::json parsed(const Json& document) {
-  return nlohmann::json::parse(json_line(document));
+  return fftune::testing::parse_json(json_line(document));
 }
 
 }  // namespace

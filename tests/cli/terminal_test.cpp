@@ -3,7 +3,6 @@
 #include "apps/fftune/terminal/text.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <string>
@@ -12,6 +11,7 @@
 #include "apps/fftune/terminal/progress.hpp"
 #include "sandbox.hpp"
 #include "support/catch.hpp"
+#include "support/json.hpp"
 
 using namespace fftune::testing;
 using fftune::tool::display_width;
@@ -39,7 +39,7 @@ std::vector<std::string> too_wide(const std::string& text, std::size_t columns) 
 
 /// Times of every record times `factor`, with intervals of 0.1%.
 std::string scaled(const std::string& path, double factor) {
-  Json file = Json::parse(text_of(path));
+  Json file = parse_json(text_of(path));
   for (Json& record : file["records"]) {
     Json& verdict = record["verdict"];
     const double us = verdict["median_us"].get<double>() * factor;
@@ -101,7 +101,7 @@ TEST_CASE("list shows what can run, and what cannot only where it is asked why")
   CHECK(sandbox.fftune(words + " --explain").out.find("refused: ") != std::string::npos);
   // Those that can run come first.
   bool refused = false;
-  const Json document = Json::parse(sandbox.fftune(words + " --json").out);
+  const Json document = parse_json(sandbox.fftune(words + " --json").out);
   for (const Json& family : document["problems"][0]["families"]) {
     if (!family["refusal"].is_null() && !family["refusal"].get<std::string>().empty())
       refused = true;
@@ -137,10 +137,10 @@ TEST_CASE("check --quick takes one problem of a form, and --budget leaves the re
   const Sandbox sandbox;
   REQUIRE_FALSE(sandbox.tuned("1,4").empty());
   const std::string words = "check --device cpu --presets presets --json";
-  CHECK(Json::parse(sandbox.fftune(words).out)["records"].size() == 2);
+  CHECK(parse_json(sandbox.fftune(words).out)["records"].size() == 2);
   const Finished quick = sandbox.fftune(words + " --quick");
   CHECK(quick.code == 0);
-  CHECK(Json::parse(quick.out)["records"].size() == 1);
+  CHECK(parse_json(quick.out)["records"].size() == 1);
   const Finished none = sandbox.fftune("check --device cpu --presets presets --budget 0");
   CHECK(none.code == 2);
 }
@@ -166,7 +166,7 @@ TEST_CASE("bench --against and presets diff give the verdict of the intervals") 
   const std::string words = "bench ffn --d 32 --h 64 --m 1 --device cpu --samples 3 --budget 1s";
   const Finished first = sandbox.fftune(words + " --json");
   REQUIRE(first.code == 0);
-  Json before = Json::parse(first.out);
+  Json before = parse_json(first.out);
   const auto against = [&](double us) {
     Json& own = before["problems"][0]["entries"][0];
     own["median_us"] = us;

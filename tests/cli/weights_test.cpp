@@ -1,12 +1,12 @@
 // check, bench and a search on the weights of a saved model.
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "sandbox.hpp"
 #include "support/catch.hpp"
+#include "support/json.hpp"
 #include "support/safetensors.hpp"
 
 using namespace fftune::testing;
@@ -45,7 +45,7 @@ TEST_CASE("check runs the ops of a saved layer beside random values") {
       sandbox.fftune("check --weights model --layer 1 --device cpu --m 5 --json --seeds 1");
   INFO(done.err);
   REQUIRE(done.code == 0);
-  const json checks = json::parse(done.out).at("checks");
+  const json checks = parse_json(done.out).at("checks");
   REQUIRE(checks.size() == 4);  // ffn and rmsnorm, each twice
   for (const json& check : checks) {
     CHECK(check.at("state") == "passed");
@@ -74,7 +74,7 @@ TEST_CASE("bench times both kinds of values") {
       "bench ffn --weights model --device cpu --m 3 --samples 3 --budget 100ms --json");
   INFO(done.err);
   REQUIRE(done.code == 0);
-  const json problems = json::parse(done.out).at("problems");
+  const json problems = parse_json(done.out).at("problems");
   REQUIRE(problems.size() == 2);
   CHECK(problems[0].at("values") == "random");
   CHECK(problems[1].at("values") == "saved");
@@ -122,7 +122,7 @@ TEST_CASE("check, bench and a search take recorded inputs, with a model's weight
     const Finished done = sandbox.fftune(words);
     INFO(done.err);
     REQUIRE(done.code == 0);
-    const json checks = json::parse(done.out).at("checks");
+    const json checks = parse_json(done.out).at("checks");
     REQUIRE(checks.size() == 2);
     return std::pair{checks[0].at("error"), checks[1].at("error")};
   };
@@ -137,7 +137,7 @@ TEST_CASE("check, bench and a search take recorded inputs, with a model's weight
     const Finished done = sandbox.fftune(bench + words);
     INFO(done.err);
     REQUIRE(done.code == 0);
-    const json problems = json::parse(done.out).at("problems");
+    const json problems = parse_json(done.out).at("problems");
     REQUIRE(problems.size() == 2);
     CHECK(problems[1].at("values") == "saved");
   }
@@ -196,7 +196,7 @@ TEST_CASE("bench times a layer of packed weights, and says so of a size that it 
         sandbox.fftune(sizes + "--batch 1 --cache 16 --layers 2 --json --weights " + weights);
     INFO(done.err);
     REQUIRE(done.code == 0);
-    const json problem = json::parse(done.out).at("problems").at(0);
+    const json problem = parse_json(done.out).at("problems").at(0);
     CHECK(problem.at("problem").dump().find(weights) != std::string::npos);
     CHECK(problem.at("entries").at(0).at("median_us") > 0);
   }
