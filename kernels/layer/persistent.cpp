@@ -196,7 +196,6 @@ class Draft {
     set_input_kb(*this, config.at("input_kb"));
     config_.head_groups = config.get("head_groups");
     config_.held = config.get("held");
-    config_.digits = config.get("digits") != 0;
   }
 
   /// But for the stages.
@@ -293,7 +292,6 @@ std::string text_of(const persistent_config& c) {
   if (c.packs_head)
     packed +=
         fmt::format(", .packs_head = true, .head_format = {}", template_argument(c.head_format));
-  if (c.digits) packed += ", .digits = true";
   std::string rare;
   for (const auto& [name, value] : {std::pair{"caps_scores", c.caps_scores},
                                     {"scales_residual", c.scales_residual},
@@ -334,10 +332,6 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
       .when_absent(1)
       .parameter("held", "stages of a product that wait in registers for its activations",
                  Draft::set_apart<&C::held>, {0, 2, 4, 6})
-      .when_absent(0)
-      .parameter(
-          "digits", "1: packed products are sums of integers", Draft::set<&C::digits>,
-          form.takes_digits() ? std::vector<std::int64_t>{0, 1} : std::vector<std::int64_t>{0})
       .when_absent(0);
   const auto limit = [&](std::string reason, const TypedSpace<Draft>::Names& reads, auto holds) {
     space.constraint(std::move(reason), reads,
@@ -352,7 +346,7 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
   limit("16 keys, of a group of heads, fit in a stage", {"chunk", "head_groups"},
         [](const C& c) { return c.own_kv_rows() <= c.chunk; });
   space.constraint("at least 4 stages fit in shared memory beside the activations",
-                   {"warps", "chunk", "input_kb", "head_groups", "digits"},
+                   {"warps", "chunk", "input_kb", "head_groups"},
                    [](const Draft& draft) { return draft.whole().stages >= 4; });
   limit("the outputs of a warp's queries fit in registers", {"warps"},
         [](const C& c) { return c.fits_queries(); });
@@ -360,7 +354,7 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
         {"attention_in_flight", "in_flight"},
         [](const C& c) { return c.attention_in_flight <= c.in_flight; });
   space.constraint("no more stages are copied at a time than there are",
-                   {"warps", "chunk", "in_flight", "input_kb", "head_groups", "digits"},
+                   {"warps", "chunk", "in_flight", "input_kb", "head_groups"},
                    [](const Draft& draft) {
                      const C& c = draft.whole();
                      return c.in_flight <= c.stages;
@@ -503,20 +497,19 @@ class PersistentLayers final : public Family {
     const bool many = problem.size("batch") * size_or(problem, "s", 1) > 1;
     // On an H100, 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
     // none. For 3 layers of Qwen3-30B-A3B it is 167 and 165, and several tokens of a sequence
-    // spill. 32 layers of Llama-3.1-8B in int4 take 1,761 us with none, and 1,865 with two.
+    // spill. 16 layers of Llama-3.1-8B in int4 take 864 us with none, and 880 with two.
     const PackedFormat format = packed_format(problem);
     const bool packs = format.packed, of_4_bits = packs && packed_bits(format.code) == 4;
     const int held = experts_ || of_4_bits || size_or(problem, "s", 1) > 1 ? 0
                      : packs || post_norms_                                ? 2
                                                                            : 4;
-    const int input_kb = many ? 16 : 36;
     const auto drafts = drafts_of(form_of(problem, Layer(problem), facts), facts);
-    return least_cost(drafts, name(), [=](const Draft& draft) {
+    return least_cost(drafts, name(), [many, packs, held](const Draft& draft) {
       const persistent_config& c = draft.sizes();
-      return std::tuple(c.digits, c.held != held, packs && c.chunk != 512, c.head_groups,
-                        c.warps != 8, c.chunk != 512, c.chunk,
-                        c.in_flight != (c.chunk > 512 ? 2 : 4), c.attention_in_flight != 1,
-                        c.least_keys != 16, c.input_limit != input_kb * 1024);
+      return std::tuple(c.held != held, packs && c.chunk != 512, c.head_groups, c.warps != 8,
+                        c.chunk != 512, c.chunk, c.in_flight != (c.chunk > 512 ? 2 : 4),
+                        c.attention_in_flight != 1, c.least_keys != 16,
+                        c.input_limit != (many ? 16 : 36) * 1024);
     });
   }
 

@@ -35,8 +35,7 @@
 //
 // Products: mma.sync with 16 rows of weights as A, tokens as the 8 columns of B. The order of k is
 // permuted so that a lane reads 16 bytes of a row at once. A stage is 16 rows by `chunk` elements
-// of k; each warp takes a part of it. With `digits` packed integers are multiplied by the digits of
-// one or two tokens instead (gemm/decode/digit_stage.cuh).
+// of k; each warp takes a part of it.
 //
 // With ranks the rows of the output product and of down are summands. The thread that has an
 // element of the residual stream sends its summand to the thread of the same element on every peer,
@@ -54,7 +53,6 @@
 #include "common/peers.cuh"
 #include "common/rows.cuh"
 #include "common/vectors.cuh"
-#include "gemm/decode/digit_stage.cuh"
 #include "gemm/decode/packed_stage.cuh"
 #include "gemm/head_row.cuh"
 #include "layer/next_token.cuh"
@@ -664,11 +662,9 @@ struct persistent_layers {
   }
 
   // Elements `begin` to `end` of the rows of `from` [tokens, k] to shared memory, normalised on the
-  // way or not, and as their digits or not. Unless they are plain, they are waited for. With `ends`
-  // they go to y instead.
+  // way or not. Unless they are plain, they are waited for. With `ends` they go to y instead.
   __device__ __forceinline__ void load_input(const T* from, int k, int begin, int end,
-                                             bool normalises, bool plain, bool values, bool digits,
-                                             bool ends = false) {
+                                             bool normalises, bool plain, bool ends = false) {
     constexpr int lanes = c.consumers() / token_places;
     constexpr int each = ceil_div(c.input_length() / 8, lanes);
     const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;
@@ -725,33 +721,12 @@ struct persistent_layers {
     }
     float r = 0;
     if (normalises) r = deviation_of<lanes>(value, vectors);
-    const auto finish = [&](vector16 own, int i) {
-      const bool exists = i * lanes < vectors;
-      const int vector = place + i * lanes;
-      if (normalises && exists) normalise(own, r, read_shared(shared + c.norm_at() + vector * 16));
-      if (values && exists)
-        write_shared(shared + c.input_at() + row * c.input_stride() + vector * 16, own);
-      if constexpr (c.digits) {
-        if (digits)
-          write_digits<T, c.format>(
-              exists ? own : vector16{},
-              shared + c.digits_at() + row * 3 * c.digit_stride() + vector * 8, c.digit_stride(),
-              shared + c.digit_scales_at() + row * c.digit_scales_stride() +
-                  vector / 8 * digit_scale_bytes(c.format),
-              exists);
-      }
-    };
-    if constexpr (c.digits) {
-      // The code of one vector is long: it is there once.
-#pragma unroll 1
-      for (int i = 0; i * lanes * 8 < end - begin; ++i) {
-        finish(value[0], i);
 #pragma unroll
-        for (int next = 1; next < each; ++next) value[next - 1] = value[next];
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < each; ++i) finish(value[i], i);
+    for (int i = 0; i < each; ++i) {
+      if (i * lanes >= vectors) continue;
+      const u32 at = (place + i * lanes) * 16;
+      if (normalises) normalise(value[i], r, read_shared(shared + c.norm_at() + at));
+      write_shared(shared + c.input_at() + row * c.input_stride() + at, value[i]);
     }
     sync_consumers();
   }
@@ -792,11 +767,8 @@ struct persistent_layers {
     using typename product::accumulators;
     using typename product::fragment;
     static constexpr int stage_k = c.chunk;
+    static constexpr bool packs = false;
     static constexpr bool normalises = true;  // whether one of the products has a norm in front
-    static constexpr bool packs = false, digits = false;
-    static __device__ __forceinline__ u32 input_at() {
-      return c.input_at() + lane_at(c.input_stride());
-    }
     static __device__ __forceinline__ u32 lane_at(u32 stride) {
       const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
       return lane / 4 * stride + warp * 64 + lane % 4 * 16;
@@ -805,90 +777,63 @@ struct persistent_layers {
       product::load(to, stage + lane_at(row_stride), row_stride);
     }
     static __device__ __forceinline__ void multiply(accumulators& sum, const fragment& of,
-                                                    u32 input, int element, bool has_token, int at,
-                                                    int end) {
-      product::run(sum, of, input + 2 * element, has_token,
-                   at + static_cast<int>(threadIdx.x) / 32 * 32, end);
+                                                    u32 tokens, bool has_token, int at, int end) {
+      product::run(sum, of, tokens, has_token, at + static_cast<int>(threadIdx.x) / 32 * 32, end);
     }
     template <class Pipeline>
     static __device__ __forceinline__ void multiply_stage(accumulators& sum, Pipeline& pipeline,
-                                                          u32 input, int element, bool has_token,
-                                                          int at, int end) {
-      product::run(sum, pipeline.buffer() + lane_at(row_stride), row_stride, input + 2 * element,
-                   has_token, at + static_cast<int>(threadIdx.x) / 32 * 32, end);
+                                                          u32 tokens, bool has_token, int at,
+                                                          int end) {
+      product::run(sum, pipeline.buffer() + lane_at(row_stride), row_stride, tokens, has_token,
+                   at + static_cast<int>(threadIdx.x) / 32 * 32, end);
       pipeline.release();
     }
-    static __device__ __forceinline__ void finish(const accumulators& sum, float (&total)[4]) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) total[i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
+    static __device__ __forceinline__ float total(const accumulators& sum, int i) {
+      return (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
     }
-    static __device__ __forceinline__ int row(int group, int half) {
-      return group + half * 8;
-    }
+    static __device__ __forceinline__ int row(int group, int half) { return group + half * 8; }
   };
-  template <packed_form format, bool by_digits = false>
+  template <packed_form format>
   struct packed_weights {
-    static constexpr bool packs = true, digits = by_digits;
-    using product =
-        typename choose_type<digits, digit_stage_product<T, c.packed_stage(format), c.warps>,
-                             packed_stage_product<T, c.packed_stage(format), c.warps>>::type;
+    static constexpr bool packs = true;
+    using product = packed_stage_product<T, c.packed_stage(format), c.warps>;
     using accumulators = typename product::accumulators;
     using fragment = typename product::fragment;
     static constexpr int stage_k = product::stage_k;
     static constexpr bool normalises = !c.has_experts() || c.packs_attention;
-    static __device__ __forceinline__ u32 input_at() {
+    static __device__ __forceinline__ u32 lane_at(u32 stride) {
       const int lane = threadIdx.x % 32;
-      if constexpr (digits)
-        return c.digits_at() + product::lane_plane(c.tokens) * c.digit_stride() + lane / 8 * 16;
-      else
-        return c.input_at() + smaller(lane % 8, c.tokens - 1) * c.input_stride() + lane / 8 * 16;
+      return smaller(lane % 8, c.tokens - 1) * stride + lane / 8 * 16;
     }
     static __device__ __forceinline__ void hold(fragment& to, u32 stage) {
       product::load(to, stage);
     }
     static __device__ __forceinline__ void multiply(accumulators& sum, const fragment& of,
-                                                    u32 input, int element, bool has_token, int at,
-                                                    int end) {
-      if constexpr (digits) {
-        const int token = smaller(threadIdx.x % 4 / 2, c.tokens - 1);
-        const u32 scales =
-            input - input_at() + c.digit_scales_at() + token * c.digit_scales_stride();
-        product::run(sum, of, input + element,
-                     scales + element / packed_k * digit_scale_bytes(format), end - at);
-      } else {
-        product::run(sum, of, input + 2 * element, end - at);
-      }
+                                                    u32 tokens, bool has_token, int at, int end) {
+      product::run(sum, of, tokens, end - at);
     }
     template <class Pipeline>
     static __device__ __forceinline__ void multiply_stage(accumulators& sum, Pipeline& pipeline,
-                                                          u32 input, int element, bool has_token,
-                                                          int at, int end) {
+                                                          u32 tokens, bool has_token, int at,
+                                                          int end) {
       fragment of;
       product::load(of, pipeline.buffer());
       pipeline.release();
-      multiply(sum, of, input, element, has_token, at, end);
+      multiply(sum, of, tokens, has_token, at, end);
     }
-    static __device__ __forceinline__ void finish(const accumulators& sum, float (&total)[4]) {
-      if constexpr (digits) {
-        product::add_digits(sum, total);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) total[i] = sum.value[i];
-      }
+    static __device__ __forceinline__ float total(const accumulators& sum, int i) {
+      return sum.value[i];
     }
-    static __device__ __forceinline__ int row(int group, int half) {
-      return 2 * group + half;
-    }
+    static __device__ __forceinline__ int row(int group, int half) { return 2 * group + half; }
   };
 
   // Multiplies this CTA's blocks of 16 rows of weights by all tokens, and leaves each warp's sums
   // in shared memory.
   // With `loads` false the activations of the product before are there. `by_slot`: k are the
-  // features of each slot, one after the other, which are multiplied by the slot's token alone. With
-  // `shares` the next product takes the digits of the same activations.
+  // features of each slot, one after the other, which are multiplied by the slot's token alone.
   template <class Weights>
   __device__ __forceinline__ void multiply(const T* from, int k, int blocks, bool normalises,
-                                           bool plain, bool loads, bool by_slot, bool shares) {
+                                           bool plain, bool loads, bool by_slot) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
     // A block of a mixture has a part for each slot.
     const int parts = c.has_experts() && by_slot ? c.slots() : 1;
@@ -908,22 +853,22 @@ struct persistent_layers {
         pipeline.release();
       }
       if (!(c.has_experts() || c.has_head()) || loads)
-        load_input(from, k, begin, end, Weights::normalises && normalises, plain, !Weights::digits,
-                   Weights::digits || shares);
+        load_input(from, k, begin, end, Weights::normalises && normalises, plain);
       else
         sync_consumers();
       u32 to = shared + c.sums_at() + warp * c.sums_stride();
 #pragma unroll 1
       for (int block = 0; block < blocks; ++block, to += c.warps * c.sums_stride()) {
         float total[4] = {};
-        const u32 input = shared + Weights::input_at();
+        const u32 input = shared + c.input_at() + Weights::lane_at(c.input_stride());
         const bool has_token = group < c.tokens;
 #pragma unroll 1
         for (int part = 0; part < parts; ++part) {
           typename Weights::accumulators sum = {};
-          int element = 0, first = begin, last = end;
+          u32 token_at = input;
+          int first = begin, last = end;
           if (c.has_experts() && by_slot) {
-            element = part % c.of_token() * c.h;
+            token_at += part % c.of_token() * c.h * 2;
             last = c.h;
           }
           const int before = (block * parts + part) * part_stages;
@@ -931,9 +876,9 @@ struct persistent_layers {
 #pragma unroll
             for (int i = 0; i < c.held; ++i) {
               if (i < before || i >= smaller(held, before + part_stages)) continue;
-              Weights::multiply(sum, first_stages[i], input, element, has_token, first, last);
+              Weights::multiply(sum, first_stages[i], token_at, has_token, first, last);
               first += Weights::stage_k;
-              element += Weights::stage_k;
+              token_at += 2 * Weights::stage_k;
             }
           }
 #pragma unroll 1
@@ -949,21 +894,19 @@ struct persistent_layers {
                 Weights::hold(of, pipeline.buffer());
                 pipeline.release();
               }
-              Weights::multiply(sum, of, input, element, has_token, at, last);
+              Weights::multiply(sum, of, token_at, has_token, at, last);
             } else {
               pipeline.wait();
-              Weights::multiply_stage(sum, pipeline, input, element, has_token, at, last);
+              Weights::multiply_stage(sum, pipeline, token_at, has_token, at, last);
             }
-            element += Weights::stage_k;
+            token_at += 2 * Weights::stage_k;
           }
-          float sums[4];
-          Weights::finish(sum, sums);
           // The other tokens' columns are not the slot's: its weights may be NaN for them.
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const bool is_own = !c.has_experts() || c.tokens == 1 || !by_slot ||
                                 2 * pair + i % 2 == part / c.of_token();
-            if (is_own) total[i] += sums[i];
+            if (is_own) total[i] += Weights::total(sum, i);
           }
         }
 #pragma unroll
@@ -1651,7 +1594,7 @@ struct persistent_layers {
 
   enum : int { qkv_product, out_product, router, gate_up, down, logits_product };
 
-  using layer_weights = packed_weights<c.format, c.digits>;
+  using layer_weights = packed_weights<c.format>;
   using head_weights = packed_weights<c.head_format>;
   static constexpr bool packs_all =
       c.packs_attention && c.packs_network && !c.has_experts() && (!c.has_head() || c.packs_head);
@@ -1756,12 +1699,11 @@ struct persistent_layers {
         const bool of_network = product == gate_up || product == down;
         if (!c.keeps_residual() && product == down) residual = residual_of(mid, c.down_unit());
         if (c.packs_head && is_head)
-          multiply<head_weights>(from, k, blocks, normalises, plain, loads, by_slot, false);
+          multiply<head_weights>(from, k, blocks, normalises, plain, loads, by_slot);
         else if ((c.packs_network && of_network) || (c.packs_attention && product < router))
-          multiply<layer_weights>(from, k, blocks, normalises, plain, loads, by_slot, false);
+          multiply<layer_weights>(from, k, blocks, normalises, plain, loads, by_slot);
         else if (!packs_all)
-          multiply<dense_weights>(from, k, blocks, normalises, plain, loads, by_slot,
-                                  c.digits && product == router);
+          multiply<dense_weights>(from, k, blocks, normalises, plain, loads, by_slot);
         if (product == qkv_product) {
           float* const qkv = reinterpret_cast<float*>(set);
           float* const partial = reinterpret_cast<float*>(set + c.partial_at());
@@ -1814,7 +1756,7 @@ struct persistent_layers {
       if (chooses()) choose(best);
     }
     if constexpr (c.post_norms) {
-      if (!chooses()) load_input(x, c.d, 0, c.d, true, false, false, false, true);
+      if (!chooses()) load_input(x, c.d, 0, c.d, true, false, true);
     }
     // Thread 0 of each CTA has an element of every row of exchanges.
     if constexpr (c.ranks > 0)

@@ -58,8 +58,6 @@ struct persistent_config {
   packed_form format = {};
   bool packs_head = false;
   packed_form head_format = {};
-  bool digits =
-      false;  // the layers' packed products are sums of integers (gemm/decode/digit_stage.cuh)
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
@@ -81,13 +79,6 @@ struct persistent_config {
     const int launched = 65536 / threads() / 8 * 8;
     const int left = (launched * threads() - 128 * other_registers()) / consumers() / 8 * 8;
     return left < 232 ? left : 232;
-  }
-
-  // Whether packed products can be sums of integers.
-  constexpr bool takes_digits() const {
-    return packs_network &&
-           (format.code == packed_code::int4 || format.code == packed_code::int8) && tokens <= 2 &&
-           d % packed_k == 0 && h % packed_k == 0 && q_rows() % packed_k == 0;
   }
 
   // Rows of a product, or features between up and down, that are one CTA's: a multiple of these.
@@ -124,7 +115,7 @@ struct persistent_config {
     const int widest = hidden() > q_rows() ? hidden() : q_rows();
     const int longest = widest > d ? widest : d;
     const int unit = packs() || packs_head ? most_packed_group : chunk;
-    const int fit = input_limit / ((digits ? 3 : 2) * tokens) / unit * unit;
+    const int fit = input_limit / (2 * tokens) / unit * unit;
     const int least = up(d, unit) * unit, most = up(longest, unit) * unit;
     return has_experts() ? most : fit < least ? least : fit < most ? fit : most;
   }
@@ -213,21 +204,8 @@ struct persistent_config {
   constexpr int barrier_bytes() const { return up(16 * stages, 128) * 128; }
   // Packed weights take tokens by ldmatrix.
   constexpr int input_stride() const {
-    return 2 * (digits ? up(larger_of(d, q_rows()), chunk) * chunk : input_length()) +
-           (packs() ? value_padding : row_padding);
+    return 2 * input_length() + (packs() ? value_padding : row_padding);
   }
-  static constexpr int larger_of(int first, int second) { return first > second ? first : second; }
-  // Digits of activations, and their blocks' scales: for the packed products. Beside experts other
-  // products have the activations too.
-  constexpr int digit_stride() const { return input_length() + value_padding; }
-  constexpr int digit_scales_stride() const {
-    return input_length() / packed_k * digit_scale_bytes(format);
-  }
-  constexpr int digits_bytes() const {
-    return digits ? up(tokens * (3 * digit_stride() + digit_scales_stride()), 16) * 16 : 0;
-  }
-  constexpr int digits_at() const { return input_at() + (has_experts() ? values_bytes() : 0); }
-  constexpr int digit_scales_at() const { return digits_at() + tokens * 3 * digit_stride(); }
   constexpr int query_stride() const { return 2 * dim + row_padding; }
   constexpr int sums_stride() const { return 16 * token_columns() * 4; }  // of a warp and a block
   constexpr int sums_bytes() const { return most_blocks() * warps * sums_stride(); }
@@ -238,17 +216,10 @@ struct persistent_config {
   constexpr int new_rows_at() const {
     return queries_at() + per_sequence * own_heads() * query_stride();
   }
-  // Whether some product takes activations themselves.
-  constexpr bool loads_values() const {
-    return !digits || !packs_attention || has_experts() || has_head();
-  }
-  constexpr int values_bytes() const {
-    const int of_heads = per_sequence * (own_heads() * query_stride() + 4 * own_kv_rows());
-    return larger_of(of_heads, loads_values() ? tokens * input_stride() : 0);
-  }
   constexpr int input_bytes() const {
-    return has_experts() ? values_bytes() + digits_bytes()
-                         : larger_of(values_bytes(), digits_bytes());
+    const int of_heads = per_sequence * (own_heads() * query_stride() + 4 * own_kv_rows());
+    const int of_input = tokens * input_stride();
+    return of_heads > of_input ? of_heads : of_input;
   }
   // Weights of a norm, and in front of them those of the one behind the product before, and the
   // residual stream.

@@ -203,20 +203,7 @@ std::vector<Use> uses_of_4_bits() {
            {{"weights", "mxfp4"}, {"qk-norm", "yes"}}},
           {DType::fp16,
            {{"h", 2176}, {"batch", 2}},
-           {{"weights", "nvfp4"}, {"out-bias", "yes"}, {"lengths", "ragged"}}},
-          {DType::fp16,
-           {{"h", 1088}, {"batch", 2}},
-           {{"weights", "int4"}, {"group", "32"}, {"lengths", "ragged"}}},
-          {DType::bf16, {{"h", 4352}, {"s", 2}}, {{"weights", "int4"}, {"group", "row"}}},
-          {DType::bf16,
-           {{"h", 1088}, {"batch", 2}},
-           {{"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}, {"lengths", "ragged"}}},
-          {DType::fp16, {{"h", 2176}}, {{"weights", "int4"}, {"zeros", "yes"}}},
-          {DType::bf16,
-           {{"h", 2176}, {"batch", 2}},
-           {{"weights", "int4"}, {"attn-weights", "dense"}, {"qkv-bias", "yes"}}},
-          {DType::fp16, {{"h", 2176}, {"batch", 2}}, {{"weights", "int8"}, {"group", "64"}}},
-          {DType::bf16, {{"h", 1088}}, {{"weights", "int8"}, {"group", "row"}}}};
+           {{"weights", "nvfp4"}, {"out-bias", "yes"}, {"lengths", "ragged"}}}};
 }
 std::vector<Use> uses_of_8_bits() {
   return {{DType::bf16, {{"h", 2176}, {"cache", 300}}, {{"weights", "fp8"}}},
@@ -301,10 +288,6 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
       if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
     }
     shared.set("held", shared.get("held") == 0 ? 2 : 0);
-    if (shared.get("digits") != 0) {
-      verify_layers(*backend, all[i], 2, shared);
-      shared.set("digits", 0);
-    }
     verify_layers(*backend, all[i], 2, shared);
   }
 }
@@ -490,10 +473,10 @@ void verify_bad_token(Backend& backend, const Problem& problem, const Recipe& re
   }
 }
 
-TEST_CASE("a NaN or an infinity of a token reaches no other token's integers", "[gpu]") {
+TEST_CASE("a NaN or an infinity of a token reaches no other token", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  for (const std::size_t at : {5, 7, 10}) {
+  for (const std::size_t at : {1, 4}) {
     const Use use = uses_of_4_bits()[at];
     const Problem problem = problem_of(use.dtype, use.sizes, use.options);
     const Family& family = family_for(problem);
@@ -678,20 +661,7 @@ TEST_CASE("persistent layers with weights of 4 bits against the reference", "[gp
 }
 
 TEST_CASE("persistent layers with weights of 4 bits over pages and of several tokens", "[gpu]") {
-  verify_uses(uses_of_4_bits(), 2, 5);
-}
-
-TEST_CASE("persistent layers with sums of integers against the reference", "[gpu]") {
-  verify_uses(uses_of_4_bits(), 5, 7);
-}
-
-TEST_CASE("persistent layers with sums of integers and zero points against the reference",
-          "[gpu]") {
-  verify_uses(uses_of_4_bits(), 7, 10);
-}
-
-TEST_CASE("persistent layers with sums of integers of 8 bits against the reference", "[gpu]") {
-  verify_uses(uses_of_4_bits(), 10, uses_of_4_bits().size());
+  verify_uses(uses_of_4_bits(), 2, uses_of_4_bits().size());
 }
 
 TEST_CASE("persistent layers with weights of 8 bits against the reference", "[gpu]") {

@@ -25,9 +25,4 @@ struct packed_stage_shape {
   }
 };
 
-/// The scale of a token's block of digits (gemm/decode/digit_stage.cuh), and its sums.
-constexpr int digit_scale_bytes(packed_form format) {
-  return format.zeros ? 16 : 4;
-}
-
 }  // namespace fftune
