@@ -498,7 +498,7 @@ def settings_of(model, arguments):
                     max_num_batched_tokens=256, enable_prefix_caching=True,
                     kv_cache_memory_bytes=row * 16 * 320)
     longest, most = arguments.context + 512, max(arguments.batch + [64 if arguments.serve else 4])
-    tokens = max(most * (1216 if arguments.serve else longest), 8 * 1536)
+    tokens = max([batch * longest for batch in arguments.batch] + [64 * 1216 if arguments.serve else 0, 8 * 1536])
     return dict(tensor_parallel_size=arguments.tp, max_model_len=max(longest, 1536),
                 max_num_seqs=most, max_num_batched_tokens=8192, enable_prefix_caching=False,
                 kv_cache_memory_bytes=row * tokens)

@@ -91,9 +91,14 @@ def a_layer(method, dtype=torch.bfloat16, bits=4, zeros=False, biases=False, act
 
 
 def loaded(method, layer, caplog):
+    """The log of loading a layer, with the model's element type as PyTorch's default, as in vLLM."""
     caplog.clear()
-    with caplog.at_level(logging.INFO):
-        method.process_weights_after_loading(layer)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with caplog.at_level(logging.INFO):
+            method.process_weights_after_loading(layer)
+    finally:
+        torch.set_default_dtype(torch.float32)
     return caplog.text
 
 

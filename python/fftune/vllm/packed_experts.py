@@ -207,7 +207,8 @@ class Experts:
         count, _, d = self.sizes
         like = self.weights[0].w
         x = torch.randn(rows, d, generator=generator).to(like.device, method.moe.in_dtype)
-        logits = torch.randn(rows, layer.global_num_experts, generator=generator).to(like.device)
+        # vLLM loads a model with its element type as PyTorch's default.
+        logits = torch.randn(rows, layer.global_num_experts, dtype=torch.float32, generator=generator).to(like.device)
         if name == "apply_monolithic":
             logits = logits.to(x.dtype)
             given = x, logits

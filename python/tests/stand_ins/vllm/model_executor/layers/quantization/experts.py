@@ -27,6 +27,7 @@ class ExpertsMethod:
 
     def apply(self, layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input):
         self.calls += 1
+        assert topk_weights.dtype == torch.float32  # as Marlin has it
         w13, w2 = layer.dense
         b13, b2 = layer.biases or (torch.zeros(w13.shape[:2]), torch.zeros(w2.shape[:2]))
         y = torch.zeros(x.shape, dtype=torch.float64)
