@@ -176,8 +176,8 @@ double overlapped(std::initializer_list<double> times) {
 
 /// Microseconds of a launch by the cost model: memory, L2 and the stages of the busiest SM overlap;
 /// starts of waves and the reduction of split K do not. The constants are fitted to 226 variants of
-/// eight problems that an H100 timed, with a deviation of 10%, and those of more than 64 tokens to 17
-/// of four, with 5%.
+/// eight problems that an H100 timed, with a deviation of 10%, and those of more than 64 tokens to
+/// 17 of four, with 5%.
 double microseconds(const Tile& tile, const Product& product, const DeviceFacts& facts) {
   const packed_form& format = product.format;
   const int operands = product.operands;
