@@ -47,9 +47,15 @@ __global__ void __launch_bounds__(threads)
         if (valid(i)) sent_words::send(slot, number(i), own[i]);
     }
   }
-  // The ticket's way to memory and back is beneath that of the data.
-  __syncthreads();
-  if (threadIdx.x == 0) group.finish();
+  // The ticket's way to memory and back: beneath that of the data where further blocks wait for
+  // this one to end, and else behind the results, which a thread that waits for it would delay.
+  const auto take_ticket = [&](bool here) {
+    if (!here) return;
+    __syncthreads();
+    if (threadIdx.x == 0) group.finish();
+  };
+  const bool has_few_rows = params.rows <= 32;
+  take_ticket(!has_few_rows);
 
   aligned_vector<T, count> others[vectors], weights[vectors];
 #pragma unroll
@@ -136,6 +142,7 @@ __global__ void __launch_bounds__(threads)
       if (valid(i) && !group.failed) rows.store(place(i), own[i], weights[i], scale, policy);
     row_sums::finish();
   }
+  take_ticket(has_few_rows);
 }
 
 }  // namespace fftune

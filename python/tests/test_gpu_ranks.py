@@ -44,7 +44,8 @@ def _sums(rank: int, name: str) -> None:
             assert torch.equal(ops.all_reduce(xs[rank], group=group), total.to(DTYPE))
             total = (total + residual.float()).to(DTYPE)
             y, added = ops.all_reduce_norm(xs[rank], w, residual=residual, group=group)
-            assert torch.equal(added, total) and torch.equal(y, ops.rmsnorm(total, w))
+            assert torch.equal(added, total)
+            torch.testing.assert_close(y, ops.rmsnorm(total, w), rtol=1e-2, atol=1e-3)
             q, scale, added = ops.all_reduce_norm_quantised(xs[rank], w, residual=residual, group=group)
             scale_alone = ops.rmsnorm_quantised(total, w)[1]
             assert torch.equal(added, total)
