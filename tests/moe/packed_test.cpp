@@ -1,4 +1,5 @@
 // Mixtures of experts with packed weights: every family against the float64 reference.
+#include <cmath>
 #include <random>
 #include <string>
 #include <vector>
@@ -45,7 +46,40 @@ std::string complaint(const MoeSizes& sizes, DType dtype, const Options& options
   return "";
 }
 
+/// Rows of an expert that a pass of the decode kernel serves, as its type says.
+int rows_of_pass(const Family& family, const Problem& problem, const DeviceFacts& facts) {
+  const Program program = family.program(problem, facts, family.default_config(problem, facts));
+  const auto& launch = std::get<KernelLaunch>(program.steps.at(0));
+  const std::string& kernel = program.kernels.at(launch.kernel).expression;
+  const std::string type = "packed_config{";
+  return std::stoi(kernel.substr(kernel.find(type) + type.size()));
+}
+
+/// The probability of more than `most` where `mean` are expected, by Poisson's distribution.
+double more_than(int most, double mean) {
+  double one = std::exp(-mean), all = one;
+  for (int i = 1; i <= most; ++i) all += one *= mean / i;
+  return 1 - all;
+}
+
 }  // namespace
+
+TEST_CASE("one pass over an expert's packed weights serves the rows that nearly all have") {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  for (const MoeSizes& sizes : {MoeSizes{1, 2880, 2880, 32, 4}, {1, 2048, 768, 128, 8}})
+    for (const std::int64_t m : {1, 4, 16, 32, 48, 64, 96, 128, 200})
+      for (const char* name : {"gate_up_packed", "down_packed"}) {
+        MoeSizes all = sizes;
+        all.m = m;
+        const auto experts = static_cast<double>(all.experts);
+        const double rows = static_cast<double>(m * all.choices) / experts;
+        const int pass = rows_of_pass(
+            family_of(moe_ffn_op(), name),
+            moe_problem(all, DType::bf16, DeviceKind::cuda, {{"weights", "mxfp4"}}), facts);
+        CAPTURE(name, m, rows, pass);
+        CHECK((pass == 64 || more_than(pass, rows) < 0.05));
+      }
+}
 
 TEST_CASE("experts with packed weights have their tensors, and a stage before each product") {
   const Problem problem = moe_problem({3, 64, 32, 4, 2}, DType::bf16, DeviceKind::cuda,

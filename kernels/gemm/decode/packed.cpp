@@ -30,6 +30,8 @@ std::int64_t group_slots(const GemmProblem& gemm) {
 /// A product as the space and the cost model see it: one of the usual rows of a group.
 struct Product {
   std::int64_t m, n, k;
+  std::int64_t
+      most_m;          // rows of all groups but few: more are a further pass over a group's weights
   std::int64_t all_n;  // rows of B of all groups that usually have some
   int operands;
   bool grouped;
@@ -39,13 +41,17 @@ struct Product {
       : m(gemm.m),
         n(gemm.n),
         k(gemm.k),
+        most_m(gemm.m),
         all_n(gemm.n),
         operands(gemm.b_operands()),
         grouped(gemm.groups.any()),
         format(packed_form_of(gemm)) {
     if (!grouped) return;
     const double used = std::max(gemm.groups.with_rows(), 1.0);
-    m = std::max<std::int64_t>(1, std::llround(static_cast<double>(m) / used));
+    const double rows = static_cast<double>(gemm.m) / used;
+    m = std::max<std::int64_t>(1, std::llround(rows));
+    // The rows of a group are close to Poisson distributed.
+    most_m = std::clamp<std::int64_t>(std::llround(rows + 2 * std::sqrt(rows)), 1, gemm.m);
     all_n *= std::max<std::int64_t>(1, std::llround(used));
   }
 };
@@ -60,9 +66,9 @@ int tokens_of(std::int64_t m) {
 struct Block : packed_config {
   int split_k = 1;
 
-  explicit Block(const Product& product) : packed_config{.tokens = tokens_of(product.m)} {}
+  explicit Block(const Product& product) : packed_config{.tokens = tokens_of(product.most_m)} {}
   Block(const Product& product, const Config& config)
-      : packed_config{.tokens = tokens_of(product.m),
+      : packed_config{.tokens = tokens_of(product.most_m),
                       .tiles = config.get("tiles"),
                       .row_warps = config.get("row_warps"),
                       .k_warps = config.get("k_warps"),
@@ -188,7 +194,10 @@ double microseconds(const Block& block, const Product& product, const DeviceFact
       1.4 * (block.unroll * (4 * units * of_word + 4 * fragments) + scaled_sums + 30 * copies + 30);
   const double warps = block.warps() * resident;
   const double stage = std::max(issue * warps / 4, 939 + issue);
-  const double compute = waves * stages * stage / clocks;
+  // Groups with more rows than a pass serves take further ones: half of their last is padding.
+  const double usual = static_cast<double>(product.most_m);
+  const double passes = usual > block.tokens ? m / block.tokens + 0.5 : 1;
+  const double compute = waves * stages * stage * passes / clocks;
   const double memory = 0.515 * format.parts() *
                         static_cast<double>(product.operands * product.all_n) * k / bytes_per_us;
   const double l2 = blocks * m * (k / block.split_k) * 2 / 5.07e6;
