@@ -21,7 +21,7 @@ def config_of(kind, tp):
     return {"architectures": [ARCHITECTURES[kind]], "hidden_size": 64, "intermediate_size": 96 * tp,
             "num_attention_heads": 4 * tp, "num_key_value_heads": 2 * tp, "head_dim": 16,
             "max_position_embeddings": 4096, "torch_dtype": "bfloat16",
-            **({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96 * tp}
+            **({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96 * tp, "norm_topk_prob": True}
                if kind == "qwen3_moe" else {})}
 
 
@@ -30,7 +30,7 @@ def test_every_problem_of_a_step_has_a_record(stand_in, tmp_path, monkeypatch, k
     (tmp_path / "config.json").write_text(json.dumps(config_of(kind, tp)))
     words = ["tune-vllm", tmp_path, "--m", len(REQUESTS), "--tp", tp, "--max-model-len", 3 * BLOCK,
              "--device", "cpu", "--budget", "3s", "--wait", "0s", "--max-variants", 1, "--parts",
-             "layers", "--out", tmp_path / "presets"]
+             "experts,layers", "--out", tmp_path / "presets"]
     subprocess.run([str(tool_path()), *map(str, words)], env=tool_environment(), check=True,
                    capture_output=True)
     monkeypatch.setenv("FFTUNE_PRESETS", str(tmp_path / "presets"))
@@ -50,3 +50,4 @@ def test_every_problem_of_a_step_has_a_record(stand_in, tmp_path, monkeypatch, k
     written = {path.stem for path in (tmp_path / "presets").glob("*/*.json")}
     assert written >= ops - {"layer"}
     assert written >= {"qkv", "attention", "linear", "rmsnorm"}
+    assert (kind == "qwen3_moe") == ("moe-route" in written)

@@ -111,6 +111,9 @@ TEST_CASE("a mixture has experts, also for batches with prompts") {
             "moe-ffn/fwd bf16 act=silu gate-up=halves routing=uniform d=2048 experts=128 "
             "h=768 m=4096 top-k=8"));
   CHECK(has(found, "norm=yes"));
+  CHECK(has(found, "linear/fwd bf16 k=2048 m=8 n=128"));
+  CHECK(has(found, "moe-route/fwd bf16"));
+  CHECK_FALSE(has(problems_of(mixture, {.tensor_parallel = 2}), "moe-route/fwd"));
   CHECK_FALSE(has(found, "ffn/fwd bf16 act=silu norm=rms"));
   CHECK(has(problems_of(with(mixture, R"("decoder_sparse_step": 2)")), "h=6144"));
   CHECK(problems_of(mixture, {.layers = false}).ops.size() == 1);
@@ -134,13 +137,14 @@ TEST_CASE("fp8 with block scales is for the experts alone") {
   CHECK(found.left_alone == std::vector<std::string>{"layers stay vLLM's: quantised weights"});
 }
 
-TEST_CASE("with batch invariance every problem has the option") {
+TEST_CASE("with batch invariance every problem has the option whose op has it") {
   for (const auto& model : {mixture, llama}) {
     const auto all = problems_of(model, {.tokens = {4}, .batch_invariant = true});
     CHECK(all.left_alone.empty());
     CHECK(texts(all).size() >= 5);
     for (const std::string& text : texts(all))
-      CHECK(text.find(" batch-invariant=yes ") != std::string::npos);
+      CHECK((text.find(" batch-invariant=yes ") != std::string::npos) !=
+            text.starts_with("moe-route"));
   }
   const auto experts =
       problems_of(mixture, {.tokens = {4}, .layers = false, .batch_invariant = true});

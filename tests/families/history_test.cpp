@@ -93,7 +93,7 @@ DeviceFacts facts_of(const PresetDevice& device) {
 }
 
 /// Parameters that families had once.
-const std::set<std::string> gone{"polynomial_of_8", "staged"};
+const std::set<std::string> gone{"polynomial_of_8", "staged", "digits"};
 
 /// The ways in which docs/compatibility.md says that a variant may become illegal: its family, a
 /// parameter or a value is gone, or there is a new constraint, which the family or its space has in

@@ -80,6 +80,12 @@ std::int64_t slice(std::string_view what, std::int64_t whole, std::int64_t devic
 using Sizes = std::map<std::string, std::int64_t>;
 using Options = std::map<std::string, std::string>;
 
+bool has_option(const Op& op, std::string_view name) {
+  const auto all = options_of(op, "fwd");
+  return std::any_of(all.begin(), all.end(),
+                     [&](const OptionField& option) { return option.name == name; });
+}
+
 /// Batches of pure decoding, which have graphs, and those with prompts.
 enum class Batches { decoding, prompts, both };
 
@@ -100,7 +106,9 @@ class Problems {
       problem.sizes[count] = tokens;
       if (batches == Batches::prompts)
         problem.sizes["b"] = std::max<std::int64_t>(tokens / tokens_of_prompt, 1);
-      if (serving_.batch_invariant) problem.options["batch-invariant"] = "yes";
+      // The others have one way to compute a token.
+      if (serving_.batch_invariant && has_option(op, "batch-invariant"))
+        problem.options["batch-invariant"] = "yes";
       if (const auto page = sizes.find("page"); page != sizes.end()) {
         const std::int64_t sequences = problem.sizes.at("b");
         problem.sizes["pages"] =
@@ -304,6 +312,13 @@ void add_layers(const Config& config, const std::optional<Experts>& experts,
                    {{"residual", yes(one)}, {"bias", yes(bias)}}, "m", batches);
   const JsonValue* const dense = config.find("mlp_only_layers");
   const auto* const dense_layers = dense ? dense->get_if<JsonValue::Array>() : nullptr;
+  if (experts && one) {
+    // The router, and what chooses the experts of each token. Slices have vLLM's.
+    problems.add("linear", DType::bf16, {{"k", d}, {"n", experts->count}}, {}, "m", batches);
+    problems.add("moe-route", DType::bf16,
+                 {{"experts", experts->count}, {"top-k", experts->choices}},
+                 {{"renormalise", yes(config.flag("norm_topk_prob"))}}, "m", batches);
+  }
   if (experts && !(dense_layers && !dense_layers->empty()) &&
       config.whole_if_any({"decoder_sparse_step"}).value_or(1) == 1)
     return;
