@@ -91,7 +91,7 @@ struct backward_conversion {
   static constexpr int parts = plan.slabs * 4;       // of 16 columns
   static constexpr int pitch = plan.slabs * 64 + 8;  // elements; the 16 bytes more spread the banks
 
-  // Of each part a lane has one float4: the accumulators of columns d, d + 8 and queries q, q + 1.
+  // A lane has one float4 of each part: the accumulators of columns d, d + 8 and queries q, q + 1.
   // A warp's are two 8x8 matrices, which stmatrix transposes into rows at `tile`. `dq`: of the
   // block.
   static __device__ __forceinline__ void convert(u32 tile, const float* dq, int first_query,
