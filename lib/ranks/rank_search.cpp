@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <limits>
 #include <random>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "ranks/lockstep.hpp"
 #include "ranks/rank_record.hpp"
 #include "store/preset_file.hpp"
+#include "verify/host_threads.hpp"
 
 namespace fftune {
 namespace {
@@ -205,16 +205,15 @@ class RankSearcher {
   /// One that fails does so again when its turn comes.
   void compile(const std::vector<Variant>& variants) const {
     if (ranks_.facts().kind == DeviceKind::cpu) return;
-    std::vector<std::thread> threads;
-    for (const Variant& variant : variants)
-      threads.emplace_back([this, &variant] {
-        try {
-          ranks_.backend().compile(family_of(ranks_.op(), variant.family)
-                                       .program(ranks_.problem(), ranks_.facts(), variant.config));
-        } catch (const Error&) {
-        }
-      });
-    for (std::thread& thread : threads) thread.join();
+    const auto count = static_cast<int>(variants.size());
+    HostThreads().run(count, count, [&](int i) {
+      const Variant& variant = variants[static_cast<std::size_t>(i)];
+      try {
+        ranks_.backend().compile(family_of(ranks_.op(), variant.family)
+                                     .program(ranks_.problem(), ranks_.facts(), variant.config));
+      } catch (const Error&) {
+      }
+    });
   }
 
   static constexpr std::size_t rounds_compiled = 2;

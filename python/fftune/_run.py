@@ -74,8 +74,8 @@ _plans: dict[tuple, Plan | type[_Nothing]] = {}
 _older: dict[tuple, Plan | type[_Nothing]] = {}
 # Plans of problems that another thread expects to be run, by key_of(). Each is taken once.
 prepared: dict[tuple, Plan] = {}
-# Plans for any number of rows, by key_of() of the problem without its rows: those of problems with more than so
-# many. None where an op has no such plan.
+# Plans for any number of rows, by key_of() of the problem without its rows, and the number up to which problems
+# have plans of their own instead. None where an op has no such plan.
 _any_rows: dict[tuple, tuple[int, TokenPlan] | None] = {}
 _listeners: list[Callable[[int, dict], None]] = []  # of every problem that is run, while tune() runs
 

@@ -30,9 +30,8 @@ std::int64_t group_slots(const GemmProblem& gemm) {
 /// A product as the space and the cost model see it: one of the usual rows of a group.
 struct Product {
   std::int64_t m, n, k;
-  std::int64_t
-      most_m;          // rows of all groups but few: more are a further pass over a group's weights
-  std::int64_t all_n;  // rows of B of all groups that usually have some
+  std::int64_t most_m;  // rows that nearly no group exceeds; more take a further pass
+  std::int64_t all_n;   // rows of B of all groups that usually have some
   int operands;
   bool grouped;
   packed_form format;
@@ -195,8 +194,7 @@ double microseconds(const Block& block, const Product& product, const DeviceFact
   const double warps = block.warps() * resident;
   const double stage = std::max(issue * warps / 4, 939 + issue);
   // Groups with more rows than a pass serves take further ones: half of their last is padding.
-  const double usual = static_cast<double>(product.most_m);
-  const double passes = usual > block.tokens ? m / block.tokens + 0.5 : 1;
+  const double passes = product.most_m > block.tokens ? m / block.tokens + 0.5 : 1;
   const double compute = waves * stages * stage * passes / clocks;
   const double memory = 0.515 * format.parts() *
                         static_cast<double>(product.operands * product.all_n) * k / bytes_per_us;

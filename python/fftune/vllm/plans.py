@@ -8,7 +8,7 @@ from .._run import BATCH_INVARIANT
 # Whether vLLM runs batches with prompts until the kernels of their sizes are compiled. With batch
 # invariance it runs none.
 COMPILES_BESIDE = not BATCH_INVARIANT
-# Up to so many tokens vLLM's batches have the sizes of its graphs, whose plans its warm-up makes.
+# The most tokens of vLLM's graphs, whose plans its warm-up makes.
 EXACT = 512
 _making = threading.Lock()
 _begun: set[tuple] = set()  # problems that a thread has begun with
@@ -47,7 +47,7 @@ def most_rows() -> int:
 
 
 def prepare(rows: int, problems: list[tuple[int, dict]], most: int) -> None:
-    """Begins with plans for any number of rows when so many come. Whether they are there is no matter."""
+    """Begins with plans for any number of rows in the first batch that has more than EXACT."""
     if EXACT < rows <= most:
         are_ready(problems, most)
 
