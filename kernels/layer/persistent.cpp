@@ -492,24 +492,15 @@ class PersistentLayers final : public Family {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    // Few activations at a time leave room for stages: 4 sequences take 432 us with 16 KB, and 463
-    // with 36 (8 layers of Llama-3.2-1B on an H100).
-    const bool many = problem.size("batch") * size_or(problem, "s", 1) > 1;
-    // On an H100, 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
-    // none. For 3 layers of Qwen3-30B-A3B it is 167 and 165, and several tokens of a sequence
-    // spill. 16 layers of Llama-3.1-8B in int4 take 864 us with none, and 880 with two.
-    const PackedFormat format = packed_format(problem);
-    const bool packs = format.packed, of_4_bits = packs && packed_bits(format.code) == 4;
-    const int held = experts_ || of_4_bits || size_or(problem, "s", 1) > 1 ? 0
-                     : packs || post_norms_                                ? 2
-                                                                           : 4;
+    const bool packs = packed_format(problem).packed;
+    const Usual usual = usual_of(problem);
     const auto drafts = drafts_of(form_of(problem, Layer(problem), facts), facts);
-    return least_cost(drafts, name(), [many, packs, held](const Draft& draft) {
+    return least_cost(drafts, name(), [packs, usual](const Draft& draft) {
       const persistent_config& c = draft.sizes();
-      return std::tuple(c.held != held, packs && c.chunk != 512, c.head_groups, c.warps != 8,
+      return std::tuple(c.held != usual.held, packs && c.chunk != 512, c.head_groups, c.warps != 8,
                         c.chunk != 512, c.chunk, c.in_flight != (c.chunk > 512 ? 2 : 4),
                         c.attention_in_flight != 1, c.least_keys != 16,
-                        c.input_limit != (many ? 16 : 36) * 1024);
+                        c.input_limit != usual.input_kb * 1024);
     });
   }
 
@@ -524,7 +515,15 @@ class PersistentLayers final : public Family {
     const double off = std::abs(std::log2(static_cast<double>(config.at("chunk")) *
                                           static_cast<double>(config.at("in_flight")) /
                                           static_cast<double>(default_elements)));
-    const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) +
+    // 16 layers of Llama-3.2-1B take 749 us with 4 stages in registers and 773 with none, and 4
+    // sequences 807 with 16 KB of activations at a time and 900 with 36 and none.
+    constexpr double of_stage = 0.4e-6, of_doubled_input = 3e-6;
+    const Usual usual = usual_of(problem);
+    const double inputs = static_cast<double>(config.at("input_kb")) / usual.input_kb;
+    const double unusual =
+        of_stage * static_cast<double>(std::abs(config.get("held") - usual.held)) +
+        (has_many_tokens(problem) ? of_doubled_input * std::max(0.0, std::log2(inputs)) : 0);
+    const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) + unusual +
                             (experts_ ? waits_of_router : 0) +
                             (network_ == Network::slices ? waits_of_peers : 0) + off * 1e-6;
     return cost_of(layer_op(), problem).bytes / bandwidth +
@@ -610,6 +609,27 @@ class PersistentLayers final : public Family {
   }
 
  private:
+  /// What measurement gave.
+  struct Usual {
+    int held, input_kb;
+  };
+  static bool has_many_tokens(const Problem& problem) {
+    return problem.size("batch") * size_or(problem, "s", 1) > 1;
+  }
+  Usual usual_of(const Problem& problem) const {
+    // On an H100, 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
+    // none. For 3 layers of Qwen3-30B-A3B it is 167 and 165, and several tokens of a sequence
+    // spill. 16 layers of Llama-3.1-8B in int4 take 864 us with none, and 880 with two.
+    const PackedFormat format = packed_format(problem);
+    const bool of_4_bits = format.packed && packed_bits(format.code) == 4;
+    const int held = experts_ || of_4_bits || size_or(problem, "s", 1) > 1 ? 0
+                     : format.packed || post_norms_                        ? 2
+                                                                           : 4;
+    // Few activations at a time leave room for stages: 4 sequences take 432 us with 16 KB, and 463
+    // with 36 (8 layers of Llama-3.2-1B on an H100).
+    return {.held = held, .input_kb = has_many_tokens(problem) ? 16 : 36};
+  }
+
   static void set_ranks(ParameterStruct& parameters, Program& program, const Problem& one,
                         const std::vector<std::size_t>& places, std::size_t layers,
                         const std::string& expression) {

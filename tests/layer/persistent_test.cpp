@@ -591,6 +591,25 @@ TEST_CASE(
   CHECK(many.reason.find("times as long as the default") != std::string::npos);
 }
 
+TEST_CASE("estimates of one launch know what measurement found to be slower") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const auto slower_by = [&](std::int64_t batch, const char* parameter, std::int64_t value) {
+    const Problem problem =
+        problem_of(DType::bf16, {{"batch", batch}, {"d", 2048}, {"h", 8192}, {"cache", 512}});
+    const Family& family = family_of(layer_op(), persistent);
+    const Config usual = family.default_config(problem, facts);
+    Config other = usual;
+    other.set(parameter, value);
+    REQUIRE(other != usual);
+    return family.estimate(problem, facts, other).value() /
+           family.estimate(problem, facts, usual).value();
+  };
+  CHECK(slower_by(1, "held", 0) > most_misfit(false));
+  CHECK(slower_by(4, "held", 0) > most_misfit(false));
+  CHECK(slower_by(4, "input_kb", 36) > most_misfit(false));
+  CHECK(slower_by(1, "input_kb", 16) == 1);
+}
+
 // Each takes a part of the uses, because the compilation of a kernel takes seconds.
 TEST_CASE("persistent layers of one token of each sequence against the reference", "[gpu]") {
   verify_uses(uses(), 0, 5);
