@@ -64,8 +64,11 @@ std::optional<double> misfit(const Op& op, const Problem& problem, const DeviceF
 /// should not, or nothing tells.
 std::string reason_for_default(const Op& op, const Problem& problem, const DeviceFacts& facts,
                                const Recipe& recorded, const Recipe& by_default, bool is_far) {
-  if (is_repeated_by_family(op, by_default) && !is_repeated_by_family(op, recorded))
-    return "which should be slower than one launch of the whole";
+  const bool is_whole = is_repeated_by_family(op, recorded);
+  const bool default_is_whole = is_repeated_by_family(op, by_default);
+  if (default_is_whole && !is_whole) return "which should be slower than one launch of the whole";
+  if (is_far && is_whole && !default_is_whole)
+    return "which is one launch of the whole, and should be slower than its parts";
   const auto times = misfit(op, problem, facts, recorded, by_default);
   if (!times || *times <= most_misfit(is_far)) return "";
   return fmt::format("which should take {:.2f} times as long as the default", *times);

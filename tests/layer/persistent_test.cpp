@@ -575,6 +575,15 @@ TEST_CASE(
     CHECK(near.recipe.front().family == persistent);
     CHECK(near.reason.find("one launch of the whole") != std::string::npos);
   }
+  of_one.stages = example::record(of_one.problem).stages;
+  of_one.stages.resize(1);
+  of_one.stages[0].stages = family_of(layer_op(), persistent).stages();
+  of_one.stages[0].variant = default_recipe(layer_op(), of_one.problem, facts).front();
+  CHECK(chosen(of_one, problem(4, 2048)).recipe.front().family == persistent);
+  const Choice far = chosen(of_one, problem(8, 2048));
+  CAPTURE(far.reason);
+  CHECK(far.recipe == default_recipe(layer_op(), problem(8, 2048), facts));
+  CHECK(far.reason.find("should be slower than its parts") != std::string::npos);
   // The estimates of the parts decide, except for the norms and attention, which have none.
   CHECK(chosen(record, problem(15, 2048)).recipe == record.recipe());
   const Problem asked = problem(199, 2048);
