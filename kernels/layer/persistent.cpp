@@ -106,12 +106,6 @@ const char* words_of(Packing packing) {
   return "";
 }
 
-const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name) {
-  const auto place = std::find_if(parts.begin(), parts.end(),
-                                  [&](const OpPart& part) { return part.name == name; });
-  return place == parts.end() ? nullptr : &*place;
-}
-
 /// The layer options that the kernel reads and its configuration does not say.
 struct Layer {
   qkv::Layer heads;
