@@ -615,7 +615,7 @@ class PersistentLayers final : public Family {
   }
 
  private:
-  /// What measurement gave.
+  /// The parameters that measurement found to be the fastest.
   struct Usual {
     int held, input_kb, in_flight, attention_in_flight, ahead_kb;
   };
@@ -631,8 +631,9 @@ class PersistentLayers final : public Family {
     const int held = experts_ || of_4_bits || size_or(problem, "s", 1) > 1 ? 0
                      : format.packed || post_norms_                        ? 2
                                                                            : 4;
-    // Few activations at a time leave room for stages: 4 sequences take 432 us with 16 KB, and 463
-    // with 36 (8 layers of Llama-3.2-1B on an H100).
+    // With few activations at a time there is room for more stages: 4 sequences take 432 us with 16
+    // KB, and 463 with 36 (8 layers of Llama-3.2-1B on an H100).
+    const int input_kb = has_many_tokens(problem) ? 16 : 36;
     // 8 layers of Llama-3.1-8B in int4 take 423 us with two copies in flight, 433 with three and
     // 439 with four; 16 of Llama-3.2-1B in bf16 take 777, 746 and 739. Beside packed experts the
     // output product is dense, four times as many bytes as a packed one, and is copied while
@@ -642,7 +643,7 @@ class PersistentLayers final : public Family {
     // of 323, and packed weights no faster. Slices of ranks were not timed.
     const bool looks_ahead = !format.packed && network_ != Network::slices;
     return {.held = held,
-            .input_kb = has_many_tokens(problem) ? 16 : 36,
+            .input_kb = input_kb,
             .in_flight = of_4_bits ? 2 : 4,
             .attention_in_flight = is_dense_between ? 2 : 1,
             .ahead_kb = looks_ahead ? 64 : 0};

@@ -75,9 +75,9 @@ __device__ __forceinline__ bool is_complete(u32 barrier, u32 parity) {
 
 struct no_idle {};
 
-// What the producer does while it waits for a free stage: it asks L2 for two ranges of memory side
-// by side, 8 KB at a time. Between them lie so many cycles that memory is half busy on all SMs
-// together, because what other CTAs poll would queue behind more.
+// While the producer waits for a free stage it asks L2 for two ranges of memory side by side, 8 KB
+// at a time. Between two requests lie so many cycles that all SMs together take half of what memory
+// could bring: what other CTAs poll would queue behind more.
 struct l2_ahead {
   static constexpr int piece = 4096, cycles = 800;
   const u8 *first = nullptr, *second = nullptr;
