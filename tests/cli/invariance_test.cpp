@@ -104,6 +104,35 @@ TEST_CASE("all variants of a batch-invariant problem on a GPU have one order of 
     }
 }
 
+TEST_CASE(
+    "batch-invariant attention divides the keys of few sequences, in the chunks of all others") {
+  const Op& op = builtin_catalog().op("attention");
+  for (const DeviceFacts& facts : products_of_architecture("sm_90a"))
+    for (const auto& [b, dim, is_divided] : {std::tuple(1, 128, true),
+                                             {1, 64, true},
+                                             {4, 128, true},
+                                             {64, 128, false},
+                                             {1, 256, false}}) {
+      const Problem problem = canonical(op,
+                                        {"attention",
+                                         "fwd",
+                                         DType::bf16,
+                                         {{"b", b},
+                                          {"s", 1},
+                                          {"heads", 32},
+                                          {"kv-heads", 8},
+                                          {"dim", dim},
+                                          {"kv", 2048},
+                                          {"page", 16}},
+                                         {{"lengths", "yes"}, {"batch-invariant", "yes"}}},
+                                        DeviceKind::cuda);
+      INFO(facts.name << ": " << problem.text());
+      const Recipe recipe = default_recipe(op, problem, facts);
+      REQUIRE(recipe.size() == 1);
+      CHECK(recipe.front().config.get("divided") == is_divided);
+    }
+}
+
 TEST_CASE("check --batch-invariance reports every problem") {
   const Sandbox sandbox;
   const auto done =
