@@ -464,11 +464,13 @@ def test_wrong_prompts_are_found(prompts, stand_in, monkeypatch, caplog):
     assert model.calls == 1
 
 
-def test_prompts_that_are_left_out(decoding, stand_in):
-    model = warm(model_of(stand_in))
-    metadata, positions = batch_of(model, *MIXED)
-    step(model, metadata, positions)
-    assert model.calls == 1
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_prompts_that_are_not_asked_for(decoding, stand_in, monkeypatch, kind):
+    """Those of mixtures run here."""
+    monkeypatch.setattr(importlib.import_module("fftune.vllm.plans"), "COMPILES_BESIDE", False)
+    model = warm(warm(model_of(stand_in, kind)), *MIXED)
+    step(model, *batch_of(model, *MIXED))
+    assert model.calls == (kind == "llama")
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3_moe"])

@@ -3,8 +3,8 @@
 `__call__` of vLLM's inner models, such as LlamaModel, is wrapped. The layers run by fftune's ops: qkv
 into vLLM's pages, attention over them, linear with the residual, and the network with its norm and
 residual. Where every request of a batch has one new token, the op `layer` runs all of them at once if
-it computes them. Batches with prompts are vLLM's if FFTUNE_VLLM has no `prompts`, and so are all other
-calls. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
+it computes them. Batches with prompts of models without mixtures are vLLM's if FFTUNE_VLLM has no `prompts`,
+and so are all other calls. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
 
 Weights and pages are views of vLLM's tensors. Under tensor parallelism `layer` sums over the ranks
 within its plan. The single ops add the residual after vLLM's all-reduce.
@@ -80,7 +80,7 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict, parts: tupl
     if state is None:
         state = _states[model] = _examine(model, "ranks" in parts)
     batch = None if state.reason else _batch_of(state, *arguments, **named)
-    if batch is None or batch.offsets is not None and ("prompts" not in parts or state.model.is_packed):
+    if batch is None or batch.offsets is not None and not _serves_prompts(state.model, parts):
         return original(model, *arguments, **named)
     context = _context()
     # A stream that is being captured cannot be waited for.
@@ -104,6 +104,12 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict, parts: tupl
     if counter is not None:
         context.moe_layer_index = counter
     return original(model, *arguments, **named)  # it writes the same keys and values again
+
+
+def _serves_prompts(model: Model, parts: tuple[str, ...]) -> bool:
+    """Whether batches with prompts run here: those of mixtures, which are faster than vLLM's; others if FFTUNE_VLLM
+    names `prompts`."""
+    return not model.is_packed and ("prompts" in parts or all(layer.experts is not None for layer in model.layers))
 
 
 def _on_all(state: _State, run):
