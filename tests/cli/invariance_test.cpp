@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -28,9 +27,12 @@ std::vector<DeviceFacts> gpus() {
   return all;
 }
 
+/// Powers of two up to `most`, and the numbers beside them: the tool runs all numbers.
 std::vector<std::int64_t> counts_to(std::int64_t most) {
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(most));
-  std::iota(counts.begin(), counts.end(), 1);
+  std::vector<std::int64_t> counts{1, 2, 3};
+  for (std::int64_t power = 4; power <= most; power *= 2)
+    for (const std::int64_t count : {power - 1, power, power + 1})
+      if (count > counts.back() && count <= most) counts.push_back(count);
   return counts;
 }
 
