@@ -14,7 +14,7 @@ struct chunk_factors {
   float sums, chunk;
 };
 
-// What the sums so far and those of a further chunk are multiplied by; `reference` becomes that of
+// Factors of the sums so far and of those of a further chunk; `reference` becomes that of
 // both. A chunk of whose keys a row sees none changes nothing.
 __device__ __forceinline__ chunk_factors chunk_factors_of(float& reference, float of_chunk) {
   const float largest = fmaxf(reference, of_chunk), before = reference;
