@@ -237,8 +237,10 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
   const auto stale = stale_families(catalog, op, record);
   const bool of_this_device =
       choice.preset->device == DeviceMatch::exact || choice.preset->device == DeviceMatch::alias;
-  // Finding the default enumerates the whole space; this device's record of the shape needs none.
-  if (!choice.preset->exact_shape || !of_this_device) {
+  // Finding the default enumerates the whole space; this device's record of the shape needs none,
+  // unless it is one launch as it was: searches time one layer, and models have many.
+  const bool was_whole = !stale.empty() && is_repeated_by_family(op, recorded);
+  if (!choice.preset->exact_shape || !of_this_device || was_whole) {
     Recipe by_default = default_recipe(op, problem, facts);
     const std::string why =
         of_this_device || stale.empty()

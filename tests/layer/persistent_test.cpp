@@ -584,6 +584,15 @@ TEST_CASE(
   CAPTURE(far.reason);
   CHECK(far.recipe == default_recipe(layer_op(), problem(8, 2048), facts));
   CHECK(far.reason.find("should be slower than its parts") != std::string::npos);
+  // What other sources made fastest serves unless its estimate is slower; what these did serves.
+  Variant& variant = of_one.stages[0].variant;
+  const Variant usual = variant;
+  variant.config.set("held", 0);
+  of_one.stages[0].source_hash = "0123456789abcdef";
+  CHECK(chosen(of_one, of_one.problem).recipe == Recipe{usual});
+  of_one.stages[0].source_hash =
+      builtin_catalog().sources->hash(family_of(layer_op(), persistent).sources());
+  CHECK(chosen(of_one, of_one.problem).recipe == Recipe{variant});
   // The estimates of the parts decide, except for the norms and attention, which have none.
   CHECK(chosen(record, problem(15, 2048)).recipe == record.recipe());
   const Problem asked = problem(199, 2048);
