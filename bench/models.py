@@ -581,6 +581,18 @@ def tune(report: Report, cases: list[str], seconds: float) -> None:
 
 # training
 
+def step_in_backward(model) -> None:
+    """The optimizer takes each gradient as soon as the backward pass has it, and frees it."""
+    optimizers = {p: torch.optim.AdamW([p], lr=1e-5, fused=GPU) for p in model.parameters()}
+
+    def take(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad(set_to_none=True)
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(take)
+
+
 def steps_of(model, batch, graphed=False):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=GPU)
     graph = fftune.graphed(model) if graphed else None
@@ -610,6 +622,8 @@ def training_step(model, label: str, batch: dict):
         module = torch.compile(model, dynamic=False, mode="reduce-overhead")
     else:
         module = torch.compile(model, dynamic=False) if "compile" in label else model
+    if "freed" in label:
+        step_in_backward(model)  # the other optimizer then finds no gradients
     return steps_of(module, batch, "graphed" in label)
 
 
@@ -661,7 +675,8 @@ def train_experts(report: Report, labels=None) -> None:
     ids = torch.randint(0, config.vocab_size, (2, 4096) if FULL else (2, 8), device=DEVICE)
     train(report, "train", "qwen3-30b-a3b, 4 layers 2x4096",
           lambda: build(transformers.Qwen3MoeForCausalLM, config), {"input_ids": ids, "labels": ids},
-          labels or ("eager", "compile", "eager+patch", "eager+patch+small", "compile+patch"))
+          labels or ("eager", "compile", "eager+patch", "eager+patch+small", "compile+patch",
+                     "compile+freed", "eager+patch+freed", "eager+patch+small+freed"))
 
 
 # loss curves
