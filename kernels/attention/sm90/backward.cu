@@ -196,7 +196,8 @@ struct attention_backward {
     if (own.previous >= 0) {
       while (load_acquired(params.finished + own.previous) != own.parts) __nanosleep(200);
       for_share(params.attention, own, own.previous, [&](int block, int head) {
-        backward_conversion<form, config, warps, 4>::run(params, block, head, thread / 32);
+        backward_conversion<form, config>(params, block, head)
+            .run_beside(params, thread / 32, warps);
       });
     }
   }

@@ -116,64 +116,101 @@ __device__ __forceinline__ void prepare_query_block(const sm90_backward_params& 
 }
 
 // A query block of a head: dq from the order in which the main kernel's threads have it, times the
-// scale, to rows. Work of so many warps; each has eight queries at a time, and `loads` of every 16
-// columns in flight together.
-template <attention_form form, sm90_backward_config config, int warps, int loads>
+// scale, to rows. A warp has eight queries at a time.
+template <attention_form form, sm90_backward_config config>
 struct backward_conversion {
   using T = element_type<form.type>;
   static constexpr sm90_backward_plan plan = sm90_backward_plan_of(form, config);
-  static constexpr int queries = 8;
-  static constexpr int parts = form.dim / 16;  // of 16 columns
-  static_assert(parts % loads == 0);
+  static constexpr int queries = 8, warps = backward_row_threads / 32;
+  static constexpr int parts = form.dim / 16;        // of 16 columns
+  static constexpr int pitch = plan.slabs * 64 + 8;  // elements; the 16 bytes more spread the banks
 
-  // Block `block` of all sequences'; `warp`: its number.
-  static __device__ __forceinline__ void run(const sm90_backward_params& params, int block,
-                                             int head, int warp) {
+  // Of block `block` of all sequences'.
+  int rows;
+  T* to;
+  const float* dq;
+  __device__ __forceinline__ backward_conversion(const sm90_backward_params& params, int block,
+                                                 int head) {
     const attention_params& attention = params.attention;
     const query_block own = query_block_of<form, config.bm>(attention, block);
     const i64 number = static_cast<i64>(head) * (params.padded_rows / config.bm) + block;
-    const int rows = smaller(config.bm, own.sequence.q_len - own.first_row);
-    T* const to = static_cast<T*>(attention.dq) +
-                  (form.packed_sequences() ? 0 : own.sequence.index * params.dq_batch) +
-                  static_cast<i64>(own.sequence.q_first + own.first_row) * params.dq_row +
-                  head * form.dim;
-    for (int first = warp * queries; first < rows; first += warps * queries) {
-      convert(to + static_cast<i64>(first) * params.dq_row, params.dq_row,
-              attention.dq_partials + number * plan.dq_words, first, rows - first, attention.scale);
-    }
+    rows = smaller(config.bm, own.sequence.q_len - own.first_row);
+    to = static_cast<T*>(attention.dq) +
+         (form.packed_sequences() ? 0 : own.sequence.index * params.dq_batch) +
+         static_cast<i64>(own.sequence.q_first + own.first_row) * params.dq_row + head * form.dim;
+    dq = attention.dq_partials + number * plan.dq_words;
   }
 
-  // A lane has one float4 of each part: the accumulators of columns d, d + 8 and queries q, q + 1.
-  // A warp's are two 8x8 matrices, whose transposes have two columns of one query in each lane;
-  // two neighbouring lanes then share them out, so that each stores four columns. `dq`: of the
-  // block.
-  static __device__ __forceinline__ void convert(T* to, int row_elements, const float* dq,
-                                                 int first_query, int rows, float scale) {
+  // Calls store(part, words) for each part, whose loads are in flight together, `loads` at a time.
+  // A lane has one float4 of each: the accumulators of columns d, d + 8 and queries q, q + 1, so
+  // that a warp's words are two transposed 8x8 matrices.
+  template <int loads, class Store>
+  __device__ __forceinline__ void for_parts(int first_query, float scale,
+                                            const Store& store) const {
+    static_assert(parts % loads == 0);
     constexpr int groups = plan.dq_columns / queries;
     const int number = first_query / queries, lane = threadIdx.x % 32;
     const int warpgroup = plan.splits_dq_rows ? number / groups : 0, group = number % groups;
-    const bool odd = lane % 2 != 0;
-    const float* const from = dq + (group * 128 + lane) * 4;
-    T* const own = to + static_cast<i64>(lane / 4) * row_elements + lane % 4 / 2 * 4 + odd * 8;
 #pragma unroll
     for (int first = 0; first < parts; first += loads) {
       float4 values[loads];
 #pragma unroll
       for (int i = 0; i < loads; ++i) {
-        const int part = first + i, dq_tile = warpgroup * plan.dq_tiles + part / 4;
-        values[i] = load_coherent(from + (dq_tile * groups * 128 + part % 4 * 32) * 4);
+        const int dq_tile = warpgroup * plan.dq_tiles + (first + i) / 4;
+        const int at = (dq_tile * groups + group) * 128 + (first + i) % 4 * 32 + lane;
+        values[i] = load_coherent(dq + at * 4);
       }
 #pragma unroll
       for (int i = 0; i < loads; ++i) {
         const float4 value = values[i];
-        const u32 low = transpose_matrix(pack<T>(value.x * scale, value.y * scale));
-        const u32 high = transpose_matrix(pack<T>(value.z * scale, value.w * scale));
+        const u32 words[2] = {pack<T>(value.x * scale, value.y * scale),
+                              pack<T>(value.z * scale, value.w * scale)};
+        store(first + i, words);
+      }
+    }
+  }
+
+  // By a block of threads. stmatrix transposes.
+  __device__ __forceinline__ void run(const sm90_backward_params& params) const {
+    __shared__ alignas(16) u16 tiles[warps][queries * pitch];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u16* const tile = tiles[warp];
+    const u32 own = static_cast<u32>(__cvta_generic_to_shared(tile)) +
+                    (lane % 8 * pitch + lane % 16 / 8 * 8) * 2;
+    for (int first = warp * queries; first < rows; first += warps * queries) {
+      for_parts<parts>(first, params.attention.scale, [&](int part, const u32(&words)[2]) {
+        store_matrices_transposed(own + part * 32, words);
+      });
+      __syncwarp();
+      constexpr int vectors = form.dim / 8;  // of a row
+      for (int i = lane; i < smaller(queries, rows - first) * vectors; i += 32) {
+        const int row = i / vectors, column = i % vectors * 8;
+        *reinterpret_cast<float4*>(to + static_cast<i64>(first + row) * params.dq_row + column) =
+            *reinterpret_cast<const float4*>(tile + row * pitch + column);
+      }
+      __syncwarp();
+    }
+  }
+
+  // By warp `own` of `count`, without shared memory. A transpose has two columns of one query in
+  // each lane; two neighbouring lanes share out those of both matrices, so that each stores four.
+  __device__ __forceinline__ void run_beside(const sm90_backward_params& params, int own,
+                                             int count) const {
+    const int lane = threadIdx.x % 32;
+    const bool odd = lane % 2 != 0;
+    T* const column = to + lane % 4 / 2 * 4 + odd * 8;
+    for (int first = own * queries; first < rows; first += count * queries) {
+      const int row = first + lane / 4;
+      T* const of_row = column + static_cast<i64>(row) * params.dq_row;
+      constexpr int loads = parts % 4 == 0 ? 4 : 2;
+      for_parts<loads>(first, params.attention.scale, [&](int part, const u32(&words)[2]) {
+        const u32 low = transpose_matrix(words[0]), high = transpose_matrix(words[1]);
         const u32 other = __shfl_xor_sync(~0u, odd ? low : high, 1);
-        if (lane / 4 < rows) {
-          *reinterpret_cast<uint2*>(own + (first + i) * 16) =
+        if (row < rows) {
+          *reinterpret_cast<uint2*>(of_row + part * 16) =
               odd ? make_uint2(other, high) : make_uint2(low, other);
         }
-      }
+      });
     }
   }
 };
@@ -189,9 +226,7 @@ __device__ __forceinline__ void convert_query_block(const sm90_backward_params& 
     block += head / attention.heads * ceil_div(attention.q_len, config.bm);
     head %= attention.heads;
   }
-  constexpr int warps = backward_row_threads / 32;
-  backward_conversion<form, config, warps, form.dim / 16>::run(params, block, head,
-                                                               threadIdx.x / 32);
+  backward_conversion<form, config>(params, block, head).run(params);
 }
 
 // d_sinks of a head: the sink's probability takes from every row's others, and it has no value:
