@@ -74,7 +74,7 @@ constexpr sm90_backward_plan sm90_backward_plan_of(const attention_form& form,
 
   plan.busy_warps = config.dq == dq_path::bulk ? 2 : 1;
   plan.threads = (warpgroups + 1) * 128;
-  // Of 65,536. What warps do beside the others takes some 40.
+  // A thread's share of 65,536. Warps beside the others take some 40.
   plan.mma_registers = (warpgroups == 3 ? 160 : 240) - (config.beside ? 8 : 0);
   plan.producer_registers = (warpgroups == 3 ? 512 : 504) - warpgroups * plan.mma_registers;
 

@@ -125,7 +125,7 @@ struct backward_conversion {
   static constexpr int parts = form.dim / 16;        // of 16 columns
   static constexpr int pitch = plan.slabs * 64 + 8;  // elements; the 16 bytes more spread the banks
 
-  // Of block `block` of all sequences'.
+  // The block is number `block` of all sequences'.
   int rows;
   T* to;
   const float* dq;

@@ -153,8 +153,8 @@ struct key_block_work {
   }
 };
 
-// What a CTA does for other heads of k and v, with `beside`: for one that is scheduled next, and
-// for one that was, or -1. Heads of the first group are prepared by a launch.
+// Work of a CTA for other heads of k and v, with `beside`: for one that is scheduled next, and for
+// one that was, or -1. Heads of the first group are prepared by a launch.
 template <attention_form form, sm90_backward_config config>
 struct beside_work {
   int next = -1, previous = -1;
