@@ -262,9 +262,11 @@ TEST_CASE("every even head dim is right on a GPU", "[gpu][dims]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(8);
-  for (const DType dtype : {DType::bf16, DType::fp16})
-    verify_families(*backend, attention_op(), problems_of_head_dims(DeviceKind::cuda, dtype),
-                    random, 1);
+  // The two types have the same kernels: each has every other problem.
+  auto problems = problems_of_head_dims(DeviceKind::cuda, DType::bf16);
+  const auto others = problems_of_head_dims(DeviceKind::cuda, DType::fp16);
+  for (std::size_t i = 1; i < problems.size(); i += 2) problems[i] = others[i];
+  verify_families(*backend, attention_op(), problems, random, 1);
 }
 
 TEST_CASE("gradients follow from what the forward pass wrote on the CPU") {
@@ -279,15 +281,16 @@ TEST_CASE("extreme scores, foreign keys and saved values on the GPU", "[gpu][val
   for (const DType dtype : dtypes) {
     for (const Problem& problem : extreme_problems(DeviceKind::cuda, dtype))
       problems.push_back(problem);
-    for (const auto& [problem, outside] : foreign_problems(DeviceKind::cuda, dtype))
-      problems.push_back(problem);
+    if (dtype != DType::fp16)
+      for (const auto& [problem, outside] : foreign_problems(DeviceKind::cuda, dtype))
+        problems.push_back(problem);
     for (const auto& [forward, backward] : chains(DeviceKind::cuda, dtype))
       problems.insert(problems.end(), {forward, backward});
   }
   compile_together(*backend, problems);
   for (const DType dtype : dtypes) {
     check_extreme_scores(*backend, dtype);
-    check_foreign_keys(*backend, dtype);
+    if (dtype != DType::fp16) check_foreign_keys(*backend, dtype);  // bf16 has the same kernels
     check_chains(*backend, dtype);
   }
 }
@@ -389,14 +392,20 @@ TEST_CASE("every CUDA family is right at ragged lengths under every mask", "[gpu
                                    {{"mask", "bool"}, {"mask-data", "random"}},
                                    {{"mask", "packed"}, {"mask-data", "documents"}},
                                    {{"mask", "packed"}, {"mask-data", "upper"}}};
+  // Each pair of head dim and lengths, and of head dim and mask.
+  const std::int64_t dims[] = {64, 128, 256};
   std::vector<Problem> problems;
   for (const char* pass : {"fwd", "bwd"})
-    for (const std::int64_t dim : {64, 128, 256})
-      for (const auto& [s, kv] : lengths)
-        for (const Options& mask : masks)
-          problems.push_back(attention_problem(
-              DeviceKind::cuda, pass, DType::bf16,
-              {{"s", s}, {"kv", kv}, {"b", 2}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}}, mask));
+    for (std::size_t i = 0; i < std::size(lengths); ++i)
+      for (std::size_t j = 0; j < masks.size(); ++j)
+        problems.push_back(attention_problem(DeviceKind::cuda, pass, DType::bf16,
+                                             {{"s", lengths[i].first},
+                                              {"kv", lengths[i].second},
+                                              {"b", 2},
+                                              {"heads", 4},
+                                              {"kv-heads", 2},
+                                              {"dim", dims[(i + j) % std::size(dims)]}},
+                                             masks[j]));
   verify_families(*backend, attention_op(), problems, random, 0);
 }
 
