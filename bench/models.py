@@ -18,7 +18,8 @@ Parts, each in as much of the budget as is left:
   liger     Liger-Kernel's patch beside eager and fftune's: a forward pass, and a training step
   train     a step of Llama-3.2-1B's sizes at 4 x 2048 tokens: forward, backward, AdamW; peak memory
   programs  a layer of Llama and its MLP by fftune.check; two experts behind a mask
-  train-experts  the same of Qwen3-30B-A3B with 4 layers at 2 x 4096 tokens, beside grouped_mm
+  train-experts  the same of Qwen3-30B-A3B with 4 layers at 2 x 4096 tokens, beside grouped_mm;
+            "freed": the optimizer takes each gradient in the backward pass
   t5        T5-base generating without repetition, 20 and 128 tokens
   gpt2      GPT-2 at 256 x 16, forward; gpt2-train: a training step
   curves    losses of 200 steps of a small Llama on generated text, three seeds, with and without
