@@ -584,7 +584,7 @@ TEST_CASE(
   CAPTURE(far.reason);
   CHECK(far.recipe == default_recipe(layer_op(), problem(8, 2048), facts));
   CHECK(far.reason.find("should be slower than its parts") != std::string::npos);
-  // What other sources made fastest serves unless its estimate is slower; what these did serves.
+  // A stale record gives way where its estimate is slower than the default's; another serves.
   Variant& variant = of_one.stages[0].variant;
   const Variant usual = variant;
   variant.config.set("held", 0);
