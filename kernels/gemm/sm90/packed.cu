@@ -57,6 +57,8 @@ class packed_sm90_kernel {
   static constexpr bool by_row = format.group == 0;
   static constexpr bool scales_operands = config.scales_operands(operands, format);
   static constexpr bool separate_sums = !by_row && !scales_operands;
+  // Accumulators are those of packed_codes::scaled_pair.
+  static constexpr bool takes_scales = scales_operands && format.takes_scales() && is_same<T, bf16>;
   // Where the parts of a stage begin.
   static constexpr int codes_at = config.token_bytes();
   static constexpr int scales_at = codes_at + config.code_bytes(operands, format);
@@ -259,6 +261,13 @@ class packed_sm90_kernel {
   // the second.
   static __device__ __forceinline__ void expand(u32 (&a)[4], const step_codes& word, int step,
                                                 const row_terms& terms) {
+    if constexpr (takes_scales) {
+      a[0] = codes::template scaled_pair<0>(word, terms.scales);
+      a[1] = codes::template scaled_pair<1>(word, terms.scales);
+      a[2] = codes::template scaled_pair<2>(word, terms.scales);
+      a[3] = codes::template scaled_pair<3>(word, terms.scales);
+      return;
+    }
     a[0] = codes::template pair<0>(word, terms.offsets[0]);
     a[1] = codes::template pair<1>(word, terms.offsets[1]);
     a[2] = codes::template pair<2>(word, terms.offsets[0]);
@@ -326,11 +335,12 @@ class packed_sm90_kernel {
           u32 first[4], second[4];
           expand(first, step_codes::of(own, step % part_steps), 0, terms[unit]);
           expand(second, step_codes::of(own, step % part_steps + 1), 1, terms[unit]);
-          const u64 at = wgmma_advance(tokens, step / 4 * config.tokens * 128 + step % 4 * 32);
+          // One addition of 64 bits; halves would take three instructions a MMA.
+          const u64 at = tokens + ((step / 4 * config.tokens * 128 + step % 4 * 32) >> 4);
           wgmma_fence();
           float(&into)[values] = separate_sums ? part[unit] : sum[unit];
           wgmma_registers<T, config.tokens>(into, first, at, !separate_sums || batch > 0);
-          wgmma_registers<T, config.tokens>(into, second, wgmma_advance(at, 32), 1);
+          wgmma_registers<T, config.tokens>(into, second, at + (32 >> 4), 1);
           wgmma_commit();
         }
       }
@@ -380,11 +390,17 @@ class packed_sm90_kernel {
     if constexpr (persistent) {
       if (previous != 0) release(previous);
     }
-    if constexpr (format.scales_rows()) {
+    if constexpr (format.scales_rows() || takes_scales) {
 #pragma unroll
       for (int i = 0; i < units * values; ++i) {
-        const float2& rows = row_scales[i / values];
-        sum[i / values][i % values] *= (i % 4 < 2 ? rows.x : rows.y) * codes::unit;
+        float factor;
+        if constexpr (takes_scales) {
+          factor = codes::scaled_unit;
+        } else {
+          const float2& rows = row_scales[i / values];
+          factor = (i % 4 < 2 ? rows.x : rows.y) * codes::unit;
+        }
+        sum[i / values][i % values] *= factor;
       }
     }
     if constexpr (by_row) {

@@ -32,11 +32,13 @@ struct sm90_packed_config {
   constexpr int vectors(int operands) const { return units(operands) * tokens / 8; }
 
   /// Whether scales multiply the operands, rather than the accumulators of a group of k: from some
-  /// 64 tokens on there are fewer operands, and no registers for both sets of accumulators. Powers
-  /// of two round no operand, and groups of 32 would wait for their MMAs every two k16 steps.
+  /// 64 tokens on there are fewer operands, and no registers for both sets of accumulators, which
+  /// wait for their MMAs at the end of each group. Integers without zero points have their scale
+  /// for nothing in bf16. Powers of two round no operand.
   constexpr bool scales_operands(int operands, packed_form form) const {
     return form.group != 0 &&
-           (form.code == packed_code::mxfp4 || form.scales_rows() || tokens > 64 ||
+           (form.code == packed_code::mxfp4 || form.scales_rows() || form.takes_scales() ||
+            tokens > (form.scale_bytes() == 2 ? 32 : 64) ||
             2 * vectors(operands) * 4 > most_accumulators || form.group < tokens);
   }
   /// Scales of a stage, of each row; none where a whole row has one.
