@@ -12,6 +12,9 @@
 //   barriers         full (bytes) and empty (a warp of each row group) of each stage
 //   split-K          blockIdx.y is the share of k; the CTAs of a tile are a cluster. Each adds up
 //                    its part of the accumulators of all, in order, and stores that part of C.
+//   pairs            clusters of two CTAs that split the k of one row group, likewise, and no
+//   other:
+//                    seven row groups fill two SMs where eight would leave others idle
 //   tiles            one after the other, without k groups and split-K: the next one's loads run
 //                    while the last one is stored
 //   dependencies     weights of all stages are on the way before griddepcontrol.wait, tokens after
@@ -92,7 +95,8 @@ class packed_sm90_kernel {
       const int token_tiles =
           grouped ? works / ceil_div(p.n, config.rows()) : ceil_div(p.m, config.tokens);
       const int tile = work % token_tiles;
-      first_tile = work / token_tiles * row_tiles;
+      first_tile = work / token_tiles * (config.step_rows() / packed_rows);
+      if (config.paired) first_tile += split * (config.second_rows() / packed_rows);
       column = first_tile * packed_rows;
       if constexpr (grouped) {
         rows = find_group_tile(p, tile, config.tokens);
@@ -103,7 +107,8 @@ class packed_sm90_kernel {
       }
       policy = token_tiles == 1 ? l2_policy::evict_first : l2_policy::evict_normal;
       const int all = ceil_div(static_cast<int>(packed_k_blocks(p.k)), k_blocks);
-      first = all * split / p.split_k, last = all * (split + 1) / p.split_k;
+      first = config.paired ? 0 : all * split / p.split_k;
+      last = config.paired ? all : all * (split + 1) / p.split_k;
     }
     // The next one of this CTA; false: there is none.
     __device__ __forceinline__ bool advance(const sm90_packed_params& p) {
@@ -189,6 +194,10 @@ class packed_sm90_kernel {
 
     // A tile of 16 rows of the CTA's, of each B.
     __device__ __forceinline__ int tile(int i) const { return (row_group * tiles + i) * 4 + warp; }
+    // Whether the other CTA of the pair has the same rows.
+    __device__ __forceinline__ bool is_shared() const {
+      return config.paired && row_group == (blockIdx.y == 0 ? row_groups - 1 : 0);
+    }
   };
 
   // Scales of this lane's two rows, and the addends of their codes.
@@ -374,6 +383,14 @@ class packed_sm90_kernel {
 #pragma unroll 1
     for (int stage = own.first + place.k_group; stage < own.last; stage += k_groups) {
       pipe.wait_full();
+      if (place.is_shared() && (stage & 1) != static_cast<int>(blockIdx.y)) {
+        wgmma_wait<0>();
+        if (previous != 0) release(previous);
+        previous = 0;
+        release(pipe.empty_barrier());
+        pipe.advance();
+        continue;
+      }
       multiply(sum, terms, pipe.buffer(), previous, place);
       if constexpr (separate_sums) {
         release(pipe.empty_barrier());
@@ -482,22 +499,40 @@ class packed_sm90_kernel {
     store_pair<form>(p, row, column, first, second);
   }
 
+  // All vectors of this thread.
+  static __device__ __forceinline__ void store_own(const gemm_params& p, const cta_tile& own,
+                                                   const accumulators& sum, const warp_place& place,
+                                                   bool known) {
+    constexpr int of_operand = tiles * n_fragments;
+#pragma unroll
+    for (int i = 0; i < of_operand; ++i) {
+      float4 vector[operands];
+#pragma unroll
+      for (int operand = 0; operand < operands; ++operand) {
+        vector[operand] = vector_of(sum, operand * of_operand + i);
+      }
+      store_vector(p, own, place, i, vector, known);
+    }
+  }
   // The CTAs of a cluster share the vectors of each warp out among them.
   static __device__ __forceinline__ void store_split(const gemm_params& p, const cta_tile& own,
                                                      const accumulators& sum, u32 shared,
                                                      const warp_place& place, bool known) {
-    constexpr int of_operand = tiles * n_fragments, stride = config.row_threads() * 16;
+    constexpr int of_operand = tiles * n_fragments;
+    constexpr int threads = config.paired ? 128 : config.row_threads(), stride = threads * 16;
     constexpr int most_splits = 8;
-    const u32 at = shared + threadIdx.x * 16;
+    const u32 at = shared + threadIdx.x % threads * 16;
     const bool active = threadIdx.x < config.row_threads();
-    if (active) {
+    const bool splits = active && (!config.paired || place.is_shared());
+    if (splits) {
 #pragma unroll
       for (int i = 0; i < operands * of_operand; ++i) {
         store_shared(at + i * stride, vector_of(sum, i));
       }
     }
     cluster_barrier();
-    if (active) {
+    if (active && !splits) store_own(p, own, sum, place, known);
+    if (splits) {
       const int warp = threadIdx.x / 32, split = static_cast<int>(blockIdx.y);
       int owner = warp % p.split_k;
 #pragma unroll 1
@@ -585,16 +620,7 @@ class packed_sm90_kernel {
       if (p.gemm.split_k > 1) {
         store_split(p.gemm, own, sum, shared, place, known);
       } else if (threadIdx.x < config.row_threads()) {
-        constexpr int of_operand = tiles * n_fragments;
-#pragma unroll
-        for (int i = 0; i < of_operand; ++i) {
-          float4 vector[operands];
-#pragma unroll
-          for (int operand = 0; operand < operands; ++operand) {
-            vector[operand] = vector_of(sum, operand * of_operand + i);
-          }
-          store_vector(p.gemm, own, place, i, vector, known);
-        }
+        store_own(p.gemm, own, sum, place, known);
       }
     } while (own.advance(all));
   }
