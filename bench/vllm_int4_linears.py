@@ -18,7 +18,7 @@ GROUP = 128
 
 
 def machete_weight(codes, scale):
-    words = codes.view(torch.int32).t()  # [k / 8, n], of which k is contiguous
+    words = codes.view(torch.int32).t()  # [k / 8, n]; k is contiguous
     return kernels.machete_prepack_B(words, torch.bfloat16, scalar_types.uint4b8, torch.bfloat16), scale.t().contiguous()
 
 

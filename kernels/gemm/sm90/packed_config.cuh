@@ -36,10 +36,10 @@ struct sm90_packed_config {
   /// Accumulators of a thread, in vectors of 4.
   constexpr int vectors(int operands) const { return units(operands) * tokens / 8; }
 
-  /// Whether scales multiply the operands, rather than the accumulators of a group of k: from some
-  /// 64 tokens on there are fewer operands, and no registers for both sets of accumulators, which
-  /// wait for their MMAs at the end of each group. Integers without zero points have their scale
-  /// for nothing in bf16. Powers of two round no operand.
+  /// Whether scales multiply the operands, rather than the accumulators of a group of k, which wait
+  /// for their MMAs at its end. From some 64 tokens on there are fewer operands, and no registers
+  /// for two sets of accumulators. Integers without zero points have their scale for nothing in
+  /// bf16. Powers of two round no operand.
   constexpr bool scales_operands(int operands, packed_form form) const {
     return form.group != 0 &&
            (form.code == packed_code::mxfp4 || form.scales_rows() || form.takes_scales() ||
