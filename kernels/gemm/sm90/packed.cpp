@@ -216,15 +216,15 @@ double microseconds(const Tile& tile, const Product& product, const DeviceFacts&
   // An MMA has 64 rows and 16 of k; each of a warpgroup's warps expands a word a lane for it.
   const double of_warpgroup = tile.units(operands) * tile.k_blocks * 4.0;  // MMAs of a stage
   const double mmas = of_warpgroup * (tile.row_groups - 0.5 * tile.paired);
-  const bool separate = format.group != 0 && !tile.scales_operands(operands, format);
+  const bool scaled = format.group != 0 && tile.scales_operands(operands, format);
   // Two MMAs of a warpgroup begin together, after a wait.
   const double tensor =
       tile.tokens > 64 ? tile.tokens / 2.0 + 6.5 : 1.05 * std::max(tile.tokens / 2.0, 17.6);
+  // Scales that are free cost no more than those of accumulators, for which warpgroups wait.
+  const bool separate =
+      format.group != 0 && (!scaled || (format.takes_scales() && tile.tokens <= 64));
   const int run = std::min(format.group, packed_k * tile.k_blocks);
-  const double issue = separate                                  ? tile.tokens * 32.0 / run
-                       : !tile.scales_operands(operands, format) ? 0
-                       : format.takes_scales()                   ? 10
-                                                                 : 28;
+  const double issue = separate ? tile.tokens * 32.0 / run : scaled ? 28 : 0;
   // A warpgroup's stage by itself: accumulators of a group of k wait for its MMAs.
   const double alone = of_warpgroup * (separate ? tensor + issue : std::max(tensor, issue));
   const double warpgroups = tile.k_groups * resident;  // that work on the same rows' stages
