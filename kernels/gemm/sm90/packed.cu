@@ -28,8 +28,8 @@
 // 50 ns, whatever its size, and was the limit at every number of tokens.
 //
 // Rows of A in groups that are sorted before, such as those of experts: A is in the sorted order, a
-// tile has rows of one group, and begins with the wait. Rows behind its last one are those of the
-// next group, and are not stored.
+// tile has rows of one group, and begins with the wait where the launch before may be the one that
+// sorts (groups_ready). Rows behind its last one are those of the next group, and are not stored.
 //
 // A header of another layout, or of another size, makes C NaN.
 #include "common/async.cuh"
@@ -568,9 +568,12 @@ class packed_sm90_kernel {
     const u32 base = (shared_address(memory) + 1023) & ~1023u;
     const u32 barriers = base + stages * stage_bytes;
     const stage_pipeline pipe{base, barriers, barriers + stages * 8};
-    if constexpr (grouped) wait_for_dependencies();
+    if constexpr (grouped && form.ready != groups_ready::settled) wait_for_dependencies();
     const cta_tile own(p.gemm, all.works, static_cast<int>(blockIdx.x));
-    if (grouped && own.rows.count == 0) return;
+    if (grouped && own.rows.count == 0) {
+      wait_for_dependencies();  // a launch is complete after the one before
+      return;
+    }
     if (threadIdx.x == config.mma_threads()) {
       tma_prefetch(all.tokens);
       tma_prefetch(all.codes[0]);
