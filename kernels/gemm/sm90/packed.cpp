@@ -51,13 +51,10 @@ struct Tile : sm90_packed_config {
                            .row_groups = config.get("row_groups"),
                            .k_groups = config.get("k_groups"),
                            .k_blocks = config.get("k_blocks"),
-                           .ctas = config.get("ctas"),
-                           .paired = config.get("paired")},
+                           .ctas = config.get("ctas")},
         split_k(config.get("split_k")) {}
 
-  /// CTAs of a cluster.
-  int cluster() const { return paired ? 2 : split_k; }
-  std::int64_t row_blocks(std::int64_t n) const { return ceil_div(n, step_rows()); }
+  std::int64_t row_blocks(std::int64_t n) const { return ceil_div(n, rows()); }
   /// The usual number, where rows have groups.
   std::int64_t token_tiles(const Product& product) const {
     if (!product.grouped) return ceil_div(product.m, tokens);
@@ -118,9 +115,6 @@ TypedSpace<Tile> tiles_of(const Product& product, const DeviceFacts& facts) {
                  Tiles::to<&Tile::k_groups>, {1, 2, 4})
       .parameter("k_blocks", "blocks of 64 of k of a stage", Tiles::to<&Tile::k_blocks>, {1, 2, 4})
       .parameter("ctas", "CTAs that share an SM", Tiles::to<&Tile::ctas>, {1, 2, 3})
-      .parameter("paired", "two CTAs of a cluster share the rows of one warpgroup",
-                 Tiles::to<&Tile::paired>, {0, 1})
-      .when_absent(0)
       .parameter("split_k", "CTAs of a cluster that share k", Tiles::to<&Tile::split_k>,
                  {1, 2, 3, 4, 5, 6, 7, max_split_k});
   const int operands = product.operands;
@@ -153,16 +147,10 @@ TypedSpace<Tile> tiles_of(const Product& product, const DeviceFacts& facts) {
                    [product](const Tile& t) {
                      return product.grouped || product.m <= 64 || t.tokens < 2 * product.m;
                    });
-  space.constraint("a pair has several warpgroups, which share nothing else, and up to 64 tokens",
-                   {"tokens", "row_groups", "k_groups", "paired", "split_k"},
-                   [grouped = product.grouped](const Tile& t) {
-                     return t.paired == 0 || (t.tokens <= 64 && !grouped && t.row_groups > 1 &&
-                                              t.k_groups == 1 && t.split_k == 1);
-                   });
   space.constraint("splitting k pays only while there are fewer tiles than SMs",
-                   {"tokens", "tiles", "row_groups", "paired", "split_k"},
+                   {"tokens", "tiles", "row_groups", "split_k"},
                    [product, processors = facts.multiprocessors](const Tile& t) {
-                     return t.cluster() == 1 || t.tiles_of(product) < processors;
+                     return t.split_k == 1 || t.tiles_of(product) < processors;
                    });
   return space;
 }
@@ -175,7 +163,7 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
 /// numbers of SMs. 32 clusters of four, one CTA an SM, took two waves on an H100.
 double usable_processors(const Tile& tile, const DeviceFacts& facts) {
   const double processors = std::max(facts.multiprocessors, 1);
-  if (tile.cluster() <= 2) return processors;
+  if (tile.split_k <= 2) return processors;
   return std::max(1.0, std::floor(0.91 * processors / tile.split_k)) * tile.split_k;
 }
 
@@ -196,7 +184,7 @@ double microseconds(const Tile& tile, const Product& product, const DeviceFacts&
   const double clocks = 0.886e-6 * (facts.clock_hz > 0 ? facts.clock_hz : 1.98e9);
   const double bandwidth =
       0.934e-6 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 3.35e12);
-  const auto blocks = static_cast<double>(tile.tiles_of(product) * tile.cluster());
+  const auto blocks = static_cast<double>(tile.tiles_of(product) * tile.split_k);
   // CTAs that the busiest SM has, at a time and in all.
   const double each = std::ceil(blocks / usable_processors(tile, facts));
   const double resident = std::min<double>(each, tile.ctas);
@@ -205,9 +193,8 @@ double microseconds(const Tile& tile, const Product& product, const DeviceFacts&
   const double visits = each * std::ceil(stages / tile.split_k);  // stages of the busiest SM
   const double stage_bytes = tile.copied_bytes(operands, format);
 
-  const double weights = (stage_bytes - tile.token_bytes()) * stages * tile.step_rows() /
-                         tile.rows() * static_cast<double>(tile.row_blocks(product.n)) *
-                         product.used_groups;
+  const double weights = (stage_bytes - tile.token_bytes()) * stages *
+                         static_cast<double>(tile.row_blocks(product.n)) * product.used_groups;
   constexpr double latency_us = 0.24;
   const double memory = std::max(weights / bandwidth,
                                  visits / (resident * tile.stages(operands, format)) * latency_us);
@@ -215,16 +202,15 @@ double microseconds(const Tile& tile, const Product& product, const DeviceFacts&
 
   // An MMA has 64 rows and 16 of k; each of a warpgroup's warps expands a word a lane for it.
   const double of_warpgroup = tile.units(operands) * tile.k_blocks * 4.0;  // MMAs of a stage
-  const double mmas = of_warpgroup * (tile.row_groups - 0.5 * tile.paired);
-  const bool scaled = format.group != 0 && tile.scales_operands(operands, format);
+  const double mmas = of_warpgroup * tile.row_groups;
+  const bool separate = format.group != 0 && !tile.scales_operands(operands, format);
   // Two MMAs of a warpgroup begin together, after a wait.
   const double tensor =
       tile.tokens > 64 ? tile.tokens / 2.0 + 6.5 : 1.05 * std::max(tile.tokens / 2.0, 17.6);
-  // Scales that are free cost no more than those of accumulators, for which warpgroups wait.
-  const bool separate =
-      format.group != 0 && (!scaled || (format.takes_scales() && tile.tokens <= 64));
   const int run = std::min(format.group, packed_k * tile.k_blocks);
-  const double issue = separate ? tile.tokens * 32.0 / run : scaled ? 28 : 0;
+  const double issue = tile.scales_operands(operands, format) ? 28
+                       : separate                             ? tile.tokens * 32.0 / run
+                                                              : 0;
   // A warpgroup's stage by itself: accumulators of a group of k wait for its MMAs.
   const double alone = of_warpgroup * (separate ? tensor + issue : std::max(tensor, issue));
   const double warpgroups = tile.k_groups * resident;  // that work on the same rows' stages
@@ -338,18 +324,17 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   parameters.fields.push_back(
       {offsetof(sm90_packed_params, works), static_cast<std::int32_t>(works)});
   const std::int64_t resident = std::int64_t{facts.multiprocessors} * tile.ctas;
-  KernelLaunch& launch =
-      append_gemm(program, "gemm/sm90/packed.cu",
-                  fmt::format("packed_sm90<{}, {}, "
-                              "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}, {}}}>",
-                              template_argument(form_of(gemm)), template_argument(format),
-                              tile.tokens, tile.tiles, tile.row_groups, tile.k_groups,
-                              tile.k_blocks, tile.ctas, tile.paired),
-                  tile.takes_several(product) && resident > 0 ? std::min(works, resident) : works,
-                  tile.threads(), std::move(parameters));
+  KernelLaunch& launch = append_gemm(
+      program, "gemm/sm90/packed.cu",
+      fmt::format("packed_sm90<{}, {}, "
+                  "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}}}>",
+                  template_argument(form_of(gemm)), template_argument(format), tile.tokens,
+                  tile.tiles, tile.row_groups, tile.k_groups, tile.k_blocks, tile.ctas),
+      tile.takes_several(product) && resident > 0 ? std::min(works, resident) : works,
+      tile.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(operands, format));
   launch.programmatic = gemm.follows;
-  split_launch(program, launch, facts, tile.cluster(), 0);
+  split_launch(program, launch, facts, tile.split_k, 0);
 }
 
 }  // namespace

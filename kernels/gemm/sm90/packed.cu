@@ -12,9 +12,6 @@
 //   barriers         full (bytes) and empty (a warp of each row group) of each stage
 //   split-K          blockIdx.y is the share of k; the CTAs of a tile are a cluster. Each adds up
 //                    its part of the accumulators of all, in order, and stores that part of C.
-//   pairs            clusters of two CTAs that split the k of one row group, likewise, and no
-//   other:
-//                    seven row groups fill two SMs where eight would leave others idle
 //   tiles            one after the other, without k groups and split-K: the next one's loads run
 //                    while the last one is stored
 //   dependencies     weights of all stages are on the way before griddepcontrol.wait, tokens after
@@ -95,8 +92,7 @@ class packed_sm90_kernel {
       const int token_tiles =
           grouped ? works / ceil_div(p.n, config.rows()) : ceil_div(p.m, config.tokens);
       const int tile = work % token_tiles;
-      first_tile = work / token_tiles * (config.step_rows() / packed_rows);
-      if (config.paired) first_tile += split * (config.second_rows() / packed_rows);
+      first_tile = work / token_tiles * row_tiles;
       column = first_tile * packed_rows;
       if constexpr (grouped) {
         rows = find_group_tile(p, tile, config.tokens);
@@ -107,8 +103,7 @@ class packed_sm90_kernel {
       }
       policy = token_tiles == 1 ? l2_policy::evict_first : l2_policy::evict_normal;
       const int all = ceil_div(static_cast<int>(packed_k_blocks(p.k)), k_blocks);
-      first = config.paired ? 0 : all * split / p.split_k;
-      last = config.paired ? all : all * (split + 1) / p.split_k;
+      first = all * split / p.split_k, last = all * (split + 1) / p.split_k;
     }
     // The next one of this CTA; false: there is none.
     __device__ __forceinline__ bool advance(const sm90_packed_params& p) {
@@ -194,10 +189,6 @@ class packed_sm90_kernel {
 
     // A tile of 16 rows of the CTA's, of each B.
     __device__ __forceinline__ int tile(int i) const { return (row_group * tiles + i) * 4 + warp; }
-    // Whether the other CTA of the pair has the same rows.
-    __device__ __forceinline__ bool is_shared() const {
-      return config.paired && row_group == (blockIdx.y == 0 ? row_groups - 1 : 0);
-    }
   };
 
   // Scales of this lane's two rows, and the addends of their codes.
@@ -383,14 +374,6 @@ class packed_sm90_kernel {
 #pragma unroll 1
     for (int stage = own.first + place.k_group; stage < own.last; stage += k_groups) {
       pipe.wait_full();
-      if (place.is_shared() && (stage & 1) != static_cast<int>(blockIdx.y)) {
-        wgmma_wait<0>();
-        if (previous != 0) release(previous);
-        previous = 0;
-        release(pipe.empty_barrier());
-        pipe.advance();
-        continue;
-      }
       multiply(sum, terms, pipe.buffer(), previous, place);
       if constexpr (separate_sums) {
         release(pipe.empty_barrier());
@@ -519,20 +502,17 @@ class packed_sm90_kernel {
                                                      const accumulators& sum, u32 shared,
                                                      const warp_place& place, bool known) {
     constexpr int of_operand = tiles * n_fragments;
-    constexpr int threads = config.paired ? 128 : config.row_threads(), stride = threads * 16;
-    constexpr int most_splits = 8;
-    const u32 at = shared + threadIdx.x % threads * 16;
+    constexpr int stride = config.row_threads() * 16, most_splits = 8;
+    const u32 at = shared + threadIdx.x * 16;
     const bool active = threadIdx.x < config.row_threads();
-    const bool splits = active && (!config.paired || place.is_shared());
-    if (splits) {
+    if (active) {
 #pragma unroll
       for (int i = 0; i < operands * of_operand; ++i) {
         store_shared(at + i * stride, vector_of(sum, i));
       }
     }
     cluster_barrier();
-    if (active && !splits) store_own(p, own, sum, place, known);
-    if (splits) {
+    if (active) {
       const int warp = threadIdx.x / 32, split = static_cast<int>(blockIdx.y);
       int owner = warp % p.split_k;
 #pragma unroll 1

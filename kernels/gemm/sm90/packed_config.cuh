@@ -15,8 +15,6 @@ struct sm90_packed_config {
   int k_groups = 1;    // and MMA warpgroups that take turns at the stages of these rows.
   int k_blocks = 2;    // Blocks of 64 of k of a stage.
   int ctas = 1;        // CTAs that share an SM: their registers and shared memory.
-  int paired = 0;  // 1: CTAs come in clusters of two. The last row group of the first CTA is the
-                   // first one of the second; each takes every second stage of it.
 
   static constexpr int most_stages = 12;
   static constexpr int most_accumulators = 128;  // of a thread, with those of a group of k
@@ -28,9 +26,6 @@ struct sm90_packed_config {
   constexpr int row_threads() const { return row_groups * 128; }
   constexpr int rows() const { return row_groups * tiles * 64; }  // of each B of a CTA
   constexpr int row_tiles() const { return rows() / packed_rows; }
-  /// Rows from those of a pair's first CTA to those of its second, and to those of the next pair.
-  constexpr int second_rows() const { return rows() - tiles * 64; }
-  constexpr int step_rows() const { return rows() + paired * second_rows(); }
   /// Tiles of 64 rows of an MMA warpgroup, of all B.
   constexpr int units(int operands) const { return operands * tiles; }
   /// Accumulators of a thread, in vectors of 4.
@@ -38,11 +33,11 @@ struct sm90_packed_config {
 
   /// Whether scales multiply the operands, rather than the accumulators of a group of k, which wait
   /// for their MMAs at its end. From some 64 tokens on there are fewer operands, and no registers
-  /// for two sets of accumulators. Integers without zero points have their scale for nothing in
-  /// bf16. Powers of two round no operand.
+  /// for two sets of accumulators; f32 scales, which are two numbers, wait for more. Powers of two
+  /// round no operand, and groups of 32 would wait for their MMAs every two k16 steps.
   constexpr bool scales_operands(int operands, packed_form form) const {
     return form.group != 0 &&
-           (form.code == packed_code::mxfp4 || form.scales_rows() || form.takes_scales() ||
+           (form.code == packed_code::mxfp4 || form.scales_rows() ||
             tokens > (form.scale_bytes() == 2 ? 32 : 64) ||
             2 * vectors(operands) * 4 > most_accumulators || form.group < tokens);
   }
@@ -115,7 +110,7 @@ struct sm90_packed_config {
   /// Whether a CTA takes one tile after the other, and the next one's loads begin before the end of
   /// its last: where shared memory has no accumulators in the end. It takes some registers.
   constexpr bool persistent(int operands, packed_form form, bool grouped) const {
-    return k_groups == 1 && !paired && !grouped && tokens > 64 &&
+    return k_groups == 1 && !grouped && tokens > 64 &&
            registers(operands, form) + 16 <= mma_registers();
   }
 };
