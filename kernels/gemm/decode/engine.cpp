@@ -218,9 +218,13 @@ double microseconds(const Block& block, const Product& product, const DeviceFact
       weights / bytes_per_us * std::pow(imbalance, 0.28) * std::pow(padding, 0.16) * tokens_read *
       starved * (1 + 0.085 / block.loads(product)) * (1 + longer_by_norm(block, product, facts)) *
       (1 - 1e-4 * block.l2_prefetch);
+  // Two operands favour blocks of few rows and of eight warps more than the terms above say.
+  const double of_two =
+      1 + (product.operands - 1) *
+              (0.028 * std::log2(block.rows / 8.0) + 0.01 * std::abs(std::log2(block.warps / 8.0)));
   const double fill = in_flight * processors / bytes_per_us;
   const double split = block.split_k > 1 ? 1.8 : 0.0;
-  return stream + 0.32 * waves + 0.019 * fill + 0.0085 * block.unroll * block.tokens +
+  return stream * of_two + 0.32 * waves + 0.019 * fill + 0.0085 * block.unroll * block.tokens +
          0.043 * std::abs(std::log2(block.warps / 8.0)) + split;
 }
 
