@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "cuda/compile_log.hpp"
 #include "cuda/launch_limits.hpp"
+#include "cuda/ptx_hash.hpp"
 
 namespace fftune::cuda {
 namespace {
@@ -244,6 +245,7 @@ CompileReport OfflineCompiler::compile(const Program& program) {
       report.failure = std::move(outcome.failure);
       return report;
     }
+    report.kernels.back().ptx_hash = ptx_hash(outcome.kernel.image);
   }
   for (const auto& step : program.steps) {
     const auto* launch = std::get_if<KernelLaunch>(&step);

@@ -22,6 +22,7 @@ struct KernelReport {
   int spill_bytes = 0;  // spill stores and loads, bytes a thread
   int static_shared_bytes = 0;
   std::vector<std::string> warnings;  // of the assembler, such as C7510: wgmma serialised
+  std::string ptx_hash{};  // of the instructions, whatever the sources' text; by a Compiler alone
 };
 
 struct CompileReport {

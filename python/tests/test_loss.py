@@ -366,7 +366,8 @@ def test_a_model_that_changes_after_patch(name, change, compiles):
     theirs, _ = trained(model)
     for _ in range(2):
         other.train().zero_grad()
-        outputs = (torch.compile(other) if compiles else other)(**batch_of(), use_cache=False)
+        run = torch.compile(other, backend="aot_eager") if compiles else other
+        outputs = run(**batch_of(), use_cache=False)
         outputs.loss.backward()
         assert error(outputs.loss, theirs.loss) < 1e-5
         assert error(other.lm_head.weight.grad, model.lm_head.weight.grad) < 2e-4

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string>
 
+#include "registry/catalog.hpp"
 #include "sandbox.hpp"
 #include "support/catch.hpp"
 #include "support/json.hpp"
@@ -46,6 +47,64 @@ TEST_CASE("records are shown, merged and compared") {
   CHECK(sandbox.fftune("presets diff copy presets --exit-code").code == 0);
   CHECK(sandbox.fftune("presets diff presets copy").code == 0);
   CHECK(sandbox.fftune("presets diff presets copy --exit-code").code == 1);
+}
+
+TEST_CASE("a record is no longer stale once its kernel is known to compile to the same PTX") {
+  const Sandbox sandbox;
+  const std::string kernels = FFTUNE_SOURCE_DIR "/kernels";
+  const auto edited = sandbox.folder() / "kernels";
+  std::filesystem::copy(kernels, edited, std::filesystem::copy_options::recursive);
+  const auto source = edited / "act_mul/forward_columns.cu";
+  const std::string text = text_of(source);
+  // A record that was made with the sources of this build.
+  const auto path = sandbox.folder() / "presets/nvidia-h100-80gb-hbm3/act-mul.json";
+  std::filesystem::create_directories(path.parent_path());
+  std::filesystem::copy(FFTUNE_SOURCE_DIR "/presets/nvidia-h100-80gb-hbm3/act-mul.json", path);
+  Json file = parse_json(text_of(path));
+  const auto hash = [&file]() -> Json& {
+    return file.at("records").at(0).at("stages").at(0).at("source_hash");
+  };
+  hash() = fftune::builtin_catalog().sources->hash({"act_mul/forward_columns.cu"});
+  write_text(path, file.dump());
+  REQUIRE(sandbox.fftune("presets merge presets").code == 0);
+  const std::string before = text_of(path);
+  const auto restamp = [&](const std::string& code) {
+    write_text(source, code);
+    return sandbox
+        .start_by({}, "presets restamp --since " + kernels,
+                  {"FFTUNE_DEVICE_SOURCES=" + edited.string()})
+        ->wait();
+  };
+
+  const Finished other =
+      restamp(replaced(text, "Activation::value(value[e]) *", "Activation::value(value[e]) +"));
+  if (other.code == 3) FFTUNE_SKIP("no NVRTC: " + other.err);
+  INFO(other.err);
+  REQUIRE(other.code == 0);
+  CHECK(other.out.find("1 stale winner; the same PTX as before, so no longer stale: 0") == 0);
+  CHECK(other.out.find("1: the PTX is another: fftune refresh times it again") !=
+        std::string::npos);
+  CHECK(text_of(path) == before);
+
+  const Finished same = restamp(
+      replaced(text, "constexpr int count", "constexpr int counted = 1;\n  constexpr int count"));
+  CHECK(same.out.find("1 stale winner; the same PTX as before, so no longer stale: 1") == 0);
+  CHECK(same.out.find("wrote presets/nvidia-h100-80gb-hbm3/act-mul.json") != std::string::npos);
+  const std::string old_hash = hash().get<std::string>();
+  file = parse_json(text_of(path));
+  const std::string new_hash = hash().get<std::string>();
+  CHECK(new_hash != old_hash);
+  CHECK(text_of(path) == replaced(before, old_hash, new_hash));
+
+  // The build's own sources are not those of the record now, and none of the older ones are.
+  const Finished unknown = sandbox.fftune("presets restamp --since " + kernels + " --json");
+  REQUIRE(unknown.code == 0);
+  CHECK(parse_json(unknown.out).at("winners").at(0).at("obstacle") ==
+        "made with other sources than those of --since");
+  CHECK(parse_json(unknown.out).at("files").empty());
+  const Finished lacking = sandbox.fftune("presets restamp");
+  CHECK(lacking.code == 2);
+  CHECK(lacking.err.find("--since: give the kernels folder") != std::string::npos);
 }
 
 TEST_CASE("files of schema 2 are rewritten in place by merging them, as the same records") {

@@ -1,6 +1,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "cuda/kernels.hpp"
 #include "cuda/nvrtc.hpp"
 #include "cuda/open.hpp"
+#include "cuda/ptx_hash.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 
@@ -81,6 +83,34 @@ TEST_CASE("a kernel that does not compile is a result with its place") {
   INFO(too_much);
   CHECK(too_much.find("too much shared data") != std::string::npos);
   CHECK(too_much.find('\n') == std::string::npos);
+}
+
+TEST_CASE("PTX has a hash that its source's lines and unused names do not change") {
+  const auto hash_of = [](const std::string& before, const std::string& now) -> std::string {
+    std::string text = test_kernels().text("test/scale.cu");
+    const auto place = text.find(before);
+    REQUIRE(place != std::string::npos);
+    const auto sources = SourceSet({{"common/types.cuh", test_kernels().text("common/types.cuh")},
+                                    {"common/scaled.cuh", test_kernels().text("common/scaled.cuh")},
+                                    {"test/scale.cu", text.replace(place, before.size(), now)}});
+    const auto compiler = compiler_for("sm_90a", sources);
+    if (compiler == nullptr) return "";
+    const auto report = compiler->compile(program_of("test/scale.cu", "scale<128>"));
+    REQUIRE(report.failure == "");
+    return report.kernels.at(0).ptx_hash;
+  };
+  const auto hash = hash_of("template", "template");
+  if (hash.empty()) FFTUNE_SKIP("no NVRTC");
+  CHECK(hash.size() == 16);
+  CHECK(hash_of("template", "// a line more\nconstexpr int unused = 3;\ntemplate") == hash);
+  CHECK(hash_of("scaled(x[i], by)", "scaled(by, x[i])") == hash);
+  CHECK(hash_of("scaled(x[i], by)", "scaled(x[i], by + by)") != hash);
+  CHECK(hash_of("__global__ void", "__global__ void __launch_bounds__(64)") != hash);
+}
+
+TEST_CASE("an image that is cut short has no PTX") {
+  for (const std::string& image : {std::string(), std::string(63, 'x'), std::string(64, 'x')})
+    CHECK_THROWS_AS(ptx_hash(image), Error);
 }
 
 TEST_CASE("an impossible launch is a failure of the program") {

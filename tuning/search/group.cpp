@@ -352,8 +352,7 @@ void VariantGroup::expect_gain(double gain) {
 }
 
 bool VariantGroup::hardly_begun() const {
-  constexpr int least = 8;
-  return cut_short_ && !enough() && screen_counted_ < least &&
+  return cut_short_ && !enough() && screen_counted_ < least_tried &&
          static_cast<std::size_t>(screen_counted_) < entries_.size();
 }
 

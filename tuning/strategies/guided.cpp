@@ -21,7 +21,7 @@ constexpr double screening_band = 1.5;
 /// fast; the rest is from anywhere.
 constexpr double first_part = 0.04;
 constexpr double promising_part = 0.7;
-constexpr std::size_t least_first = 6;
+constexpr std::size_t least_first = least_tried;
 /// Variants tried between two fits of the model, as a part of all. Fewer are chosen better; more
 /// fill the cores that compile them better.
 constexpr double batch_part = 0.007;

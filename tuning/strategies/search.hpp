@@ -14,6 +14,9 @@
 
 namespace fftune {
 
+/// A search that was cut short after fewer timed variants says nothing about the others.
+constexpr int least_tried = 8;
+
 class Search {
  public:
   virtual ~Search() = default;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/fftune/presets/presets.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/token_plan.hpp"
 
@@ -17,9 +18,7 @@ BundleJobs::BundleJobs(const Catalog& catalog, const PresetLibrary& presets, std
       devices_(products_of_architecture(arch_)) {
   for (const PresetFile& file : presets.files()) {
     if (file.device.kind != DeviceKind::cuda || file.device.arch != arch_) continue;
-    DeviceFacts facts = facts_of_architecture(arch_);
-    facts.name = file.device.name;
-    facts.multiprocessors = file.device.multiprocessors;
+    const DeviceFacts facts = *facts_of_preset(file.device);
     const bool known = std::any_of(devices_.begin(), devices_.end(), [&](const auto& device) {
       return device.name == facts.name && device.multiprocessors == facts.multiprocessors;
     });

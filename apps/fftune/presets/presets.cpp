@@ -19,13 +19,14 @@
 namespace fftune::tool {
 
 void add_presets(CommandLine& line) {
-  Command& group = line.add_group(line.root(), "presets",
-                                  "validate, show, compare, merge and install preset files");
+  Command& group = line.add_group(
+      line.root(), "presets", "validate, show, compare, merge, restamp and install preset files");
   add_presets_validate(line, group);
   add_presets_show(line, group);
   add_presets_diff(line, group);
   add_presets_merge(line, group);
   add_presets_import(line, group);
+  add_presets_restamp(line, group);
   add_presets_install(line, group);
 }
 
@@ -68,6 +69,17 @@ std::vector<PresetFile> whole_preset_files(const std::vector<std::string>& paths
 std::vector<std::string> or_presets_folder(std::vector<std::string> paths) {
   if (paths.empty()) paths.emplace_back("presets");
   return paths;
+}
+
+std::optional<DeviceFacts> facts_of_preset(const PresetDevice& device) {
+  const auto archs = known_architectures();
+  if (device.kind != DeviceKind::cuda ||
+      std::find(archs.begin(), archs.end(), device.arch) == archs.end())
+    return std::nullopt;
+  DeviceFacts facts = facts_of_architecture(device.arch);
+  facts.name = device.name;
+  if (device.multiprocessors > 0) facts.multiprocessors = device.multiprocessors;
+  return facts;
 }
 
 std::string problem_without_op(const Problem& problem) {

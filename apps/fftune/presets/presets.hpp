@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ void add_presets_show(CommandLine& line, Command& group);
 void add_presets_diff(CommandLine& line, Command& group);
 void add_presets_merge(CommandLine& line, Command& group);
 void add_presets_import(CommandLine& line, Command& group);
+void add_presets_restamp(CommandLine& line, Command& group);
 void add_presets_install(CommandLine& line, Command& group);
 
 /// The preset files that `paths` name: a file itself, a folder's all. Throws Error(invalid_input)
@@ -33,6 +35,10 @@ std::vector<PresetFile> whole_preset_files(const std::vector<std::string>& paths
 
 /// `paths`, or ./presets if there are none.
 std::vector<std::string> or_presets_folder(std::vector<std::string> paths);
+
+/// A GPU of the file's architecture, with its name and number of SMs; nothing for an architecture
+/// that fftune does not know, and for a CPU.
+std::optional<DeviceFacts> facts_of_preset(const PresetDevice& device);
 
 /// "ffn/fwd bf16 act=silu d=1024 h=2048" without the op: for a table of one file.
 std::string problem_without_op(const Problem& problem);

@@ -30,12 +30,7 @@ std::optional<DeviceFacts> facts_for(const PresetDevice& device, const Devices& 
   for (const DeviceListing& listing : here.found)
     if (listing.facts.slug() == device.slug && listing.facts.kind == device.kind)
       return listing.facts;
-  for (const std::string& arch : known_architectures())
-    if (device.kind == DeviceKind::cuda && arch == device.arch) {
-      DeviceFacts facts = facts_of_architecture(arch);
-      if (device.multiprocessors > 0) facts.multiprocessors = device.multiprocessors;
-      return facts;
-    }
+  if (auto facts = facts_of_preset(device)) return facts;
   for (const DeviceListing& listing : here.found)
     if (device.kind == DeviceKind::cpu && listing.facts.kind == DeviceKind::cpu) {
       DeviceFacts facts = listing.facts;

@@ -406,7 +406,7 @@ function comparisonSection() {
     }], `${second} / ${first}`, false));
   node.querySelector(".plot").style.height = Math.max(10, 6 + 3.2 * rows.length) + "rem";
   return element("section", { id: "comparison" }, element("h2", {}, "Side by side"),
-    element("p", {}, `${counts}. SAME: the intervals lie within 2% of each other. FASTER and SLOWER: they do not overlap. UNDECIDED: more samples are needed.`),
+    element("p", {}, `${counts}. FASTER: the interval of ${second} is below that of ${first}. SLOWER: it is above. SAME: they lie within 2% of each other. UNDECIDED: more samples are needed.`),
     node,
     table("Comparison", [{ title: "problem" }, { title: "first" }, { title: "µs", number: true }, { title: "second" }, { title: "µs", number: true }, { title: "second / first", number: true }, { title: "verdict of the second" }],
       rows.map((row) => [row.name, who(row.before), microseconds(row.before.us), who(row.after), microseconds(row.after.us), ratio(row.after.us / row.before.us), element("span", { class: row.verdict }, row.verdict)])));
