@@ -20,9 +20,13 @@ std::string contradiction_of_parts(const Problem& problem,
 
 void launch_programmatically(Program& program, const DeviceFacts& facts) {
   if (facts.compute_capability < 90) return;
-  for (Step& step : program.steps)
+  bool behind_library = false;
+  for (Step& step : program.steps) {
     if (auto* launch = std::get_if<KernelLaunch>(&step))
-      if (waits_for_dependencies(program.kernels[launch->kernel])) launch->programmatic = true;
+      if (!behind_library && waits_for_dependencies(program.kernels[launch->kernel]))
+        launch->programmatic = true;
+    behind_library = std::holds_alternative<LibrarySum>(step);
+  }
 }
 
 std::vector<StageSpec> stages_of_parts(const std::vector<OpPart>& parts) {
