@@ -25,7 +25,7 @@ int type_of(DType dtype) {
   return value_of<DType, int>(dtype, {{DType::fp16, 6}, {DType::f32, 7}, {DType::bf16, 9}});
 }
 
-/// What a call that may never return hands over, to whoever still waits for it.
+/// The results of a call that may never return, for whoever still waits for it.
 struct Joining {
   std::mutex mutex;
   std::condition_variable came;

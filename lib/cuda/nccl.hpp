@@ -43,7 +43,7 @@ class Nccl {
 
  private:
   const char* (*get_error_string)(Status) = nullptr;
-  /// Of 2.13 and newer: the cause in more words.
+  /// The cause in more words; 2.13 and newer have it.
   const char* (*get_last_error)(Communicator) = nullptr;
 };
 

@@ -98,8 +98,8 @@ class Group:
                                            dtype=torch.int64)
 
     def link(self, op: str, size: int) -> str:
-        """What a message of so many bytes goes by, the same on all ranks: "peers", each other's
-        memory, or "nccl"."""
+        """The way of a message of so many bytes, the same on all ranks: "peers", each other's memory, or
+        "nccl"."""
         if size <= self.max_bytes and not self.across_hosts:
             return "peers"
         if not self.nccl:
@@ -246,7 +246,7 @@ def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26, tim
         process_group: Of torch.distributed; None: all processes.
         device: This rank's device; None: the current CUDA device, or the CPU where there is none.
         max_bytes, timeout, nccl: As in `Group`.
-        address: Of ranks on several hosts, "tcp://host:port" where rank 0 listens; None: as
+        address: "tcp://host:port" where rank 0 of several hosts listens; None: as
             torch.distributed's MASTER_ADDR is reached, at a port that is free.
     """
     import torch.distributed as dist

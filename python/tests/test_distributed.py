@@ -385,3 +385,26 @@ def test_wrong_arguments_are_one_line():
         group.check()
     with pytest.raises(fftune.Error, match="init_process_group"):
         distributed.init_group()
+
+
+def test_nccl_needs_gpus():
+    for name in ("nccl", "tcp://127.0.0.1:1/nccl"):
+        with pytest.raises(fftune.Error, match="is no device of NCCL: it needs GPUs"):
+            distributed.Group(f"{name}-{os.getpid()}", 0, 1, max_bytes=4096, nccl=True)
+
+
+def test_links_are_chosen_by_size():
+    with distributed.Group(f"links-{os.getpid()}", 0, 1, max_bytes=64) as group:
+        assert group.link("an op", 64) == "peers"
+        with pytest.raises(fftune.Error, match="an op: 65 bytes .* with more, or with nccl=True"):
+            group.link("an op", 65)
+        # As if it had a communicator: the plans are those of NCCL, which the CPU refuses.
+        group.nccl = True
+        assert group.link("an op", 65) == "nccl"
+        x = torch.ones(3, 8)
+        with pytest.raises(fftune.Error, match="link=nccl: NCCL is for GPUs"):
+            ops.all_reduce(x, group=group)
+        with pytest.raises(fftune.Error, match="all-argmax: .* choose from whole logits"):
+            ops.all_argmax(torch.ones(9, dtype=torch.int32), torch.ones(9), 100, group=group)
+        group.across_hosts = True
+        assert group.link("an op", 1) == "nccl"

@@ -53,7 +53,7 @@ int ncclCommInitRank(void** communicator, int, Id id, int) {
   return success;
 }
 
-// What is aborted stays in memory, as another thread may be in a sum.
+// Communicators that are aborted stay in memory, as another thread may be in a sum.
 int ncclCommAbort(void* communicator) {
   static_cast<Communicator*>(communicator)->aborted = true;
   --state.live;

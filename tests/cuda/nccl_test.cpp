@@ -102,7 +102,7 @@ GroupOptions rank_of(const std::string& name, int rank, int ranks = 2,
           .nccl = true};
 }
 
-/// What the rank's part throws, or nothing.
+/// The error that the rank's part throws, or nothing.
 std::string error_of(const std::function<void()>& part) {
   try {
     part();
@@ -112,7 +112,7 @@ std::string error_of(const std::function<void()>& part) {
   return "";
 }
 
-/// What two ranks throw, each in a thread.
+/// The errors of two ranks, each in a thread.
 std::array<std::string, 2> errors_of(const std::function<void(int rank)>& part) {
   std::array<std::string, 2> errors;
   std::thread other([&] { errors[1] = error_of([&] { part(1); }); });
