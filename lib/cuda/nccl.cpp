@@ -142,7 +142,7 @@ NcclCommunicator::~NcclCommunicator() {
   state_->end(&Nccl::comm_destroy);
 }
 
-void NcclCommunicator::abort() {
+void NcclCommunicator::end() {
   state_->end(&Nccl::comm_abort);
 }
 

@@ -59,7 +59,7 @@ class NcclCommunicator final : public Communicator {
                    OnDevice on_device);
   ~NcclCommunicator() override;
 
-  void abort() override;
+  void end() override;
   void check() const override;
 
  private:

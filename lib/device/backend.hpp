@@ -88,7 +88,7 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
   /// Ends the sums that run. Later ones are errors. Any thread may call it, at any time.
-  virtual void abort() = 0;
+  virtual void end() = 0;
   /// Throws Error(device_fault) with the library's words if it found a fault. Waits for nothing.
   virtual void check() const = 0;
 };

@@ -660,7 +660,7 @@ class Group::Members {
       abort_at_ = Clock::time_point::max();
       sums = communicator_;
     }
-    if (sums) sums->abort();
+    if (sums) sums->end();
   }
 
   GroupOptions options_;
