@@ -607,10 +607,10 @@ class Group::Members {
         ranks.push_back(rank);
       }
     for (;;) {
-      const int found = ::poll(entries.data(), entries.size(), until_abort());
+      const int found = ::poll(entries.data(), entries.size(), until_end());
       if (found < 0 && errno != EINTR) return;
       if (entries[0].revents != 0) return;
-      abort_sums();
+      end_sums();
       for (std::size_t i = 1; i < entries.size(); ++i) {
         if (found <= 0 || entries[i].revents == 0) continue;
         const auto received = receive_message(connections_[ranks[i]]);
@@ -630,8 +630,8 @@ class Group::Members {
           ends_[static_cast<std::size_t>(gone.rank)] = gone.fault;
         if (gone.fault != left) lost_ = gone.fault;
         // Sums that wait for it would never end. One that left may have left behind the last one.
-        abort_at_ = std::min(
-            abort_at_,
+        end_at_ = std::min(
+            end_at_,
             Clock::now() + (gone.fault == left ? options_.timeout : std::chrono::milliseconds(0)));
         if (!notice.compare_exchange_strong(none, gone.fault) && gone.fault != left)
           notice.store(gone.fault);
@@ -645,19 +645,19 @@ class Group::Members {
   }
 
   /// Milliseconds until the communicator is ended, or -1.
-  int until_abort() {
+  int until_end() {
     const std::lock_guard lock(values_mutex_);
-    if (!communicator_ || abort_at_ == Clock::time_point::max()) return -1;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(abort_at_ - Clock::now());
+    if (!communicator_ || end_at_ == Clock::time_point::max()) return -1;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end_at_ - Clock::now());
     return static_cast<int>(std::clamp<long>(left.count(), 0, 1 << 30));
   }
 
-  void abort_sums() {
+  void end_sums() {
     std::shared_ptr<Communicator> sums;
     {
       const std::lock_guard lock(values_mutex_);
-      if (Clock::now() < abort_at_) return;
-      abort_at_ = Clock::time_point::max();
+      if (Clock::now() < end_at_) return;
+      end_at_ = Clock::time_point::max();
       sums = communicator_;
     }
     if (sums) sums->end();
@@ -678,7 +678,7 @@ class Group::Members {
   std::vector<std::deque<double>> values_;  // by rank, received and not read yet
   std::vector<std::uint32_t> ends_;         // by rank: why it is gone; 0: it is there
   std::uint32_t lost_ = 0;                  // the last rank that died
-  Clock::time_point abort_at_ = Clock::time_point::max();
+  Clock::time_point end_at_ = Clock::time_point::max();
   std::shared_ptr<Communicator> communicator_;
   std::thread watcher_;
 };
