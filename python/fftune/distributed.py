@@ -271,9 +271,17 @@ def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26, tim
         if torch.device(device).type != "cuda":
             raise Error(f"init_group: rank {elsewhere.item()} is on another host than rank 0: on CPUs a group "
                         "has the ranks of one host; make one of each host's process group")
-        if rank == 0 and names[2] is None:
-            names[2] = _address(first == 0)
+        why = ""
+        if rank == 0 and address is None:
+            try:
+                names[2] = _address(first == 0)
+            except OSError as error:
+                why = str(error)
+        names.append(why)
         share()
+        if names[2] is None:
+            raise Error(f"init_group: rank 0 found no address for ranks on several hosts ({names[3]}): give "
+                        "address='tcp://host:port'")
         names[0] = f"{names[2]}/{names[0]}"
     return Group(names[0], rank, dist.get_world_size(process_group), device=device,
                  max_bytes=max_bytes, timeout=timeout, nccl=nccl)

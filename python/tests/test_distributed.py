@@ -1,5 +1,6 @@
 """Groups of processes on the CPU, and their collectives."""
 import os
+import re
 import subprocess
 import time
 
@@ -332,6 +333,20 @@ def _from_torch(rank: int, ranks: int, store: str) -> None:
     distributed.host = lambda: host if rank == 0 else "another"
     with pytest.raises(fftune.Error, match="rank 1 is on another host than rank 0"):
         distributed.init_group(device="cpu", max_bytes=4096, timeout=60)
+    # On GPUs they have one place to meet, or all are told why there is none.
+    distributed.Group = lambda name, *_, **__: name
+    for master, given, expected in (("127.0.0.1", None, r"tcp://127\.0\.0\.1:\d+/[0-9a-f]{32}"),
+                                    ("no.such.host.invalid", None, "rank 0 found no address .*: give address="),
+                                    ("", "tcp://10.0.0.1:99", r"tcp://10\.0\.0\.1:99/[0-9a-f]{32}")):
+        os.environ["MASTER_ADDR"] = master
+        try:
+            name = distributed.init_group(device="cuda", address=given)
+        except fftune.Error as error:
+            name = str(error)
+        assert re.search(expected, name)
+        names = [None] * ranks
+        torch.distributed.all_gather_object(names, name)
+        assert names == [name] * ranks
     torch.distributed.destroy_process_group()
 
 
