@@ -2,6 +2,7 @@
 #include "all_reduce/problems.hpp"
 #include "cuda/launch_limits.hpp"
 #include "device/facts.hpp"
+#include "layer/problems.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -53,6 +54,27 @@ TEST_CASE("all-reduce by NCCL: legal launches behind the library's sum, on no CP
     CHECK(std::get<LibrarySum>(program.steps[0]).elements == 20000 * 4096);
     if (more) CHECK_FALSE(std::get<KernelLaunch>(program.steps[1]).programmatic);
   }
+  // Layers have it too, and no kernel of theirs starts early behind the library's.
+  const Problem layers = layer_problem(DeviceKind::cuda, DType::bf16,
+                                       {{"batch", 1},
+                                        {"cache", 24},
+                                        {"d", 64},
+                                        {"h", 48},
+                                        {"heads", 2},
+                                        {"kv-heads", 1},
+                                        {"dim", 16},
+                                        {"ranks", 2}},
+                                       {{"link", "nccl"}});
+  int sums = 0;
+  for (const Variant& variant : default_recipe(layer_op(), layers, facts)) {
+    if (!variant.family.ends_with(".all_reduce_nccl")) continue;
+    ++sums;
+    const Program program =
+        family_of(layer_op(), variant.family).program(layers, facts, variant.config);
+    REQUIRE(program.steps.size() == 2);
+    CHECK_FALSE(std::get<KernelLaunch>(program.steps[1]).programmatic);
+  }
+  CHECK(sums == 2);
   const Problem problem =
       all_reduce_problem(DeviceKind::cpu, DType::f32, 2, 3, 64, {{"link", "nccl"}});
   DeviceFacts cpu;
