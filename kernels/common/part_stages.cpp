@@ -20,13 +20,9 @@ std::string contradiction_of_parts(const Problem& problem,
 
 void launch_programmatically(Program& program, const DeviceFacts& facts) {
   if (facts.compute_capability < 90) return;
-  bool behind_library = false;
-  for (Step& step : program.steps) {
+  for (Step& step : program.steps)
     if (auto* launch = std::get_if<KernelLaunch>(&step))
-      if (!behind_library && waits_for_dependencies(program.kernels[launch->kernel]))
-        launch->programmatic = true;
-    behind_library = std::holds_alternative<LibrarySum>(step);
-  }
+      if (waits_for_dependencies(program.kernels[launch->kernel])) launch->programmatic = true;
 }
 
 std::vector<StageSpec> stages_of_parts(const std::vector<OpPart>& parts) {
