@@ -54,7 +54,7 @@ TEST_CASE("all-reduce by NCCL: legal launches behind the library's sum, on no CP
     CHECK(std::get<LibrarySum>(program.steps[0]).elements == 20000 * 4096);
     if (more) CHECK_FALSE(std::get<KernelLaunch>(program.steps[1]).programmatic);
   }
-  // Layers have it too, and no kernel of theirs starts early behind the library's.
+  // Layers have it too.
   const Problem layers = layer_problem(DeviceKind::cuda, DType::bf16,
                                        {{"batch", 1},
                                         {"cache", 24},
