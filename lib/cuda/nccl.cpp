@@ -78,9 +78,10 @@ struct NcclCommunicator::State {
   Nccl::Communicator communicator = nullptr;
   std::mutex mutex;  // held while the communicator is ended, or asked
   std::atomic<bool> ended = false;
+  int forks = fork_count();  // a child has neither the device nor NCCL's threads
 
   void end(Nccl::Status (*Nccl::*how)(Nccl::Communicator)) {
-    if (ended.exchange(true)) return;
+    if (ended.exchange(true) || fork_count() != forks) return;
     const std::lock_guard lock(mutex);
     on_device([&] { (library.get()->*how)(communicator); });
   }

@@ -92,8 +92,8 @@ def _compiled(rank: int, ranks: int, name: str) -> None:
         xs, residual, w = _tensors(ranks, torch.float32, 4, 48)
 
         def twice(x):
-            one, _ = torch.ops.fftune.all_reduce_norm(x, residual, w, group.memory, ranks, 1e-6, "t5")
-            two, _ = torch.ops.fftune.all_reduce_norm(x, residual, w, group.memory, ranks, 1e-6, "t5")
+            one, _ = torch.ops.fftune.all_reduce_norm(x, residual, w, group.memory, ranks, "peers", 1e-6, "t5")
+            two, _ = torch.ops.fftune.all_reduce_norm(x, residual, w, group.memory, ranks, "peers", 1e-6, "t5")
             return one + two
 
         expected = twice(xs[rank])

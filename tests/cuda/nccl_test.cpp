@@ -222,6 +222,22 @@ TEST_CASE("a rank that dies ends its peers' sums, which then are errors") {
   CHECK(fake.aborted == 1);
 }
 
+TEST_CASE("a child of fork() leaves NCCL alone") {
+  auto& fake = fresh_fake();
+  Device device;
+  auto group = std::make_unique<const Group>(device, rank_of(free_place("fork"), 0, 1));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    group.reset();
+    ::_exit(fake.live);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK(WEXITSTATUS(status) == 1);
+  group.reset();
+  CHECK(fake.live == 0);
+}
+
 TEST_CASE("a rank that leaves ends its peers' sums within the timeout") {
   auto& fake = fresh_fake();
   const std::string name = free_place("leaves");
