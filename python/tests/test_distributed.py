@@ -100,7 +100,7 @@ def _compiled(rank: int, ranks: int, name: str) -> None:
         got = torch.compile(twice, backend="aot_eager", fullgraph=True)(xs[rank])
         assert torch.equal(got, expected)
         # A compiler may hand over a copy of the memory's head.
-        copy = torch.ops.fftune.all_reduce(xs[rank], None, group.memory.clone(), ranks)
+        copy = torch.ops.fftune.all_reduce(xs[rank], None, group.memory.clone(), ranks, "peers")
         assert torch.equal(copy, xs[0] + xs[1])
         assert torch.equal(ops.all_reduce(xs[rank], group=group), copy)
         group.check()
