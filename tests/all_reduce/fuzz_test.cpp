@@ -2,7 +2,6 @@
 #include "all_reduce/problems.hpp"
 #include "cuda/launch_limits.hpp"
 #include "device/facts.hpp"
-#include "layer/problems.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -55,16 +54,7 @@ TEST_CASE("all-reduce by NCCL: legal launches behind the library's sum, on no CP
     if (more) CHECK_FALSE(std::get<KernelLaunch>(program.steps[1]).programmatic);
   }
   // Layers have it too.
-  const Problem layers = layer_problem(DeviceKind::cuda, DType::bf16,
-                                       {{"batch", 1},
-                                        {"cache", 24},
-                                        {"d", 64},
-                                        {"h", 48},
-                                        {"heads", 2},
-                                        {"kv-heads", 1},
-                                        {"dim", 16},
-                                        {"ranks", 2}},
-                                       {{"link", "nccl"}});
+  const Problem layers = small_layer(DeviceKind::cuda, DType::bf16, 2, "nccl");
   int sums = 0;
   for (const Variant& variant : default_recipe(layer_op(), layers, facts)) {
     if (!variant.family.ends_with(".all_reduce_nccl")) continue;

@@ -24,7 +24,6 @@
 #include "core/error.hpp"
 #include "core/hash.hpp"
 #include "cpu/open.hpp"
-#include "layer/problems.hpp"
 #include "ranks/rank_search.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/group.hpp"
@@ -374,19 +373,6 @@ void search(const Task& task) {
                     Catch::Matchers::Contains("budgets"));
 }
 
-Problem small_layer(const Backend& backend, const Task& task, DType dtype) {
-  return layer_problem(backend.facts().kind, dtype,
-                       {{"batch", 2},
-                        {"cache", 24},
-                        {"d", 64},
-                        {"h", 48},
-                        {"heads", 2},
-                        {"kv-heads", 1},
-                        {"dim", 16},
-                        {"ranks", task.ranks}},
-                       {{"link", "peers"}});
-}
-
 bool same_on_all(const Group& group, double value) {
   return group.largest(value) == value && group.largest(-value) == -value;
 }
@@ -398,8 +384,9 @@ void search_for_presets(const Task& task, const std::filesystem::path& folder) {
   const Catalog catalog = builtin_catalog();
   const Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{1} << 20});
   const DType dtype = backend->facts().kind == DeviceKind::cuda ? DType::bf16 : DType::f32;
-  const std::vector<Problem> problems{small_layer(*backend, task, dtype),
-                                      peers(*backend, task, dtype, 3, 512, "llama", "yes")};
+  const std::vector<Problem> problems{
+      small_layer(backend->facts().kind, dtype, task.ranks, "peers"),
+      peers(*backend, task, dtype, 3, 512, "llama", "yes")};
   for (const Problem& problem : problems) {
     const Op& op = catalog.op(problem.op);
     const auto found = search_on_ranks(
