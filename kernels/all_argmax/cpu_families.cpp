@@ -68,6 +68,7 @@ std::vector<const Family*> cpu_families() {
        .pass = "fwd",
        .sources = {"all_argmax/cpu_families.cpp", "all_reduce/cpu_peers.hpp"},
        .is_fallback = true,
+       .refusal = all_reduce::refuse_peers,
        .program = program});
   return {&family};
 }

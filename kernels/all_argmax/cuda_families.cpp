@@ -11,7 +11,8 @@ namespace {
 
 constexpr const char* file = "all_argmax/all_argmax.cu";
 
-std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) {
+std::optional<std::string> refusal(const Problem& problem, const DeviceFacts& facts) {
+  if (auto refusal = all_reduce::refuse_peers(problem, facts)) return refusal;
   if (form_of(problem).m * 8 > static_cast<std::int64_t>(most_packet_message))
     return fmt::format("m={} rows are more than go as packets, {}", problem.size("m"),
                        most_packet_message / 8);

@@ -25,8 +25,9 @@ OpFacts facts() {
                 .example = 2}},
           .options = {{.name = "link",
                        .help = "peers: a group's memory is given; loopback: one rank plays all, "
-                               "whose ids and logits are equal",
-                       .choices = {"loopback", "peers"},
+                               "whose ids and logits are equal; nccl: that of a group whose "
+                               "ranks do not reach each other, which no kernel serves",
+                       .choices = {"loopback", "peers", "nccl"},
                        .rare = true}},
           .families = {cuda_families, cpu_families}};
 }
@@ -45,7 +46,7 @@ class AllArgmax final : public DescribedOp {
         values[i] = static_cast<double>((seed + 7 * i) % static_cast<std::uint64_t>(vocab));
     };
     std::vector<TensorSpec> tensors{std::move(ids), {"logit", DType::f32, {m}, Role::input, 1}};
-    if (problem.has("link", "peers")) tensors.push_back(all_reduce::group_tensor());
+    if (!form_of(problem).loopback) tensors.push_back(all_reduce::group_tensor());
     tensors.push_back({"best_ids", DType::i32, {m}, Role::output});
     tensors.push_back({"best_logit", DType::f32, {m}, Role::output, 1});
     return tensors;
@@ -72,7 +73,7 @@ all_reduce::Form form_of(const Problem& problem) {
   form.d = 2;
   form.ranks = static_cast<int>(problem.size("ranks"));
   form.dtype = DType::f32;
-  form.loopback = !problem.has("link", "peers");
+  form.loopback = all_reduce::is_loopback(problem);
   return form;
 }
 

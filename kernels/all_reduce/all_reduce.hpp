@@ -8,7 +8,8 @@
 //
 // x, residual, y, sum [m, d], w [d], scale [m], the given y_scale [1]. Sums are of float, in the
 // order of the ranks, so every rank has the same bits. `group` is the rank's own memory
-// (kernels/common/group_memory.cuh), as fftune_group_memory gives it. With link=loopback there is
+// (kernels/common/group_memory.cuh), as fftune_group_memory gives it. With link=nccl it names the
+// communicator of NCCL, which adds, and rounds in between. With link=loopback there is
 // none: one rank plays all, whose x are equal, in memory of the plan; so a device that is alone can
 // check and time the kernels.
 #pragma once
@@ -38,12 +39,16 @@ struct Form {
   bool quantises = false;    // y, to fp8
   bool scale_given = false;  // one for all tokens
   bool loopback = false;
+  bool nccl = false;      // the library adds
   bool as_words = false;  // a kernel's choice: it needs the area of words too
 
   std::int64_t row_bytes() const { return d * static_cast<std::int64_t>(dtype_bytes(dtype)); }
   std::int64_t bytes() const { return m * row_bytes(); }
 };
 Form form_of(const Problem& problem);
+
+/// Whether one rank plays all: the problem has no group.
+bool is_loopback(const Problem& problem);
 
 /// The scale of a token whose elements are at most `largest`, in fp8.
 constexpr double scale_of(double largest) {
@@ -71,6 +76,9 @@ struct GroupFields {
 /// scratch, cleared before each run.
 void set_group(ParameterStruct& parameters, Program& program, const Form& form, std::size_t group,
                const GroupFields& at);
+
+/// Why kernels of peers do not serve the problem, or nothing.
+std::optional<std::string> refuse_peers(const Problem& problem, const DeviceFacts& facts);
 
 std::vector<const Family*> cuda_families();
 std::vector<const Family*> cpu_families();

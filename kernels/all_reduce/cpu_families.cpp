@@ -108,6 +108,7 @@ std::vector<const Family*> cpu_families() {
        .pass = "fwd",
        .sources = {"all_reduce/cpu_families.cpp", "all_reduce/cpu_peers.hpp"},
        .is_fallback = true,
+       .refusal = refuse_peers,
        .program = program},
       work);
   return {&family};

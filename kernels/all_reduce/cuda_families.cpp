@@ -7,6 +7,7 @@
 #include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/stage_family.hpp"
+#include "registry/part_family.hpp"
 
 namespace fftune::all_reduce {
 namespace {
@@ -71,6 +72,7 @@ std::int64_t most_vectors(std::int64_t threads) {
 }
 
 std::optional<std::string> refuse_words(const Problem& problem, const DeviceFacts& facts) {
+  if (auto refusal = refuse_peers(problem, facts)) return refusal;
   const Form form = form_of(problem);
   if (form.row_bytes() % 16 != 0)
     return fmt::format("rows of d={} are not whole vectors: a row must be a multiple of 16 bytes",
@@ -236,6 +238,38 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
   return program;
 }
 
+// NCCL.
+
+/// NCCL's sum; behind it, where there is more to do, the kernel of a rank that is alone.
+Program nccl_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  const Form form = form_of(problem);
+  const TensorPlaces at(all_reduce_op().tensors(problem));
+  const auto tensor = [&](const std::string& name) { return TensorArgument{at.at(name)}; };
+  Program program;
+  LibrarySum sum{form.dtype, form.m * form.d, tensor("x"), tensor("y"), tensor("group")};
+  if (!form.adds && !form.normalises) {
+    program.steps.emplace_back(sum);
+    return program;
+  }
+  sum.y = ScratchArgument{0};
+  program.scratch.push_back({static_cast<std::size_t>(form.bytes()), false});
+  program.steps.emplace_back(sum);
+
+  Problem alone = problem;
+  alone.sizes["ranks"] = 1;
+  alone.options.erase("link");
+  std::vector<Pointer> places;
+  for (const TensorSpec& own : all_reduce_op().tensors(alone))
+    places.push_back(own.name == "x" ? Pointer{ScratchArgument{0}} : Pointer{tensor(own.name)});
+  Program behind = refuse_words(alone, facts)
+                       ? chunk_program(alone, facts, chunk_default(alone, facts))
+                       : words_program(alone, facts, word_default(alone, facts));
+  // NCCL's kernel is captured with work around it, behind which nothing starts early.
+  std::get<KernelLaunch>(behind.steps.back()).programmatic = false;
+  append_moved(program, std::move(behind), places, at.count());
+  return program;
+}
+
 }  // namespace
 
 void set_group(ParameterStruct& parameters, Program& program, const Form& form, std::size_t group,
@@ -275,10 +309,18 @@ std::vector<const Family*> cuda_families() {
                                    .pass = "fwd",
                                    .sources = {chunks_file},
                                    .is_fallback = true,
+                                   .refusal = refuse_peers,
                                    .space = chunk_space,
                                    .default_config = chunk_default,
                                    .program = chunk_program});
-  return {&words, &chunks};
+  static const StageFamily nccl({.name = "all_reduce_nccl",
+                                 .summary = "NCCL's sum, and a kernel for what stands behind it",
+                                 .pass = "fwd",
+                                 .option = "link",
+                                 .value = "nccl",
+                                 .sources = {words_file, chunks_file},
+                                 .program = nccl_program});
+  return {&words, &chunks, &nccl};
 }
 
 }  // namespace fftune::all_reduce

@@ -47,9 +47,9 @@ OpFacts facts() {
             .choices = {"same", "fp8", "fp8-static"},
             .rare = true},
            {.name = "link",
-            .help = "peers: a group's memory is given; loopback: one rank plays all, whose x "
-                    "are equal",
-            .choices = {"loopback", "peers"},
+            .help = "peers: a group's memory is given; nccl: that of a group with NCCL, whose "
+                    "library adds; loopback: one rank plays all, whose x are equal",
+            .choices = {"loopback", "peers", "nccl"},
             .rare = true}},
       .families = {cuda_families, cpu_families},
       .contradiction = [](const Problem& problem) -> std::string {
@@ -98,6 +98,8 @@ class AllReduce final : public DescribedOp {
     // Two shots send a rounded sum. Then the sum with the residual is rounded elsewhere than the
     // reference's, and so is the normalised value.
     stage.inner_roundings = form.ranks == 1 ? 0 : form.normalises ? 3 : 1;
+    // NCCL rounds what each rank adds.
+    if (form.nccl) stage.inner_roundings += std::max(0, form.ranks - 2);
     return {stage};
   }
 
@@ -141,6 +143,10 @@ class AllReduce final : public DescribedOp {
 
 }  // namespace
 
+bool is_loopback(const Problem& problem) {
+  return !problem.has("link", "peers") && !problem.has("link", "nccl");
+}
+
 Form form_of(const Problem& problem) {
   Form form;
   form.m = problem.size("m");
@@ -153,7 +159,8 @@ Form form_of(const Problem& problem) {
   form.eps = static_cast<float>(problem.number("eps"));
   form.scale_given = problem.has("output", "fp8-static");
   form.quantises = form.scale_given || problem.has("output", "fp8");
-  form.loopback = !problem.has("link", "peers");
+  form.nccl = problem.has("link", "nccl");
+  form.loopback = is_loopback(problem);
   return form;
 }
 
@@ -163,6 +170,14 @@ TensorSpec group_tensor() {
     std::fill(values.begin(), values.end(), 0.0);
   };
   return group;
+}
+
+std::optional<std::string> refuse_peers(const Problem& problem, const DeviceFacts& facts) {
+  if (problem.has("link", "nccl") && facts.kind == DeviceKind::cpu)
+    return "link=nccl: NCCL is for GPUs";
+  if (problem.has("link", "nccl"))
+    return "link=nccl: ranks do not reach each other's memory; all-reduce alone goes by NCCL";
+  return std::nullopt;
 }
 
 group_table loopback_table(const Form& form) {
@@ -179,6 +194,7 @@ group_table loopback_table(const Form& form) {
 
 std::size_t loopback_bytes(const Form& form) {
   const GroupTable layout = group_layout(form.ranks, static_cast<std::uint64_t>(form.bytes()));
+  if (form.ranks == 1) return GroupTable::header_bytes;  // nothing is sent
   return form.as_words ? group_bytes(layout) : layout.data + 2 * layout.ranks * layout.data_bytes;
 }
 

@@ -383,9 +383,9 @@ std::vector<OptionField> option_fields() {
                   {0, 1e6}),
       rare_number("scale", "scale of attention's scores; 0: 1 / sqrt(dim)", "0", {0, 1e6}),
       rare_option("link",
-                  "with ranks, peers: a group's memory is given; loopback: one rank plays all, "
-                  "whose summands are equal",
-                  {"loopback", "peers"}),
+                  "with ranks, peers: a group's memory is given; nccl: that of a group with NCCL, "
+                  "whose library adds; loopback: one rank plays all, whose summands are equal",
+                  {"loopback", "peers", "nccl"}),
       rare_option("lengths",
                   "keys of the sequences in tests and measurements: as many as the cache has room "
                   "for, or fewer",

@@ -443,6 +443,7 @@ class PersistentLayers final : public Family {
       return post_norms_ ? "the layers have no norms behind their parts"
                          : "the layers have norms behind their parts";
     const bool slices = network_ == Network::slices;
+    if (auto refusal = all_reduce::refuse_peers(problem, facts)) return refusal;
     if (slices && problem.size("ranks") != 2) return "it is for slices of two ranks";
     if (slices && (problem.sizes.contains("window") || problem.has("sinks", "yes") ||
                    problem.has("out-bias", "yes") || problem.has("residual-scale", "yes") ||

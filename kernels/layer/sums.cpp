@@ -147,6 +147,7 @@ class SummedProduct final : public Family {
     if (message(*sum).normalises && !message(*sum).adds)
       return "the kernel has no place for a sum without a residual in front of a norm";
     if (packed_format(product->problem).packed) return "the kernel reads weights of x's type";
+    if (auto refusal = all_reduce::refuse_peers(sum->problem, facts)) return refusal;
     const GemmProblem gemm = of_.gemm(product->problem);
     if (gemm.epilogue.adds()) return "the kernel adds no bias, and no factor, to a rank's summand";
     if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)

@@ -442,9 +442,13 @@ fftune_status fftune_group_create(fftune_context* context, const fftune_group_op
       const LaunchedRank launched = launched_rank();
       group.rank = launched.rank;
       group.ranks = launched.ranks;
-      // A path is where it is.
+      // A path is where it is. A launcher's ranks of one host are not all of those of several.
+      if (group.name.starts_with("tcp://"))
+        throw Error(ErrorKind::invalid_input,
+                    "ranks is 0 in a group across hosts: give its rank and ranks");
       if (!group.name.starts_with('/')) group.name = launched.job + group.name;
     }
+    group.nccl = own.nccl != 0 || group.name.starts_with("tcp://");
     if (own.timeout_milliseconds != 0)
       group.timeout = std::chrono::milliseconds(own.timeout_milliseconds);
     auto handle = std::make_unique<fftune_group>();

@@ -87,6 +87,8 @@ std::string CpuProgram::check(const Program& program) {
     const auto& step = program.steps[i];
     if (std::holds_alternative<KernelLaunch>(step))
       return fmt::format("step {} launches a CUDA kernel, which a CPU cannot run", i);
+    if (std::holds_alternative<LibrarySum>(step))
+      return fmt::format("step {} is a sum by NCCL, which a CPU does not have", i);
     if (std::holds_alternative<HostFunction>(step) && program.host_tensors == 0)
       return fmt::format("step {} is a host function, but Program::host_tensors is not set", i);
     if (const auto* gemm = std::get_if<LibraryGemm>(&step))

@@ -132,6 +132,28 @@ std::shared_ptr<const CublasLt> CudaBackend::cublaslt() {
   return cublaslt_;
 }
 
+std::shared_ptr<const Nccl> CudaBackend::nccl() {
+  const std::lock_guard lock(products_mutex_);
+  if (nccl_ == nullptr) nccl_ = Nccl::open(options_.toolkit_folders, options_.nccl);
+  return nccl_;
+}
+
+CommunicatorOptions::Id CudaBackend::communicator_id() {
+  const Current current(*context_);
+  const auto library = nccl();
+  Nccl::Id id{};
+  library->check(library->get_unique_id(&id), "ncclGetUniqueId", ErrorKind::unavailable);
+  return id.bytes;
+}
+
+std::unique_ptr<Communicator> CudaBackend::communicate(const CommunicatorOptions& options) {
+  return std::make_unique<NcclCommunicator>(
+      nccl(), options, [context = context_](const std::function<void()>& call) {
+        const Current current(*context);
+        call();
+      });
+}
+
 std::size_t CudaBackend::free_bytes() const {
   const Current current(*context_);
   std::size_t free = 0;

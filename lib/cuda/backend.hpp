@@ -13,6 +13,7 @@
 #include "cuda/gemm.hpp"
 #include "cuda/kernel_compiler.hpp"
 #include "cuda/kernel_pool.hpp"
+#include "cuda/nccl.hpp"
 #include "cuda/nvml.hpp"
 #include "cuda/open.hpp"
 #include "cuda/session.hpp"
@@ -38,6 +39,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override;
   std::unique_ptr<SharedBuffer> allocate_shared(std::size_t bytes) override;
   std::unique_ptr<Buffer> open_shared(const SharedHandle& handle, std::size_t bytes) override;
+  CommunicatorOptions::Id communicator_id() override;
+  std::unique_ptr<Communicator> communicate(const CommunicatorOptions& options) override;
   void write(void* device, const void* host, std::size_t bytes) override;
   void read(void* host, const void* device, std::size_t bytes) override;
   void copy(void* to, const void* from, std::size_t bytes) override;
@@ -57,6 +60,7 @@ class CudaBackend final : public Backend {
   std::string plan_products(const Program& program, AlgorithmChoice choice, Parts& parts);
   CompileResult make_executable(const Program& program, AlgorithmChoice choice);
   std::shared_ptr<const CublasLt> cublaslt();
+  std::shared_ptr<const Nccl> nccl();
 
   SharedContext context_;
   DeviceFacts facts_;
@@ -66,6 +70,7 @@ class CudaBackend final : public Backend {
   std::shared_ptr<const Session> session_;
   std::mutex products_mutex_;  // algorithms and ceilings are timed one at a time
   std::shared_ptr<const CublasLt> cublaslt_;
+  std::shared_ptr<const Nccl> nccl_;
   std::map<DType, Limits> limits_;
   std::optional<Nvml> nvml_;
 };

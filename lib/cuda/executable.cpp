@@ -7,6 +7,7 @@
 
 #include "core/error.hpp"
 #include "core/lookup.hpp"
+#include "cuda/nccl.hpp"
 
 namespace fftune::cuda {
 namespace {
@@ -114,6 +115,8 @@ CudaExecutable::CudaExecutable(std::shared_ptr<const Session> session, const Pro
       steps_.emplace_back(prepare(*launch));
     else if (const auto* product = std::get_if<LibraryGemm>(&step))
       steps_.emplace_back(prepare(*product, *gemms_.at(gemm++)));
+    else if (const auto* sum = std::get_if<LibrarySum>(&step))
+      steps_.emplace_back(prepare(*sum));
   }
 }
 
@@ -144,6 +147,12 @@ CudaExecutable::Product CudaExecutable::prepare(const LibraryGemm& gemm,
   };
   return {&plan,         value(gemm.a),       value(gemm.b),
           value(gemm.c), scale(gemm.a_scale), scale(gemm.b_scale)};
+}
+
+CudaExecutable::Sum CudaExecutable::prepare(const LibrarySum& sum) const {
+  const auto value = [&](const Pointer& pointer) { return prepare(argument_of(pointer)); };
+  return {value(sum.x), value(sum.y), value(sum.group), static_cast<std::size_t>(sum.elements),
+          sum.dtype};
 }
 
 CudaExecutable::Launch CudaExecutable::prepare(const KernelLaunch& launch) const {
@@ -314,8 +323,14 @@ void CudaExecutable::enqueue_steps(void* const* tensors, void* workspace, void* 
       enqueue_launch(*launch, tensors, base, as_stream(stream));
       continue;
     }
-    const auto& product = std::get<Product>(step);
     const auto at = [&](const Value& value) { return resolve(value, tensors, base); };
+    if (const auto* sum = std::get_if<Sum>(&step)) {
+      const auto pointer = [&](const Value& value) { return reinterpret_cast<void*>(at(value)); };
+      sum_of_group(pointer(sum->group), pointer(sum->x), pointer(sum->y), sum->elements, sum->dtype,
+                   stream);
+      continue;
+    }
+    const auto& product = std::get<Product>(step);
     product.plan->enqueue(
         {at(product.a), at(product.b), at(product.c), at(product.a_scale), at(product.b_scale)},
         base + layout_.library_offset, as_stream(stream));

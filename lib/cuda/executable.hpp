@@ -77,9 +77,15 @@ class CudaExecutable final : public Executable {
     const GemmPlan* plan = nullptr;
     Value a, b, c, a_scale, b_scale;
   };
+  struct Sum {
+    Value x, y, group;
+    std::size_t elements = 0;
+    DType dtype = DType::f32;
+  };
 
   Launch prepare(const KernelLaunch& launch) const;
   Product prepare(const LibraryGemm& gemm, const GemmPlan& plan) const;
+  Sum prepare(const LibrarySum& sum) const;
   Value prepare(const Argument& argument) const;
   void place_parameters(Launch& prepared, const KernelLaunch& launch) const;
   /// Writes an argument into the image at `offset`, and notes what a run has to patch there.
@@ -94,7 +100,7 @@ class CudaExecutable final : public Executable {
   WorkspaceLayout layout_;
   std::vector<std::shared_ptr<const LoadedKernel>> kernels_;
   std::vector<std::unique_ptr<const GemmPlan>> gemms_;
-  std::vector<std::variant<Launch, Product>> steps_;
+  std::vector<std::variant<Launch, Product, Sum>> steps_;
   CompileReport report_;
 };
 

@@ -17,8 +17,9 @@ class SourceSet;
 struct CudaOptions {
   std::filesystem::path cache_folder;                  // compiled kernels go below it; empty: none
   std::vector<std::filesystem::path> toolkit_folders;  // searched for libraries after the loader
-  std::filesystem::path bundle = {};                   // of compiled kernels; empty: none
-  bool no_jit = false;                                 // compile nothing: it is an error instead
+  std::filesystem::path nccl = {};    // libnccl; empty: the loader's, or one of those folders
+  std::filesystem::path bundle = {};  // of compiled kernels; empty: none
+  bool no_jit = false;                // compile nothing: it is an error instead
 };
 
 struct CudaDevices {

@@ -20,6 +20,14 @@ std::unique_ptr<Buffer> Backend::open_shared(const SharedHandle&, std::size_t) {
   throw Error(ErrorKind::unavailable, facts().name + " shares no memory with other processes");
 }
 
+CommunicatorOptions::Id Backend::communicator_id() {
+  throw Error(ErrorKind::unavailable, facts().name + " is no device of NCCL: it needs GPUs");
+}
+
+std::unique_ptr<Communicator> Backend::communicate(const CommunicatorOptions&) {
+  throw Error(ErrorKind::unavailable, facts().name + " is no device of NCCL: it needs GPUs");
+}
+
 std::size_t Backend::workspace_bytes(const Program& program) const {
   constexpr std::size_t alignment = 256;
   std::size_t bytes = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -83,6 +84,26 @@ class SharedBuffer : public Buffer {
   virtual std::uint64_t device_notices() const = 0;
 };
 
+/// A group's ranks as the vendor's library of collectives knows them: NCCL on GPUs.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  /// Ends the sums that run. Later ones are errors. Any thread may call it, at any time.
+  virtual void end() = 0;
+  /// Throws Error(device_fault) with the library's words if it found a fault. Waits for nothing.
+  virtual void check() const = 0;
+};
+
+/// One rank's way into a communicator.
+struct CommunicatorOptions {
+  using Id = std::array<std::byte, 128>;
+  Id id = {};  // rank 0's, the same on all ranks
+  int rank = 0, ranks = 1;
+  const void* group = nullptr;  // the memory by which LibrarySum names it
+  std::chrono::steady_clock::time_point deadline;
+  std::function<bool()> gives_up;  // a rank is gone: there is nothing to wait for
+};
+
 /// A captured sequence of passes that can be run again and again.
 class Replay {
  public:
@@ -137,6 +158,10 @@ class Backend {
   /// The first `bytes` of a peer's memory; takes the handle's descriptor over. Throws
   /// Error(unavailable) that says why this device cannot reach it.
   virtual std::unique_ptr<Buffer> open_shared(const SharedHandle& handle, std::size_t bytes);
+  /// A name for one communicator, and a rank's way into it, which waits for all ranks. Both throw
+  /// Error(unavailable) that says why there is none.
+  virtual CommunicatorOptions::Id communicator_id();
+  virtual std::unique_ptr<Communicator> communicate(const CommunicatorOptions& options);
   virtual void write(void* device, const void* host, std::size_t bytes) = 0;
   virtual void read(void* host, const void* device, std::size_t bytes) = 0;
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // both on the device

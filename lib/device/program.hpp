@@ -155,6 +155,16 @@ struct LibraryGemm {
   DType c_dtype() const { return dtype == DType::fp8 ? DType::bf16 : dtype; }
 };
 
+/// y = the sum of x over the ranks of a group, by the vendor's library of collectives. x and y have
+/// `elements` each, and may be the same.
+struct LibrarySum {
+  DType dtype = DType::f32;
+  std::int64_t elements = 0;
+  Pointer x;
+  Pointer y;
+  Pointer group;  // the rank's memory, which names its communicator
+};
+
 /// c [m,n] = a [m,k] · b [n,k]ᵀ in float64, row-major, of matrices on the host. An operand that is
 /// transposed lies as [k,m] or [k,n].
 struct DoubleProduct {
@@ -195,7 +205,7 @@ inline std::byte* address_of(const HostCall& call, const Pointer& pointer) {
   return call.scratch[place.scratch] + place.offset;
 }
 
-using Step = std::variant<KernelLaunch, LibraryGemm, HostFunction>;
+using Step = std::variant<KernelLaunch, LibraryGemm, LibrarySum, HostFunction>;
 
 struct Program {
   std::vector<KernelSource> kernels;

@@ -38,6 +38,9 @@ class Move {
     for (auto* scale : {&gemm.a_scale, &gemm.b_scale})
       if (*scale) move(**scale);
   }
+  void operator()(LibrarySum& sum) const {
+    for (Pointer* pointer : {&sum.x, &sum.y, &sum.group}) move(*pointer);
+  }
   void operator()(HostFunction& function) const {
     function = [own = std::move(function), places = places_,
                 first = first_scratch_](const HostCall& call) {

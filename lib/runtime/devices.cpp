@@ -16,6 +16,7 @@ namespace {
 CudaOptions cuda_options(const Environment& environment) {
   return {.cache_folder = environment.cache_folder,
           .toolkit_folders = environment.toolkit_folders,
+          .nccl = environment.nccl,
           .bundle = environment.bundle,
           .no_jit = environment.no_jit};
 }

@@ -155,6 +155,7 @@ Environment read_environment() {
     if (const auto folder = variable(name))
       environment.toolkit_folders.push_back(fs::path(*folder) / "lib64");
   environment.toolkit_folders.emplace_back("/usr/local/cuda/lib64");
+  if (const auto nccl = variable("FFTUNE_NCCL")) environment.nccl = *nccl;
   if (const auto bundle = variable("FFTUNE_BUNDLE")) environment.bundle = *bundle;
   if (const auto folder = variable("FFTUNE_DEVICE_SOURCES")) environment.device_sources = *folder;
   environment.no_jit = variable("FFTUNE_NO_JIT").value_or("0") != "0";

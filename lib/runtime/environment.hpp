@@ -19,6 +19,7 @@ struct Environment {
   /// Where a CUDA toolkit's libraries may be, after the loader's own folders: lib64 of $CUDA_HOME
   /// and $CUDA_PATH, then of /usr/local/cuda.
   std::vector<std::filesystem::path> toolkit_folders;
+  std::filesystem::path nccl;    // $FFTUNE_NCCL: libnccl.so.2; empty: the loader's
   std::filesystem::path bundle;  // $FFTUNE_BUNDLE: compiled kernels; empty: none
   /// $FFTUNE_DEVICE_SOURCES: the folder of the .cu and .cuh to compile; empty: those built in.
   std::filesystem::path device_sources;

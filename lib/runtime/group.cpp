@@ -1,6 +1,9 @@
 #include "runtime/group.hpp"
 
 #include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -32,7 +35,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint64_t protocol = 0x33304f5254554646;  // "FFUTRO03"
+constexpr std::uint64_t protocol = 0x34304f5254554646;  // "FFUTRO04"
 
 enum class Kind : std::uint32_t { hello, ready, go, failure, gone, value };
 
@@ -50,6 +53,9 @@ struct Message {
   std::uint32_t fault = 0;            // of `gone`
   std::array<char, 400> text = {};    // of `failure`
   double value = 0;                   // of `value`
+  std::uint32_t nccl = 0;             // whether the rank wants a communicator
+  CommunicatorOptions::Id id = {};    // its name, from rank 0
+  std::array<char, 128> group = {};   // the name of the rank's group
 };
 
 class Socket {
@@ -125,7 +131,7 @@ std::optional<Received> receive_message(const Socket& socket) {
   header.msg_controllen = sizeof control;
   ssize_t bytes = 0;
   // A rank that ends without reading all resets the connection, behind what it sent.
-  do bytes = ::recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC);
+  do bytes = ::recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC | MSG_WAITALL);
   while (bytes < 0 && (errno == EINTR || errno == ECONNRESET));
   const cmsghdr* const rights = bytes > 0 ? CMSG_FIRSTHDR(&header) : nullptr;
   if (rights && rights->cmsg_type == SCM_RIGHTS)
@@ -142,38 +148,95 @@ std::optional<Received> receive_message(const Socket& socket) {
   received.message.text.back() = '\0';
   received.message.device.back() = '\0';
   received.message.library.back() = '\0';
+  received.message.group.back() = '\0';
   return received;
 }
 
-/// Address of a socket in the abstract namespace, or of its file: a name that begins with a slash.
+constexpr std::string_view tcp_scheme = "tcp://";
+
+/// Address of a socket in the abstract namespace, or of its file: a name that begins with a slash;
+/// or of a port, from "tcp://host:port/word".
 struct Address {
-  explicit Address(const std::string& name) : is_file(name.starts_with('/')) {
+  explicit Address(const std::string& name)
+      : is_file(name.starts_with('/')), is_tcp(name.starts_with(tcp_scheme)) {
+    if (is_tcp) {
+      find(name);
+      return;
+    }
+    auto& local = reinterpret_cast<sockaddr_un&>(value);
     // A first byte of zero: the abstract namespace.
     const std::string path = is_file ? name : '\0' + ("fftune-group-" + name);
-    value.sun_family = AF_UNIX;
-    std::copy(path.begin(), path.end(), value.sun_path);
+    local.sun_family = AF_UNIX;
+    std::copy(path.begin(), path.end(), local.sun_path);
     bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
+  }
+  const char* path() const { return reinterpret_cast<const sockaddr_un&>(value).sun_path; }
+  Socket open() const {
+    Socket socket(
+        ::socket(value.ss_family, (is_tcp ? SOCK_STREAM : SOCK_SEQPACKET) | SOCK_CLOEXEC, 0));
+    if (is_tcp) watch_line(socket);
+    return socket;
+  }
+  /// A connection over a network: a host that is gone is known within 20 s, packets go at once, and
+  /// nothing that is half sent is waited for. (Local sockets end with their process.)
+  static void watch_line(const Socket& socket) {
+    const auto set = [&](int level, int option, int number) {
+      ::setsockopt(socket.get(), level, option, &number, sizeof number);
+    };
+    set(SOL_SOCKET, SO_REUSEADDR, 1);
+    set(SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(IPPROTO_TCP, TCP_KEEPIDLE, 5);
+    set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
+    set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+    set(IPPROTO_TCP, TCP_USER_TIMEOUT, 20000);
+    set(IPPROTO_TCP, TCP_NODELAY, 1);
+    const timeval limit{5, 0};
+    for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO})
+      ::setsockopt(socket.get(), SOL_SOCKET, option, &limit, sizeof limit);
   }
   /// A socket's file that a process left which is gone; false: there is none such. Another file
   /// refuses connections too, and stays.
   bool remove_left() const {
     struct stat file {};
-    if (!is_file || ::lstat(value.sun_path, &file) != 0 || !S_ISSOCK(file.st_mode)) return false;
-    const Socket probe(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (!is_file || ::lstat(path(), &file) != 0 || !S_ISSOCK(file.st_mode)) return false;
+    const Socket probe = open();
     return ::connect(probe.get(), get(), bytes) != 0 && errno == ECONNREFUSED &&
-           ::unlink(value.sun_path) == 0;
+           ::unlink(path()) == 0;
   }
   void remove() const {
-    if (is_file) ::unlink(value.sun_path);
+    if (is_file) ::unlink(path());
   }
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&value); }
-  bool is_file;
-  sockaddr_un value = {};
+  bool is_file, is_tcp;
+  sockaddr_storage value = {};
   socklen_t bytes = 0;
+
+ private:
+  void find(const std::string& name) {
+    const std::string place =
+        name.substr(tcp_scheme.size(), name.find('/', tcp_scheme.size()) - tcp_scheme.size());
+    const auto colon = place.rfind(':');
+    std::string host = place.substr(0, colon);
+    if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    const int result =
+        colon == std::string::npos || host.empty()
+            ? EAI_NONAME
+            : ::getaddrinfo(host.c_str(), place.substr(colon + 1).c_str(), &hints, &found);
+    if (result != 0)
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("group '{}': {}: give tcp://host:port/word, of the host of rank 0",
+                              name, ::gai_strerror(result)));
+    std::memcpy(&value, found->ai_addr, found->ai_addrlen);
+    bytes = found->ai_addrlen;
+    ::freeaddrinfo(found);
+  }
 };
 
-/// Whether the process at the other end is of this user.
-bool is_own_user(const Socket& socket) {
+/// Whether the process at the other end is of this user, where the socket tells.
+bool is_own_user(const Address& address, const Socket& socket) {
+  if (address.is_tcp) return true;
   ucred peer{};
   socklen_t bytes = sizeof peer;
   return ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 &&
@@ -196,7 +259,8 @@ class Group::Members {
   Members(Backend& backend, const GroupOptions& options)
       : options_(options),
         deadline_(Clock::now() + options.timeout),
-        table_(group_layout(options.ranks, options.max_bytes)) {
+        over_network_(options.name.starts_with(tcp_scheme)),
+        table_(group_layout(options.ranks, over_network_ ? 1 : options.max_bytes)) {
     table_.rank = static_cast<std::uint32_t>(options.rank);
     table_.timeout = static_cast<std::uint64_t>(std::chrono::nanoseconds(options.timeout).count());
     own_ = backend.allocate_shared(group_bytes(table_));
@@ -212,8 +276,12 @@ class Group::Members {
         join(backend);
     }
     for (int rank = 0; rank < options.ranks; ++rank)
-      table_.base[rank] = reinterpret_cast<std::uint64_t>(
-          rank == options.rank ? own_->data() : opened_[static_cast<std::size_t>(rank)]->data());
+      if (const auto& theirs = opened_[static_cast<std::size_t>(rank)];
+          rank == options.rank || theirs)
+        table_.base[rank] =
+            reinterpret_cast<std::uint64_t>(rank == options.rank ? own_->data() : theirs->data());
+    // So plans of link=peers end, which would look for memory that is not there.
+    if (over_network_) table_.ranks = 0;
     backend.write(own_->data(), &table_, sizeof table_);
     if (options.ranks == 1) return;
     agree();
@@ -234,6 +302,25 @@ class Group::Members {
     gone.fault = fault_code(GroupFault::left, options_.rank);
     for (const auto& socket : connections_)
       if (socket) send_message(socket, gone);
+  }
+
+  /// Once the ranks watch each other, so that one that dies meanwhile is known.
+  void communicate(Backend& backend) {
+    if (!options_.nccl) return;
+    std::string failure;
+    try {
+      if (options_.ranks == 1) id_ = backend.communicator_id();
+      communicator_of({id_, options_.rank, options_.ranks, own_->data(), deadline_,
+                       [this] { return is_lost(); }},
+                      backend);
+    } catch (const Error& error) {
+      failure = fmt::format("group '{}', rank {}: {}", options_.name, options_.rank, error.what());
+    }
+    const auto failed = static_cast<int>(largest(failure.empty() ? -1 : options_.rank));
+    if (failure.empty() && failed >= 0)
+      failure =
+          fmt::format("group '{}': NCCL failed on rank {}, which says why", options_.name, failed);
+    if (!failure.empty()) refuse(failure);
   }
 
   void* memory() const { return own_->data(); }
@@ -260,8 +347,12 @@ class Group::Members {
       // A rank that leaves is missed only by a collective that waits for it.
       const bool left = static_cast<GroupFault>(code & 0xff) == GroupFault::left;
       if (code != 0 && (word == 0 || !left))
-        throw Error(ErrorKind::device_fault, fault_text(code, options_.timeout));
+        throw Error(ErrorKind::device_fault,
+                    over_network_ && code == fault_code(GroupFault::other_problem, options_.rank)
+                        ? "a plan of link=peers ran in a group across hosts: give link=nccl"
+                        : fault_text(code, options_.timeout));
     }
+    if (communicator_) communicator_->check();
   }
 
  private:
@@ -274,10 +365,15 @@ class Group::Members {
     message.device = own_->handle().device;
     constexpr std::string_view version = FFTUNE_VERSION;
     version.copy(message.library.data(), message.library.size() - 1);
+    options_.name.copy(message.group.data(), message.group.size() - 1);
+    message.nccl = options_.nccl ? 1 : 0;
+    message.id = id_;
     return message;
   }
 
   void open_memory(Backend& backend, const Received& from) {
+    if (from.message.rank == 0) id_ = from.message.id;
+    if (over_network_) return;
     SharedHandle handle;
     handle.key = from.message.key;
     handle.bytes = from.message.handle;
@@ -303,6 +399,9 @@ class Group::Members {
     if (theirs.max_bytes != own.max_bytes)
       return fmt::format("max_bytes is {} on rank {} and {} on rank 0: give all the same",
                          theirs.max_bytes, theirs.rank, own.max_bytes);
+    if (theirs.nccl != own.nccl)
+      return fmt::format("rank {} is {} NCCL and rank 0 {}: give all the same", theirs.rank,
+                         theirs.nccl ? "with" : "without", own.nccl ? "with it" : "without it");
     return "";
   }
 
@@ -319,20 +418,21 @@ class Group::Members {
   /// Rank 0: waits for the others, and gives each all handles.
   void gather(Backend& backend) {
     const Address address(options_.name);
-    const Socket listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    const Socket listener = address.open();
     const auto binds = [&] { return ::bind(listener.get(), address.get(), address.bytes) == 0; };
     if (!listener || !(binds() || (errno == EADDRINUSE && address.remove_left() && binds())) ||
         ::listen(listener.get(), GroupTable::most_ranks) != 0)
       refuse(fmt::format("rank 0 cannot listen for group '{}': {}: {}", options_.name, reason(),
-                         errno == EADDRINUSE || !address.is_file
+                         address.is_tcp ? "give an address of this host and a port that is free"
+                         : errno == EADDRINUSE || !address.is_file
                              ? "give each group a name of its own"
                              : "give a path in a folder where this user can write"));
     const struct Removal {
       const Address& address;
       ~Removal() { address.remove(); }
     } removal{address};
-    const Message own = hello(backend);
     std::vector<Received> members;
+    const Message own = hello(backend);
     while (members.size() + 1 < static_cast<std::size_t>(options_.ranks)) {
       if (!wait_readable(listener.get(), deadline_))
         call_off(fmt::format("group '{}': {} of {} ranks came within {} s: start all of them",
@@ -342,11 +442,15 @@ class Group::Members {
       if (!socket && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
         call_off(cannot_meet(options_.name));
       // Others may connect to a name that anyone can see: they are not heard.
-      if (!socket || !is_own_user(socket)) continue;
+      if (!socket || !is_own_user(address, socket)) continue;
+      if (address.is_tcp) Address::watch_line(socket);
       if (!wait_readable(socket.get(), std::min(deadline_, Clock::now() + std::chrono::seconds(5))))
         continue;
       const auto received = receive_message(socket);
       if (!received) continue;
+      // The word of a name that goes over a network is its secret.
+      if (address.is_tcp && !received->other_version && received->message.group != own.group)
+        continue;
       if (received->other_version) {
         connections_.push_back(std::move(socket));  // it is told in the words of this version
         call_off(another_version(), ErrorKind::invalid_input);
@@ -359,12 +463,18 @@ class Group::Members {
       connections_[static_cast<std::size_t>(received->message.rank)] = std::move(socket);
       members.push_back(*received);
     }
+    Message first = own;
+    try {
+      if (options_.nccl) first.id = id_ = backend.communicator_id();
+    } catch (const Error& error) {
+      call_off(fmt::format("group '{}', rank 0: {}", options_.name, error.what()), error.kind());
+    }
     for (const auto& to : members) {
       const Socket& socket = connections_[static_cast<std::size_t>(to.message.rank)];
-      bool sent = send_message(socket, own, own_->handle().descriptor);
+      bool sent = send_message(socket, first, shared_descriptor(own_->handle().descriptor));
       for (const auto& member : members)
         if (member.message.rank != to.message.rank)
-          sent = sent && send_message(socket, member.message, member.descriptor);
+          sent = sent && send_message(socket, member.message, shared_descriptor(member.descriptor));
       if (!sent) lost_while_meeting(to.message.rank);
     }
     try {
@@ -379,7 +489,7 @@ class Group::Members {
     const Address address(options_.name);
     Socket socket;
     for (;;) {
-      socket = Socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+      socket = address.open();
       if (!socket) refuse(cannot_meet(options_.name));
       if (::connect(socket.get(), address.get(), address.bytes) == 0) break;
       if (Clock::now() > deadline_)
@@ -387,10 +497,11 @@ class Group::Members {
                            options_.name, seconds()));
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
-    if (!is_own_user(socket))
+    if (!is_own_user(address, socket))
       refuse(fmt::format("group '{}': rank 0 is a process of another user", options_.name));
     connections_[0] = std::move(socket);
-    if (!send_message(connections_[0], hello(backend), own_->handle().descriptor))
+    if (!send_message(connections_[0], hello(backend),
+                      shared_descriptor(own_->handle().descriptor)))
       lost_while_meeting(0);
     for (int count = 1; count < options_.ranks; ++count) {
       const Received member = next(0, Kind::hello);
@@ -450,6 +561,20 @@ class Group::Members {
     call_off(fmt::format("group '{}': rank {} died while the group was made", options_.name, rank));
   }
 
+  /// Descriptors go to processes of this host alone.
+  int shared_descriptor(int descriptor) const { return over_network_ ? -1 : descriptor; }
+
+  void communicator_of(const CommunicatorOptions& options, Backend& backend) {
+    std::shared_ptr<Communicator> made = backend.communicate(options);
+    const std::lock_guard lock(values_mutex_);
+    communicator_ = std::move(made);
+  }
+
+  bool is_lost() {
+    const std::lock_guard lock(values_mutex_);
+    return lost_ != 0;
+  }
+
   double seconds() const { return std::chrono::duration<double>(options_.timeout).count(); }
 
   /// The next value that a rank sent, which the watching thread receives.
@@ -482,10 +607,12 @@ class Group::Members {
         ranks.push_back(rank);
       }
     for (;;) {
-      if (::poll(entries.data(), entries.size(), -1) < 0 && errno != EINTR) return;
+      const int found = ::poll(entries.data(), entries.size(), until_end());
+      if (found < 0 && errno != EINTR) return;
       if (entries[0].revents != 0) return;
+      end_sums();
       for (std::size_t i = 1; i < entries.size(); ++i) {
-        if (entries[i].revents == 0) continue;
+        if (found <= 0 || entries[i].revents == 0) continue;
         const auto received = receive_message(connections_[ranks[i]]);
         const std::lock_guard lock(values_mutex_);
         came_.notify_all();
@@ -502,6 +629,10 @@ class Group::Members {
         if (gone.rank >= 0 && gone.rank < options_.ranks)
           ends_[static_cast<std::size_t>(gone.rank)] = gone.fault;
         if (gone.fault != left) lost_ = gone.fault;
+        // Sums that wait for it would never end. One that left may have left behind the last one.
+        end_at_ = std::min(
+            end_at_,
+            Clock::now() + (gone.fault == left ? options_.timeout : std::chrono::milliseconds(0)));
         if (!notice.compare_exchange_strong(none, gone.fault) && gone.fault != left)
           notice.store(gone.fault);
         if (options_.rank == 0)
@@ -513,9 +644,30 @@ class Group::Members {
     }
   }
 
+  /// Milliseconds until the communicator is ended, or -1.
+  int until_end() {
+    const std::lock_guard lock(values_mutex_);
+    if (!communicator_ || end_at_ == Clock::time_point::max()) return -1;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end_at_ - Clock::now());
+    return static_cast<int>(std::clamp<long>(left.count(), 0, 1 << 30));
+  }
+
+  void end_sums() {
+    std::shared_ptr<Communicator> sums;
+    {
+      const std::lock_guard lock(values_mutex_);
+      if (Clock::now() < end_at_) return;
+      end_at_ = Clock::time_point::max();
+      sums = communicator_;
+    }
+    if (sums) sums->end();
+  }
+
   GroupOptions options_;
   Clock::time_point deadline_;
+  bool over_network_;
   GroupTable table_;
+  CommunicatorOptions::Id id_ = {};
   int forks_ = fork_count();
   std::unique_ptr<SharedBuffer> own_;
   std::vector<std::unique_ptr<Buffer>> opened_;  // by rank
@@ -526,6 +678,8 @@ class Group::Members {
   std::vector<std::deque<double>> values_;  // by rank, received and not read yet
   std::vector<std::uint32_t> ends_;         // by rank: why it is gone; 0: it is there
   std::uint32_t lost_ = 0;                  // the last rank that died
+  Clock::time_point end_at_ = Clock::time_point::max();
+  std::shared_ptr<Communicator> communicator_;
   std::thread watcher_;
 };
 
@@ -538,7 +692,10 @@ Group::Group(Backend& backend, const GroupOptions& options) {
   require(options.rank >= 0 && options.rank < options.ranks,
           fmt::format("rank is {}: use 0 to {}", options.rank, options.ranks - 1));
   const bool is_path = options.name.starts_with('/');
-  const std::size_t most = is_path ? sizeof(sockaddr_un::sun_path) - 1 : 90;
+  const bool is_tcp = options.name.starts_with(tcp_scheme);
+  const std::size_t most = is_path  ? sizeof(sockaddr_un::sun_path) - 1
+                           : is_tcp ? sizeof(Message::group) - 1
+                                    : 90;
   require(!options.name.empty() && options.name.size() <= most,
           fmt::format("the group's name has {} bytes: use 1 to {}{}", options.name.size(), most,
                       is_path ? " for the path of a socket" : ", or a path"));
@@ -546,7 +703,7 @@ Group::Group(Backend& backend, const GroupOptions& options) {
                        [](unsigned char c) { return std::iscntrl(c) != 0; }),
           "the group's name has a control character: leave it out");
   require(
-      is_path || options.name.find('/') == std::string::npos,
+      is_path || is_tcp || options.name.find('/') == std::string::npos,
       fmt::format("group '{}' is no absolute path: begin the path of a socket with a slash, and "
                   "leave slashes out of another name",
                   options.name));
@@ -557,7 +714,10 @@ Group::Group(Backend& backend, const GroupOptions& options) {
   require(options.timeout.count() >= 1 && options.timeout <= longest,
           fmt::format("timeout is {} ms: use 1 to {}, a year", options.timeout.count(),
                       longest.count()));
+  require(options.nccl || !is_tcp,
+          fmt::format("group '{}' is one across hosts: give it NCCL", options.name));
   members_ = std::make_unique<Members>(backend, options);
+  members_->communicate(backend);
 }
 
 Group::~Group() = default;

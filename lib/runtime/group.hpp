@@ -1,4 +1,5 @@
-// A group: ranks that are processes or threads of one host and reach each other's memory.
+// A group: ranks that are processes or threads of one host and reach each other's memory, or
+// processes of several hosts.
 #pragma once
 
 #include <chrono>
@@ -13,12 +14,14 @@ namespace fftune {
 
 struct GroupOptions {
   /// The same on all ranks, and no other group's: a word, or the path of the socket's file where
-  /// the ranks do not share a network namespace.
+  /// the ranks do not share a network namespace, or "tcp://host:port/word" for ranks of several
+  /// hosts, where rank 0 listens. Those share no memory: they have NCCL alone.
   std::string name;
   int rank = 0;
   int ranks = 1;
   std::uint64_t max_bytes = 0;               // of a message
   std::chrono::milliseconds timeout{60000};  // of the meeting, and of each wait
+  bool nccl = false;                         // a communicator too, for plans of link=nccl
 };
 
 /// Ranks meet through a socket of Linux's abstract namespace, at which rank 0 listens: the kernel

@@ -105,6 +105,8 @@ void mark_used(const Program& program, std::vector<bool>& used) {
       for (const Pointer& pointer : {gemm->a, gemm->b, gemm->c}) mark_pointer(pointer);
       for (const auto& scale : {gemm->a_scale, gemm->b_scale})
         if (scale) mark_pointer(*scale);
+    } else if (const auto* sum = std::get_if<LibrarySum>(&step)) {
+      for (const Pointer& pointer : {sum->x, sum->y, sum->group}) mark_pointer(pointer);
     } else {
       std::fill_n(used.begin(), std::min(program.host_tensors, used.size()), true);
     }

@@ -145,11 +145,13 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             rotates: bool, choice: Choice | None = None, constants: Sequence[str] = (),
             parallel: bool = False, rotation: str = "halves", grouped: bool = False,
             norm_rows: bool = False, norm_last: bool = False, multiplier: float = 1.0,
-            packed: str = "", h: int = 0, quantise: str = "", ranks: int = 0) -> str:
+            packed: str = "", h: int = 0, quantise: str = "", ranks: int = 0,
+            link: str = "peers") -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
     is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: format and
     groups of packed weights, "int4-128", and then `h`, which their shapes do not tell. `quantise`: "token" or
-    "block", of weights of float8_e4m3fn. `ranks`: of the group whose rank has a slice of the layers."""
+    "block", of weights of float8_e4m3fn. `ranks` and `link`: of the group whose rank has a slice of the
+    layers."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -201,7 +203,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             ("quantise", quantise, quantise),
             ("attn-weights", (packed or quantise) and not packs_attention, "dense"),
             ("zeros", packed and "w_gate_zero" in names, "yes"),
-            ("ranks", ranks, ranks), ("link", ranks, "peers"),
+            ("ranks", ranks, ranks), ("link", ranks, link),
             ("qkv-bias", bool({"b_q", "b_qkv"} & names), "yes"),
             ("qk-norm", "q_norm" in names,
              "rows" if norm_rows else "layer" if "q_norm_bias" in names else "yes"),

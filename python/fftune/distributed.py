@@ -1,17 +1,18 @@
-"""Groups of processes, or threads, on one host, and the collectives that run as fftune's kernels.
+"""Groups of processes, or threads, and the collectives that run as fftune's kernels.
 
     torch.distributed.init_process_group("nccl")
     group = fftune.distributed.init_group()
     y, residual = fftune.ops.all_reduce_norm(x, w, residual=residual, group=group)
 
-Ranks reach each other's memory: over NVLink or PCIe on GPUs, as shared pages on a CPU. Across hosts,
-use NCCL. All ranks call the same collectives in the same order; a rank that dies, hangs or calls
+Ranks reach each other's memory: over NVLink or PCIe on GPUs, as shared pages on a CPU. Across hosts
+all-reduce goes by NCCL. All ranks call the same collectives in the same order; a rank that dies, hangs or calls
 another one is an error on every other rank within the timeout.
 """
 import ctypes
 import json
 import os
 import secrets
+import socket
 import sys
 from typing import Callable, Mapping
 
@@ -26,7 +27,7 @@ __all__ = ["Group", "init_group", "slice_layer"]
 class _Options(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("name", ctypes.c_char_p),
                 ("rank", ctypes.c_int), ("ranks", ctypes.c_int), ("max_bytes", ctypes.c_size_t),
-                ("timeout_milliseconds", ctypes.c_int64)]
+                ("timeout_milliseconds", ctypes.c_int64), ("nccl", ctypes.c_int)]
 
 
 class _TuneOptions(ctypes.Structure):
@@ -47,7 +48,8 @@ class Group:
 
     Args:
         name: The same on all ranks, and no other group's on this host; one that begins with a slash is
-            the path of a socket's file, for ranks in several containers.
+            the path of a socket's file, for ranks in several containers. "tcp://host:port/word" is of
+            ranks on several hosts: rank 0 listens there, and ranks with another word are not heard.
         rank, ranks: This rank, from 0, and how many there are, 8 at most. None: those of this host's
             processes by the environment that mpirun, torchrun or srun gave them; the name then need
             only be no other group's of that job.
@@ -55,12 +57,14 @@ class Group:
         max_bytes: Bytes of the largest message. A rank's memory has 2 * ranks * max_bytes, as
             much again for words, of 64 MB a message at most, and up to 2 MB for each rank besides.
         timeout: Seconds until a rank that does not come is an error: of this call, and of each wait.
+        nccl: NCCL too, for all-reduce of larger messages than max_bytes. A group across hosts has it
+            alone.
     """
 
     TABLE_WORDS = 18  # of the memory, all that a tensor shows
 
     def __init__(self, name: str, rank: int | None = None, ranks: int | None = None, *, device=None,
-                 max_bytes: int = 1 << 26, timeout: float = 60):
+                 max_bytes: int = 1 << 26, timeout: float = 60, nccl: bool = False):
         self._handle = None
         if not isinstance(name, str) or "\0" in name:
             raise Error(f"a group's name is {name!r}: give a text without a zero")
@@ -72,11 +76,13 @@ class Group:
         if self.device.type not in ("cpu", "cuda"):
             raise Error(f"a group's device is {self.device}: use a CUDA device or the CPU")
         self.max_bytes, self.timeout = max_bytes, timeout
+        self.across_hosts = name.startswith("tcp://")
+        self.nccl = bool(nccl or self.across_hosts)
         ordinal = self.device.index if self.device.type == "cuda" else -1
         if ordinal >= 0:
             torch.cuda.init()
         options = _Options(ctypes.sizeof(_Options), name.encode(), rank or 0, ranks or 0, max_bytes,
-                           max(1, round(timeout * 1000)))
+                           max(1, round(timeout * 1000)), self.nccl)
         handle = ctypes.c_void_p()
         check_status(library().fftune_group_create(
             context(ordinal).handle, ctypes.byref(options), ctypes.byref(handle)))
@@ -90,6 +96,16 @@ class Group:
         else:
             self.memory = torch.frombuffer((ctypes.c_int64 * self.TABLE_WORDS).from_address(address),
                                            dtype=torch.int64)
+
+    def link(self, op: str, size: int) -> str:
+        """The way of a message of so many bytes, the same on all ranks: "peers", each other's memory, or
+        "nccl"."""
+        if size <= self.max_bytes and not self.across_hosts:
+            return "peers"
+        if not self.nccl:
+            raise Error(f"{op}: {size} bytes are more than the group's max_bytes, {self.max_bytes}: make it "
+                        "with more, or with nccl=True")
+        return "nccl"
 
     def check(self) -> None:
         """Raises Error if a rank died, or if a collective that is complete failed on this rank."""
@@ -210,31 +226,62 @@ def host() -> str:
         return file.read() + os.readlink("/proc/self/ns/net")
 
 
-def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26,
-               timeout: float = 60) -> Group:
-    """A group of the ranks of a process group of torch.distributed, all on one host.
+def _address(first: bool) -> str:
+    """An address of this host by which others reach it, and a port that is free: as the way to the
+    host on which torch.distributed's processes met, or that one."""
+    master = os.environ.get("MASTER_ADDR", socket.gethostname())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((socket.gethostbyname(master), 9))  # sends nothing
+        host = master if first else probe.getsockname()[0]
+    with socket.create_server((host, 0)) as free:
+        return f"tcp://{host}:{free.getsockname()[1]}"
+
+
+def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26, timeout: float = 60,
+               nccl: bool = False, address: str | None = None) -> Group:
+    """A group of the ranks of a process group of torch.distributed. One whose ranks are on several hosts
+    has NCCL alone, and needs GPUs.
 
     Args:
         process_group: Of torch.distributed; None: all processes.
         device: This rank's device; None: the current CUDA device, or the CPU where there is none.
-        max_bytes, timeout: As in `Group`.
+        max_bytes, timeout, nccl: As in `Group`.
+        address: "tcp://host:port" where rank 0 of several hosts listens; None: as
+            torch.distributed's MASTER_ADDR is reached, at a port that is free.
     """
     import torch.distributed as dist
     if not dist.is_initialized():
         raise Error("init_group: call torch.distributed.init_process_group first, or make "
                     "fftune.distributed.Group with a name, a rank and the number of ranks")
-    names = [secrets.token_hex(16), host()]
+    names = [secrets.token_hex(16), host(), address]
     first = dist.get_global_rank(process_group, 0) if process_group is not None else 0
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     place = torch.device(device) if dist.get_backend(process_group) == "nccl" else None
-    dist.broadcast_object_list(names, src=first, group=process_group, device=place)
+
+    def share() -> None:
+        dist.broadcast_object_list(names, src=first, group=process_group, device=place)
+
+    share()
     rank = dist.get_rank(process_group)
     # The highest rank that is elsewhere, which all learn together.
     elsewhere = torch.tensor([rank if names[1] != host() else 0], device=place)
     dist.all_reduce(elsewhere, op=dist.ReduceOp.MAX, group=process_group)
     if elsewhere.item() > 0:
-        raise Error(f"init_group: rank {elsewhere.item()} is on another host than rank 0: a group has the "
-                    "ranks of one host; make one of each host's process group, and use NCCL across hosts")
+        if torch.device(device).type != "cuda":
+            raise Error(f"init_group: rank {elsewhere.item()} is on another host than rank 0: on CPUs a group "
+                        "has the ranks of one host; make one of each host's process group")
+        why = ""
+        if rank == 0 and address is None:
+            try:
+                names[2] = _address(first == 0)
+            except OSError as error:
+                why = str(error)
+        names.append(why)
+        share()
+        if names[2] is None:
+            raise Error(f"init_group: rank 0 found no address for ranks on several hosts ({names[3]}): give "
+                        "address='tcp://host:port'")
+        names[0] = f"{names[2]}/{names[0]}"
     return Group(names[0], rank, dist.get_world_size(process_group), device=device,
-                 max_bytes=max_bytes, timeout=timeout)
+                 max_bytes=max_bytes, timeout=timeout, nccl=nccl)

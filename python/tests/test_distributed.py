@@ -1,5 +1,6 @@
 """Groups of processes on the CPU, and their collectives."""
 import os
+import re
 import subprocess
 import time
 
@@ -91,15 +92,15 @@ def _compiled(rank: int, ranks: int, name: str) -> None:
         xs, residual, w = _tensors(ranks, torch.float32, 4, 48)
 
         def twice(x):
-            one, _ = torch.ops.fftune.all_reduce_norm(x, residual, w, group.memory, ranks, 1e-6, "t5")
-            two, _ = torch.ops.fftune.all_reduce_norm(x, residual, w, group.memory, ranks, 1e-6, "t5")
+            one, _ = torch.ops.fftune.all_reduce_norm(x, residual, w, group.memory, ranks, "peers", 1e-6, "t5")
+            two, _ = torch.ops.fftune.all_reduce_norm(x, residual, w, group.memory, ranks, "peers", 1e-6, "t5")
             return one + two
 
         expected = twice(xs[rank])
         got = torch.compile(twice, backend="aot_eager", fullgraph=True)(xs[rank])
         assert torch.equal(got, expected)
         # A compiler may hand over a copy of the memory's head.
-        copy = torch.ops.fftune.all_reduce(xs[rank], None, group.memory.clone(), ranks)
+        copy = torch.ops.fftune.all_reduce(xs[rank], None, group.memory.clone(), ranks, "peers")
         assert torch.equal(copy, xs[0] + xs[1])
         assert torch.equal(ops.all_reduce(xs[rank], group=group), copy)
         group.check()
@@ -332,6 +333,20 @@ def _from_torch(rank: int, ranks: int, store: str) -> None:
     distributed.host = lambda: host if rank == 0 else "another"
     with pytest.raises(fftune.Error, match="rank 1 is on another host than rank 0"):
         distributed.init_group(device="cpu", max_bytes=4096, timeout=60)
+    # On GPUs they have one place to meet, or all are told why there is none.
+    distributed.Group = lambda name, *_, **__: name
+    for master, given, expected in (("127.0.0.1", None, r"tcp://127\.0\.0\.1:\d+/[0-9a-f]{32}"),
+                                    ("no.such.host.invalid", None, "rank 0 found no address .*: give address="),
+                                    ("", "tcp://10.0.0.1:99", r"tcp://10\.0\.0\.1:99/[0-9a-f]{32}")):
+        os.environ["MASTER_ADDR"] = master
+        try:
+            name = distributed.init_group(device="cuda", address=given)
+        except fftune.Error as error:
+            name = str(error)
+        assert re.search(expected, name)
+        names = [None] * ranks
+        torch.distributed.all_gather_object(names, name)
+        assert names == [name] * ranks
     torch.distributed.destroy_process_group()
 
 
@@ -385,3 +400,26 @@ def test_wrong_arguments_are_one_line():
         group.check()
     with pytest.raises(fftune.Error, match="init_process_group"):
         distributed.init_group()
+
+
+def test_nccl_needs_gpus():
+    for name in ("nccl", "tcp://127.0.0.1:1/nccl"):
+        with pytest.raises(fftune.Error, match="is no device of NCCL: it needs GPUs"):
+            distributed.Group(f"{name}-{os.getpid()}", 0, 1, max_bytes=4096, nccl=True)
+
+
+def test_links_are_chosen_by_size():
+    with distributed.Group(f"links-{os.getpid()}", 0, 1, max_bytes=64) as group:
+        assert group.link("an op", 64) == "peers"
+        with pytest.raises(fftune.Error, match="an op: 65 bytes .* with more, or with nccl=True"):
+            group.link("an op", 65)
+        # As if it had a communicator: the plans are those of NCCL, which the CPU refuses.
+        group.nccl = True
+        assert group.link("an op", 65) == "nccl"
+        x = torch.ones(3, 8)
+        with pytest.raises(fftune.Error, match="link=nccl: NCCL is for GPUs"):
+            ops.all_reduce(x, group=group)
+        with pytest.raises(fftune.Error, match="all-argmax: .* choose from whole logits"):
+            ops.all_argmax(torch.ones(9, dtype=torch.int32), torch.ones(9), 100, group=group)
+        group.across_hosts = True
+        assert group.link("an op", 1) == "nccl"

@@ -1,6 +1,7 @@
 """On two GPUs: collectives and slices of layers between processes. With FFTUNE_DRY_RUN=1 and without
 GPUs, on the CPU."""
 import os
+import socket
 import subprocess
 import time
 
@@ -28,20 +29,23 @@ def _ranks(work, *arguments) -> None:
     start(work, RANKS, f"gpus-{os.getpid()}-{time.monotonic_ns()}", *arguments)
 
 
-def _group(rank: int, name: str, max_bytes: int = 1 << 23) -> distributed.Group:
+def _group(rank: int, name: str, max_bytes: int = 1 << 23, nccl: bool = False) -> distributed.Group:
     if GPU:
         torch.cuda.set_device(rank)
-    return distributed.Group(name, rank, RANKS, device=_device(rank), max_bytes=max_bytes, timeout=60)
+    return distributed.Group(name, rank, RANKS, device=_device(rank), max_bytes=max_bytes, timeout=60,
+                             nccl=nccl)
 
 
-def _sums(rank: int, name: str) -> None:
-    with _group(rank, name) as group, torch.device(_device(rank)):
+def _sums(rank: int, name: str, max_bytes: int = 1 << 23, nccl: bool = False) -> None:
+    with _group(rank, name, max_bytes, nccl) as group, torch.device(_device(rank)):
         for m, d in ((1, 4096), (6, 6144), (64, 4096), (138, 6144), (300, 1000)):
             make = torch.Generator(_device(rank)).manual_seed(5)
             xs, (residual, w) = [[torch.randn(*shape, generator=make).to(DTYPE) for shape in shapes]
                                  for shapes in ([(m, d)] * RANKS, [(m, d), (d,)])]
             total = sum((x.float() for x in xs[1:]), xs[0].float())
             assert torch.equal(ops.all_reduce(xs[rank], group=group), total.to(DTYPE))
+            if nccl:  # rounds before the residual is added
+                total = total.to(DTYPE).float()
             total = (total + residual.float()).to(DTYPE)
             y, added = ops.all_reduce_norm(xs[rank], w, residual=residual, group=group)
             assert torch.equal(added, total)
@@ -70,6 +74,58 @@ def test_sums_norms_and_fp8():
     _ranks(_sums)
 
 
+@pytest.mark.skipif(not GPU, reason="no GPU")
+@pytest.mark.parametrize("meeting", ["one host", "tcp"])
+def test_sums_norms_and_fp8_by_nccl(meeting):
+    if meeting == "tcp":
+        start(_sums, RANKS, _place(), 1 << 23, True)
+    else:
+        _ranks(_sums, 1, True)
+
+
+def _place() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"tcp://127.0.0.1:{free.getsockname()[1]}/{os.getpid()}"
+
+
+def _nccl_in_graphs(rank: int, name: str) -> None:
+    with _group(rank, name, 1, True) as group, torch.device(_device(rank)):
+        x, w = torch.full((64, 4096), rank + 1.0, dtype=DTYPE), torch.ones(4096, dtype=DTYPE)
+        for _ in range(2):
+            ops.all_reduce_norm(x, w, residual=x, group=group)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            totals = [ops.all_reduce_norm(x, w, residual=x * 0, group=group)[1] for _ in range(3)]
+        for factor in (1, 2, 3):
+            x.fill_((rank + 1) * factor)
+            graph.replay()
+            for total in totals:
+                assert (total == 3 * factor).all()
+        group.check()
+        graph.reset()
+
+
+def _dies_in_nccl(rank: int, name: str) -> None:
+    group = _group(rank, name, nccl=True)
+    x = torch.ones(1024, 4096, dtype=DTYPE, device=_device(rank))
+    begin = time.monotonic()
+    with pytest.raises(fftune.Error, match="rank 1 died|rank of the group is gone"):
+        for i in range(1 << 30):
+            if rank == 1 and i == 20:
+                os._exit(0)
+            ops.all_reduce(x, group=group)
+            torch.cuda.synchronize()
+            group.check()
+    assert time.monotonic() - begin < 30
+    group.close()
+
+
+@pytest.mark.skipif(not GPU, reason="no GPU")
+def test_nccl_in_graphs_and_without_a_rank():
+    start(_nccl_in_graphs, RANKS, _place())
+    start(_dies_in_nccl, RANKS, _place())
+
+
 def _model(batch: int, device: str):
     """Whole layers that both ranks draw alike, and a rank's slices of them."""
     torch.manual_seed(3)
@@ -95,10 +151,10 @@ def _own(rank: int, weights, caches, heads: int, kv_heads: int):
              for pair in caches])
 
 
-def _slices(rank: int, name: str) -> None:
+def _slices(rank: int, name: str, nccl: bool = False) -> None:
     device = _device(rank)
-    with _group(rank, name) as group:
-        for batch, s in ((1, 1), (2, 1), (5, 1), (16, 1), (64, 1), (1, 40)):
+    with _group(rank, name, nccl=nccl) as group:
+        for batch, s in ((1, 1), (16, 1), (1, 40)) if nccl else ((1, 1), (2, 1), (5, 1), (16, 1), (64, 1), (1, 40)):
             weights, caches, lengths, heads, kv_heads, angles = _model(batch, device)
             if s > 1:
                 lengths.fill_(s)
@@ -129,6 +185,11 @@ def _slices(rank: int, name: str) -> None:
 
 def test_slices_are_the_whole_layers():
     _ranks(_slices)
+
+
+@pytest.mark.skipif(not GPU, reason="no GPU")
+def test_slices_across_hosts_are_the_whole_layers():
+    start(_slices, RANKS, _place(), True)
 
 
 def _tokens(rank: int, name: str) -> None:

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/all_reduce/all_reduce.hpp"
+#include "layer/problems.hpp"
 #include "support/fuzz.hpp"
 #include "support/op_reference.hpp"
 
@@ -18,6 +19,21 @@ inline Problem all_reduce_problem(DeviceKind kind, DType dtype, std::int64_t ran
       all_reduce_op(),
       {"all-reduce", "fwd", dtype, {{"m", m}, {"d", d}, {"ranks", ranks}}, std::move(options)},
       kind);
+}
+
+/// A rank's slice of a layer.
+inline Problem small_layer(DeviceKind kind, DType dtype, std::int64_t ranks,
+                           const std::string& link) {
+  return layer_problem(kind, dtype,
+                       {{"batch", 2},
+                        {"cache", 24},
+                        {"d", 64},
+                        {"h", 48},
+                        {"heads", 2},
+                        {"kv-heads", 1},
+                        {"dim", 16},
+                        {"ranks", ranks}},
+                       {{"link", link}});
 }
 
 /// A problem of a rank that is alone, with every other field drawn.

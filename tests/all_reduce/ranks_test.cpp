@@ -24,7 +24,6 @@
 #include "core/error.hpp"
 #include "core/hash.hpp"
 #include "cpu/open.hpp"
-#include "layer/problems.hpp"
 #include "ranks/rank_search.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/group.hpp"
@@ -225,25 +224,41 @@ void verify_all(const Task& task,
     }
 }
 
-/// All-reduces of random sizes, one after the other, by the default variants; the last is checked.
+/// Compiles all of them at once, into the backend's cache.
+void compile_all(Backend& backend, const std::vector<std::pair<Problem, Recipe>>& all) {
+  std::vector<std::thread> compilers;
+  for (const auto& [problem, recipe] : all)
+    compilers.emplace_back([&backend, &problem = problem, &recipe = recipe] {
+      try {
+        const Plan plan(backend, all_reduce_op(), problem, recipe);
+      } catch (const Error&) {  // whoever makes the plan next reports it
+      }
+    });
+  for (auto& compiler : compilers) compiler.join();
+}
+
+/// All-reduces of random sizes, one after the other, by both families; the last of each is checked.
 void run_many(const Task& task, int count) {
   const auto backend = open(task);
   Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{1} << 20});
   std::mt19937_64 random(11);
+  std::vector<std::pair<Problem, Recipe>> all;
+  for (const int d : {512, 4096, 1024, 40, 129})
+    for (int i = 0; i < 4; ++i) {
+      const auto m = static_cast<int>(1 + random() % std::min<std::uint64_t>(64, 65536 / d));
+      const Problem problem = peers(*backend, task, DType::bf16, m, d, "llama", "yes");
+      const auto variants = draw_variants(backend->facts(), all_reduce_op(), problem, random, 0);
+      for (const auto& variant : {variants.back(), variants.front()})
+        all.push_back({problem, {{std::string(variant.family->name()), variant.config}}});
+    }
+  compile_all(*backend, all);
   std::vector<RankRun> runs;
   std::vector<Plan> plans;
-  for (const auto& [m, d] : {std::pair{1, 512}, {2, 4096}, {64, 1024}, {17, 40}, {9, 129}}) {
-    const Problem problem = peers(*backend, task, DType::bf16, m, d, "llama", "yes");
+  for (const auto& [problem, recipe] : all) {
     runs.emplace_back(*backend, task, group.memory(), problem);
-    plans.push_back(
-        plan_of(*backend, problem,
-                draw_variants(backend->facts(), all_reduce_op(), problem, random, 0).back()));
-    // Words too where they serve.
-    runs.emplace_back(*backend, task, group.memory(), problem);
-    plans.push_back(
-        plan_of(*backend, problem,
-                draw_variants(backend->facts(), all_reduce_op(), problem, random, 0).front()));
+    plans.emplace_back(*backend, all_reduce_op(), problem, recipe);
   }
+  const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < count; ++i) {
     const std::size_t at = random() % plans.size();
     runs[at].run(plans[at], backend->stream());
@@ -252,6 +267,9 @@ void run_many(const Task& task, int count) {
       group.check();
     }
   }
+  if (task.rank == 0 && count > 100000)
+    std::printf("%d all-reduces of %zu plans in %.1f s\n", count, plans.size(),
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   for (std::size_t at = 0; at < plans.size(); ++at)
     REQUIRE(runs[at].check(plans[at], 5000 + at) == "");
   group.check();
@@ -275,18 +293,12 @@ void time_variants(const Task& task) {
   list.push_back(
       {"all_reduce_chunks/shots=1,senders=4,summers=256,parts=4,blocks=2", {{138, 6144}}});
   list.push_back({"all_reduce_chunks/shots=1,senders=2,summers=256,parts=1,blocks=2", large});
-  // Compiles all kernels at once, into the cache.
-  std::vector<std::thread> compilers;
+  std::vector<std::pair<Problem, Recipe>> all;
   for (const auto& [id, sizes] : list)
     for (const auto& [m, d] : sizes)
-      compilers.emplace_back([&, variant = Variant::parse(id), rows = m, width = d] {
-        const Problem problem = peers(*backend, task, DType::bf16, rows, width, "llama", "yes");
-        try {
-          const Plan plan(*backend, all_reduce_op(), problem, Recipe{variant});
-        } catch (const Error&) {  // is reported below
-        }
-      });
-  for (auto& compiler : compilers) compiler.join();
+      all.push_back(
+          {peers(*backend, task, DType::bf16, m, d, "llama", "yes"), {Variant::parse(id)}});
+  compile_all(*backend, all);
   for (const auto& [id, sizes] : list)
     for (const auto& [m, d] : sizes) {
       const Problem problem = peers(*backend, task, DType::bf16, m, d, "llama", "yes");
@@ -361,19 +373,6 @@ void search(const Task& task) {
                     Catch::Matchers::Contains("budgets"));
 }
 
-Problem small_layer(const Backend& backend, const Task& task, DType dtype) {
-  return layer_problem(backend.facts().kind, dtype,
-                       {{"batch", 2},
-                        {"cache", 24},
-                        {"d", 64},
-                        {"h", 48},
-                        {"heads", 2},
-                        {"kv-heads", 1},
-                        {"dim", 16},
-                        {"ranks", task.ranks}},
-                       {{"link", "peers"}});
-}
-
 bool same_on_all(const Group& group, double value) {
   return group.largest(value) == value && group.largest(-value) == -value;
 }
@@ -385,8 +384,9 @@ void search_for_presets(const Task& task, const std::filesystem::path& folder) {
   const Catalog catalog = builtin_catalog();
   const Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{1} << 20});
   const DType dtype = backend->facts().kind == DeviceKind::cuda ? DType::bf16 : DType::f32;
-  const std::vector<Problem> problems{small_layer(*backend, task, dtype),
-                                      peers(*backend, task, dtype, 3, 512, "llama", "yes")};
+  const std::vector<Problem> problems{
+      small_layer(backend->facts().kind, dtype, task.ranks, "peers"),
+      peers(*backend, task, dtype, 3, 512, "llama", "yes")};
   for (const Problem& problem : problems) {
     const Op& op = catalog.op(problem.op);
     const auto found = search_on_ranks(
@@ -459,13 +459,16 @@ void search_until_error(const Task& task, const std::filesystem::path& folder) {
 }
 
 /// Runs a collective until it fails; returns the error. The group may fail to come about instead.
-std::string run_until_error(const Task& task, std::int64_t m, int most, std::uint64_t max_bytes) {
+/// Calls `runs` behind the first one.
+std::string run_until_error(const Task& task, std::int64_t m, int most, std::uint64_t max_bytes,
+                            std::shared_ptr<Backend> backend = nullptr,
+                            const std::function<void()>& runs = nullptr) {
   try {
-    const auto backend = open(task);
+    if (!backend) backend = open(task);
     const bool gpu = backend->facts().kind == DeviceKind::cuda;
     // A rank that is killed before the meeting is missed for all of this time.
     Group group(*backend, {task.name, task.rank, task.ranks, max_bytes,
-                           std::chrono::milliseconds(gpu                      ? 8000
+                           std::chrono::milliseconds(gpu                      ? 20000
                                                      : task.work == "survive" ? 300
                                                                               : 5000)});
     std::mt19937_64 random(1);
@@ -478,6 +481,7 @@ std::string run_until_error(const Task& task, std::int64_t m, int most, std::uin
       run.run(plan, backend->stream());
       backend->synchronize();
       group.check();
+      if (i == 0 && runs) runs();
     }
     return "";
   } catch (const Error& error) {
@@ -489,6 +493,32 @@ bool has(const std::string& text, const std::string& words) {
   return text.find(words) != std::string::npos;
 }
 
+/// How far a rank that survives others has come: one file for each group that ran, and one for each
+/// that ended, in a folder that whoever kills the others sees.
+struct Progress {
+  std::filesystem::path folder;
+
+  static void add(const std::filesystem::path& file, const std::string& text) {
+    std::ofstream(file.string() + ".new") << text;
+    std::filesystem::rename(file.string() + ".new", file);
+  }
+  std::filesystem::path ran(int group) const { return folder / fmt::format("ran{}", group); }
+  std::filesystem::path ended(int group) const { return folder / fmt::format("ended{}", group); }
+  std::filesystem::path stop() const { return folder / "stop"; }
+  bool has_run(int group) const { return std::filesystem::exists(ran(group)); }
+  bool has_ended(int group) const { return std::filesystem::exists(ended(group)); }
+};
+
+/// Whether it is true within 30 s.
+bool comes(const std::function<bool()>& is_true) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!is_true()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
 constexpr int endless = 1 << 30;
 
 /// Rank 1 is killed, and this one learns of it.
@@ -496,6 +526,21 @@ void survive(const Task& task) {
   const std::string error = run_until_error(task, 3, endless, 1 << 16);
   CAPTURE(task.rank, error);
   CHECK((has(error, "rank 1 died") || has(error, "came within") || has(error, "did not arrive")));
+}
+
+/// Rank 1 is killed again and again: each time a new group of the same name is the remedy.
+void survive_all(const Task& task, const Progress& progress) {
+  const std::shared_ptr<Backend> backend = open(task);
+  for (int group = 0; !std::filesystem::exists(progress.stop()); ++group) {
+    bool ran = false;
+    const std::string error = run_until_error(task, 3, endless, 1 << 16, backend, [&] {
+      ran = true;
+      Progress::add(progress.ran(group), "");
+    });
+    CAPTURE(task.rank, group, ran, error);
+    CHECK((ran ? has(error, "rank 1 died") : has(error, "died") || has(error, "came within")));
+    Progress::add(progress.ended(group), error);
+  }
 }
 
 /// Rank 1 brings other rows.
@@ -570,6 +615,45 @@ void kill_ranks(const std::string& device, int times, int most_milliseconds, std
   }
 }
 
+/// Kills rank 1 of one survivor, which opens its device once, at random moments: of three in four
+/// times when collectives run, and else while it starts and meets.
+void kill_peers(const std::string& device, int times, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const testing::TemporaryFolder folder;
+  const Progress progress{folder.path()};
+  const std::string name = new_name(), work = "survive-all:" + folder.path().string();
+  const pid_t survivor = start_rank(0, 2, name, device, work);
+  int group = 0;
+  double starts_in = 1;  // seconds from the start of rank 1 to collectives
+  for (int i = 0; i < times; ++i) {
+    CAPTURE(i, group);
+    const auto start = std::chrono::steady_clock::now();
+    const pid_t victim = start_rank(1, 2, name, device, "survive");
+    const bool is_last = i + 1 == times, has_to_run = i == 0 || is_last || random() % 4 != 0;
+    const double share = static_cast<double>(random() % 1000) / 1000;
+    if (has_to_run) {
+      CHECK(comes([&] {
+        // The survivor may have given a group up in which none came.
+        while (progress.has_ended(group) && !progress.has_run(group)) ++group;
+        return progress.has_run(group);
+      }));
+      starts_in = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+    std::this_thread::sleep_for(
+        std::chrono::duration<double>(share * (has_to_run ? 0.2 : starts_in)));
+    if (is_last) Progress::add(progress.stop(), "");
+    ::kill(victim, SIGKILL);
+    ended_well(victim);
+    while (progress.has_run(group)) {
+      const auto killed = std::chrono::steady_clock::now();
+      REQUIRE(comes([&] { return progress.has_ended(group); }));
+      CHECK(std::chrono::steady_clock::now() - killed < std::chrono::seconds(5));
+      ++group;
+    }
+  }
+  CHECK(ended_well(survivor));
+}
+
 /// Starts this program once for each rank, and returns whether all ended well.
 bool start_ranks(int ranks, const std::string& device, const std::string& work) {
   const std::string name = new_name();
@@ -590,10 +674,10 @@ TEST_CASE("a rank of a group that another case starts", "[.rank]") {
   std::istringstream(given) >> task.rank >> task.ranks >> task.name >> task.device >> task.work;
   if (task.work == "verify") verify_all(task);
   if (task.work == "large") verify_all(task, {{700, 512}, {2049, 40}});
-  if (task.work == "many") run_many(task, 5000);
+  if (task.work == "many") run_many(task, 2000);
   if (task.work == "most") run_many(task, 1000000);
   if (task.work == "kills")
-    kill_ranks(task.device, 10, 3000, 100 + static_cast<std::uint64_t>(task.rank));
+    kill_peers(task.device, 10, 100 + static_cast<std::uint64_t>(task.rank));
   if (task.work == "search") search(task);
   if (task.work == "time") time_variants(task);
   const std::string kind = task.work.substr(0, task.work.find(':'));
@@ -602,6 +686,7 @@ TEST_CASE("a rank of a group that another case starts", "[.rank]") {
   if (kind == "no-folder") search_without_folder(task, folder);
   if (kind == "search-on") search_until_error(task, folder);
   if (task.work == "survive") survive(task);
+  if (kind == "survive-all") survive_all(task, {folder});
   if (task.work == "differ") differ(task);
   if (task.work == "leave") stop_early(task);
   if (task.work == "disagree") disagree(task);
@@ -757,6 +842,10 @@ TEST_CASE("a rank that is killed is an error on the other, 200 times, and nothin
   kill_ranks("cpu", 200, 25);
 }
 
+TEST_CASE("a rank whose peer is killed makes a new group of the same name, again and again") {
+  kill_peers("cpu", 10, 3);
+}
+
 TEST_CASE("ranks that call different collectives, or fewer, get an error in bounded time") {
   CHECK(start_ranks(2, "cpu", "differ"));
   CHECK(start_ranks(2, "cpu", "leave"));
@@ -766,7 +855,7 @@ TEST_CASE("ranks that call different collectives, or fewer, get an error in boun
 
 TEST_CASE("all-reduce: ranks that end or differ are errors on one GPU", "[gpu]") {
   if (open_first_cuda() == nullptr) FFTUNE_SKIP("no GPU");
-  kill_ranks("cuda:0", 8, 3000);
+  kill_peers("cuda:0", 8, 3);
   CHECK(start_ranks(2, "cuda:0", "differ"));
   CHECK(start_ranks(2, "cuda:0", "leave"));
 }
@@ -942,7 +1031,7 @@ TEST_CASE("all-reduce: a million collectives of random sizes on two GPUs", "[gpu
 
 TEST_CASE("all-reduce: ranks that end or differ are errors on two GPUs", "[gpu]") {
   if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
-  kill_ranks("cuda", 8, 3000);
+  kill_peers("cuda", 8, 3);
   CHECK(start_ranks(2, "cuda", "differ"));
   CHECK(start_ranks(2, "cuda", "leave"));
 }

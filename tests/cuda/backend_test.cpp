@@ -13,6 +13,7 @@
 #include "cuda/device.hpp"
 #include "cuda/facts.hpp"
 #include "cuda/fake_driver.hpp"
+#include "cuda/fake_nccl.hpp"
 #include "cuda/shared_library.hpp"
 #include "support/catch.hpp"
 
@@ -46,7 +47,8 @@ struct FakeDevice {
     }
     backend = std::make_unique<CudaBackend>(
         std::make_shared<const Context>(entry_points, 0), compiled_by(nvrtc, {}),
-        read_facts(*entry_points, 0, nvrtc->version()), sources, CudaOptions{});
+        read_facts(*entry_points, 0, nvrtc->version()), sources,
+        CudaOptions{.cache_folder = {}, .toolkit_folders = {}, .nccl = FFTUNE_FAKE_NCCL});
   }
 };
 
@@ -140,6 +142,39 @@ TEST_CASE("a tensor map carries the address of the run") {
       7;
   CHECK(device.backend->compile(program).report.failure.find("box of 14 bytes") !=
         std::string::npos);
+}
+
+TEST_CASE("a sum by NCCL gets the addresses of the run, on its stream") {
+  FakeDevice device;
+  if (!device.backend) FFTUNE_SKIP(device.missing);
+  testing::FakeNccl* (*fake)() = nullptr;
+  SharedLibrary::open(FFTUNE_FAKE_NCCL)->load(fake, "fftune_fake_nccl");
+  fake()->sums.clear();
+  Program program;
+  program.scratch = {{100, false}, {300, false}};
+  program.steps = {
+      LibrarySum{DType::fp16, 40, TensorArgument{0, 16}, ScratchArgument{1, 8}, TensorArgument{1}}};
+  const auto result = device.backend->compile(program);
+  REQUIRE(result.report.failure == "");
+  const auto workspace = device.backend->allocate(result.executable->workspace_bytes());
+  std::array<std::byte, 256> x{};
+  int group = 0, stream = 0;
+  void* const tensors[] = {x.data(), &group};
+  const auto run = [&] { result.executable->enqueue(tensors, workspace->data(), &stream); };
+  CHECK_THROWS_WITH(run(), Catch::Matchers::Contains("make the group with nccl"));
+  const auto communicator = device.backend->communicate(
+      {.id = device.backend->communicator_id(),
+       .group = &group,
+       .deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5),
+       .gives_up = nullptr});
+  run();
+  REQUIRE(fake()->sums.size() == 1);
+  const auto& sum = fake()->sums[0];
+  CHECK(sum.from == x.data() + 16);
+  CHECK(sum.to == static_cast<std::byte*>(workspace->data()) + 256 + 8);
+  CHECK(sum.elements == 40);
+  CHECK(sum.type == 6);
+  CHECK(sum.stream == &stream);
 }
 
 TEST_CASE("a struct of parameters has its fields at their offsets and zeros elsewhere") {

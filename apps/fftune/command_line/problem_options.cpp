@@ -205,7 +205,7 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& given_value
   // A plan would find no group's memory. Listings and `compile` need none.
   if (sizes == Sizes::required && needs_group(base))
     throw Error(ErrorKind::invalid_input,
-                fmt::format("--link {}; or use --link loopback here", needs_group_words));
+                fmt::format("--link {}; or use --link loopback here", needs_group_words(base)));
   std::vector<std::int64_t> tokens;
   for (const SizeField& field : op.sizes()) {
     const auto text = values.sizes.find(field.name);
@@ -236,7 +236,14 @@ std::string fault_of_recorded(const Op& op, const Problem& problem, DeviceKind k
 }
 
 bool needs_group(const Problem& problem) {
-  return problem.has("link", "peers");
+  return problem.has("link", "peers") || problem.has("link", "nccl");
+}
+
+std::string needs_group_words(const Problem& problem) {
+  return problem.option("link") + " needs the ranks of a group, and the tool is one process: " +
+         (problem.has("link", "nccl") ? "NCCL has no variants to search"
+                                      : "search on all ranks with fftune.distributed.Group.tune or "
+                                        "fftune_group_tune_with, which write presets too");
 }
 
 Problem on_one_rank(const Op& op, Problem problem, DeviceKind kind) {

@@ -37,12 +37,11 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Siz
 /// op, or written by hand. Empty: it is as plans have it.
 std::string fault_of_recorded(const Op& op, const Problem& problem, DeviceKind kind);
 
-/// Whether plans of the problem take the memory of a group (link=peers), which the tool has not.
+/// Whether plans of the problem take the memory of a group (link=peers, or nccl), which the tool
+/// has not.
 bool needs_group(const Problem& problem);
 /// Where such a problem is searched, behind "link=" or "--link ".
-constexpr const char* needs_group_words =
-    "peers needs the ranks of a group, and the tool is one process: search on all ranks with "
-    "fftune.distributed.Group.tune or fftune_group_tune_with, which write presets too";
+std::string needs_group_words(const Problem& problem);
 /// The problem of one rank that plays all, where it is one of a group; canonical.
 Problem on_one_rank(const Op& op, Problem problem, DeviceKind kind);
 

@@ -52,7 +52,7 @@ struct Stale {
 };
 
 std::string refusal_of(const Op& op, const Problem& problem, DeviceKind kind) {
-  if (needs_group(problem)) return std::string("link=") + needs_group_words;
+  if (needs_group(problem)) return "link=" + needs_group_words(problem);
   return fault_of_recorded(op, problem, kind);
 }
 

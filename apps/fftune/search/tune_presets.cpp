@@ -42,7 +42,7 @@ std::vector<SearchedOp> problems_of(const std::vector<PresetFile>& files, const 
       if (!admits(options.filter, session.catalog.ops, record.problem)) continue;
       try {
         if (needs_group(record.problem))
-          throw Error(ErrorKind::invalid_input, std::string("link=") + needs_group_words);
+          throw Error(ErrorKind::invalid_input, "link=" + needs_group_words(record.problem));
         const Op& op = session.catalog.op(record.problem.op);
         Recipe& named =
             found[record.problem.op][unrepeated(op, canonical(op, record.problem, kind))];

@@ -226,7 +226,7 @@ FFTUNE_API fftune_status fftune_plan_launch(const fftune_plan* plan, const fftun
  * service's steps. */
 FFTUNE_API fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens);
 
-/* A group: ranks of this host that reach each other's memory, each with a device. They are
+/* A group: ranks of one host that reach each other's memory, each with a device. They are
  * processes, or threads of one process with a context each. Collectives such as the op all-reduce
  * are plans as others are; their buffer "group" is fftune_group_memory(). On a CPU the memory is
  * shared pages, on CUDA handles of inter-process communication over NVLink or PCIe. All ranks run
@@ -237,7 +237,9 @@ typedef struct fftune_group fftune_group;
 typedef struct fftune_group_options {
   size_t struct_size;
   /* The same on all ranks, and no other group's; 90 bytes at most. Ranks meet at a socket of that
-   * name; one that begins with a slash is the path of its file, for ranks in several containers. */
+   * name; one that begins with a slash is the path of its file, for ranks in several containers.
+   * Ranks on several hosts have "tcp://host:port/word", 127 bytes at most: rank 0 listens there, and
+   * ranks with another word are not heard. Such a group shares no memory and has nccl. */
   const char* name;
   int rank; /* 0 to ranks - 1 */
   /* 8 at most; 0: rank and ranks are those of this host's processes by the environment that mpirun,
@@ -247,6 +249,8 @@ typedef struct fftune_group_options {
   /* Limit of the meeting and of each wait for a peer, longer than ranks may be apart; 0: 60,000. A
    * year at most. */
   int64_t timeout_milliseconds;
+  /* Not 0: plans of link=nccl serve the group too, whose sums are NCCL's. The devices are GPUs. */
+  int nccl;
 } fftune_group_options;
 
 /* Waits until all ranks have made theirs. The context may be destroyed before the group.

@@ -1327,9 +1327,10 @@
  *                                                         tanh(x / c); 0: none
  *   scale           a number from 0 to 1000000            scale of attention's scores; 0: 1 /
  *                                                         sqrt(dim)
- *   link            loopback, peers                       with ranks, peers: a group's memory is
- *                                                         given; loopback: one rank plays all,
- *                                                         whose summands are equal
+ *   link            loopback, peers, nccl                 with ranks, peers: a group's memory is
+ *                                                         given; nccl: that of a group with NCCL,
+ *                                                         whose library adds; loopback: one rank
+ *                                                         plays all, whose summands are equal
  *   lengths         full, ragged                          keys of the sequences in tests and
  *                                                         measurements: as many as the cache has
  *                                                         room for, or fewer
@@ -1940,9 +1941,10 @@
  *                                                         tanh(x / c); 0: none
  *   scale           a number from 0 to 1000000            scale of attention's scores; 0: 1 /
  *                                                         sqrt(dim)
- *   link            loopback, peers                       with ranks, peers: a group's memory is
- *                                                         given; loopback: one rank plays all,
- *                                                         whose summands are equal
+ *   link            loopback, peers, nccl                 with ranks, peers: a group's memory is
+ *                                                         given; nccl: that of a group with NCCL,
+ *                                                         whose library adds; loopback: one rank
+ *                                                         plays all, whose summands are equal
  *   lengths         full, ragged                          keys of the sequences in tests and
  *                                                         measurements: as many as the cache has
  *                                                         room for, or fewer
@@ -2197,8 +2199,9 @@
  *   eps       a number from 0 to 1    added to the mean square
  *   output    same, fp8, fp8-static   element type of the norm: the op's, or fp8 with a scale for
  *                                     each token, or with a given one
- *   link      loopback, peers         peers: a group's memory is given; loopback: one rank plays
- *                                     all, whose x are equal
+ *   link      loopback, peers, nccl   peers: a group's memory is given; nccl: that of a group with
+ *                                     NCCL, whose library adds; loopback: one rank plays all, whose
+ *                                     x are equal
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, d]
@@ -2212,16 +2215,19 @@
  * with residual=yes: x, residual, y
  *   1  residual  input  T  [m, d]
  * with link=peers: x, group, y
+ *   1  group  input  i64  [18]
+ * with link=nccl: x, group, y
  *   1  group  input  i64  [18] */
 
 /* all-argmax: the best of the ids that the ranks of a group chose, each from its slice of the
  *   vocabulary
  *
- *   m      1 to 65536       tokens (any number)
- *   vocab  1 to 134217728   ids of a rank's slice
- *   ranks  1 to 8           ranks of the group
- *   link   loopback, peers  peers: a group's memory is given; loopback: one rank plays all, whose
- *                           ids and logits are equal
+ *   m      1 to 65536             tokens (any number)
+ *   vocab  1 to 134217728         ids of a rank's slice
+ *   ranks  1 to 8                 ranks of the group
+ *   link   loopback, peers, nccl  peers: a group's memory is given; loopback: one rank plays all,
+ *                                 whose ids and logits are equal; nccl: that of a group whose ranks
+ *                                 do not reach each other, which no kernel serves
  *
  * Pass fwd: dtype f32 on CUDA; f32 on the CPU
  *   0  ids         input   i32  [m]
@@ -2229,6 +2235,8 @@
  *   2  best_ids    output  i32  [m]
  *   3  best_logit  output  T    [m]
  * with link=peers: ids, logit, group, best_ids, best_logit
+ *   2  group  input  i64  [18]
+ * with link=nccl: ids, logit, group, best_ids, best_logit
  *   2  group  input  i64  [18] */
 
 #endif

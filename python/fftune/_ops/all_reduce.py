@@ -10,38 +10,36 @@ from ..distributed import Group
 # The group's memory counts collectives, but is not declared as written: where a compiler copied what
 # an op writes to, the kernels would find the group's own by the table in it (base[rank]). As in
 # PyTorch's functional collectives, compilers may merge equal calls: all ranks do.
-declare("all_reduce", "all-reduce", "x, residual?, memory=group, ranks", "y",
-        fixed={"norm": "none", "link": "peers"})
+declare("all_reduce", "all-reduce", "x, residual?, memory=group, ranks, link", "y",
+        fixed={"norm": "none"})
 declare("all_argmax", "all-argmax", "ids, logit, memory=group, vocab, ranks", "best_ids, best_logit",
         fixed={"link": "peers"})
-declare("all_reduce_norm", "all-reduce", "x, residual?, w, memory=group, ranks, eps, convention=norm",
-        "y, sum?residual", fixed={"link": "peers"})
+declare("all_reduce_norm", "all-reduce", "x, residual?, w, memory=group, ranks, link, eps, convention=norm",
+        "y, sum?residual")
 declare("all_reduce_norm_fp8", "all-reduce",
-        "x, residual?, w, memory=group, ranks, eps, convention=norm", "y, scale, sum?residual",
-        fixed={"link": "peers", "output": "fp8"})
+        "x, residual?, w, memory=group, ranks, link, eps, convention=norm", "y, scale, sum?residual",
+        fixed={"output": "fp8"})
 declare("all_reduce_norm_static", "all-reduce",
-        "x, residual?, w, scale=y_scale, memory=group, ranks, eps, convention=norm", "y, sum?residual",
-        fixed={"link": "peers", "output": "fp8-static"})
+        "x, residual?, w, scale=y_scale, memory=group, ranks, link, eps, convention=norm",
+        "y, sum?residual", fixed={"output": "fp8-static"})
 
 
-def memory_of(op: str, group: Group, x: Tensor, elements: int) -> Tensor:
-    """The group's memory, if that many elements of x's type fit there."""
+def memory_of(op: str, group: Group, x: Tensor, elements: int) -> tuple[Tensor, str]:
+    """The group's memory, and its link for that many elements of x's type."""
     if not isinstance(group, Group):
         raise Error(f"{op}: group is {named(group)}: give a fftune.distributed.Group")
-    if elements * x.element_size() > group.max_bytes:
-        raise Error(f"{op}: {elements * x.element_size()} bytes are more than the group's "
-                    f"max_bytes, {group.max_bytes}: make it with more")
-    return group.memory.to("meta") if x.is_meta else group.memory
+    link = group.link(op, elements * x.element_size())
+    return group.memory.to("meta") if x.is_meta else group.memory, link
 
 
-def _memory_of(group: Group, x: Tensor, *others: Tensor | None) -> Tensor:
+def _memory_of(group: Group, x: Tensor, *others: Tensor | None) -> tuple[Tensor, str]:
     if not isinstance(x, Tensor):
         raise Error(f"all-reduce: x is {named(x)}: give a tensor [..., d]")
-    memory = memory_of("all-reduce", group, x, x.numel())
+    memory, link = memory_of("all-reduce", group, x, x.numel())
     if wants_gradient(x, *others):
         raise Error("all-reduce: it has no gradient: call it under torch.no_grad() or "
                     "torch.inference_mode(), or use torch.distributed.nn")
-    return memory
+    return memory, link
 
 
 def _check_convention(convention: str) -> None:
@@ -60,8 +58,8 @@ def all_reduce(x: Tensor, *, group: Group, residual: Tensor | None = None) -> Te
     Returns:
         [..., d], the same bits on all ranks.
     """
-    memory = _memory_of(group, x, residual)
-    return call(OPS.all_reduce, x, residual, memory, group.ranks)
+    memory, link = _memory_of(group, x, residual)
+    return call(OPS.all_reduce, x, residual, memory, group.ranks, link)
 
 
 def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | None = None,
@@ -77,8 +75,8 @@ def all_reduce_norm(x: Tensor, w: Tensor, *, group: Group, residual: Tensor | No
         (the norm, the sum), [..., d] each; the norm alone without a residual.
     """
     _check_convention(convention)
-    memory = _memory_of(group, x, residual, w)
-    y, total = call(OPS.all_reduce_norm, x, residual, w, memory, group.ranks, eps, convention)
+    memory, link = _memory_of(group, x, residual, w)
+    y, total = call(OPS.all_reduce_norm, x, residual, w, memory, group.ranks, link, eps, convention)
     return y if residual is None else (y, total)
 
 
@@ -98,11 +96,11 @@ def all_reduce_norm_quantised(x: Tensor, w: Tensor, *, group: Group, residual: T
         one, or float32 [...].
     """
     _check_convention(convention)
-    memory = _memory_of(group, x, residual, w)
+    memory, link = _memory_of(group, x, residual, w)
     if scale is None:
-        results = call(OPS.all_reduce_norm_fp8, x, residual, w, memory, group.ranks, eps, convention)
+        results = call(OPS.all_reduce_norm_fp8, x, residual, w, memory, group.ranks, link, eps, convention)
     else:
-        q, total = call(OPS.all_reduce_norm_static, x, residual, w, scale, memory, group.ranks, eps,
+        q, total = call(OPS.all_reduce_norm_static, x, residual, w, scale, memory, group.ranks, link, eps,
                         convention)
         results = (q, scale, total)
     return results[:2] if residual is None else results
@@ -123,5 +121,8 @@ def all_argmax(ids: Tensor, logit: Tensor, vocab: int, *, group: Group) -> tuple
     """
     if not isinstance(logit, Tensor):
         raise Error(f"all-argmax: logit is {named(logit)}: give a tensor [batch]")
-    memory = memory_of("all-argmax", group, logit, 2 * logit.numel())
+    memory, link = memory_of("all-argmax", group, logit, 2 * logit.numel())
+    if link != "peers":
+        raise Error("all-argmax: the group's ranks do not reach each other's memory for this: choose "
+                    "from whole logits")
     return call(OPS.all_argmax, ids, logit, memory, vocab, group.ranks)

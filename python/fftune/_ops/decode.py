@@ -211,10 +211,11 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
             raise Error(f"decode: {name} is {list(tensor.shape)}: give {_KINDS[name].shape}")
     if options is not None and not isinstance(options, Mapping):
         raise Error("decode: options are no mapping: give the layers' by name")
-    memory = None if group is None else memory_of("decode", group, embedding, ids.shape[0] * embedding.shape[1])
+    memory, link = (None, "") if group is None else memory_of(
+        "decode", group, embedding, ids.shape[0] * embedding.shape[1])
     try:
         form, flat, flat_caches = given_layers(embedding, weights, caches, heads, kv_heads, angles,
-                                               ranks=0 if group is None else group.ranks,
+                                               ranks=0 if group is None else group.ranks, link=link,
                                                **(options or {}))
     except TypeError as error:
         raise Error(f"decode: options are not those of layer: {error}") from None

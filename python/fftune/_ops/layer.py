@@ -236,7 +236,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                  score="softmax", order="before", renormalise=False, packing="halves", groups=0,
                  top_groups=0, group_score="max", route_scale=1.0, parallel=False,
                  rotation="halves", constants=(), grouped=False, norm_last=False, multiplier=1.0,
-                 wide_logits=False, ranks=0) -> tuple[str, list[Tensor], list[Tensor]]:
+                 wide_logits=False, ranks=0, link="peers") -> tuple[str, list[Tensor], list[Tensor]]:
     """The form of a call's layers, and their weights and caches one after the other; the arguments
     are those of layer(). `x` has a gradient if the call's input has."""
     for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
@@ -288,7 +288,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                    choice=choice, constants=constants, parallel=parallel, rotation=rotation,
                    grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
                    norm_last=norm_last, multiplier=multiplier, packed=packed, h=h, quantise=quantise,
-                   ranks=ranks)
+                   ranks=ranks, link=link)
     for one in weights:
         other = sorted(set(one) ^ set(weights[0]))
         if other:
@@ -387,14 +387,14 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     expect_tensors("layer", _KINDS, x=x, lengths=lengths, slots=slots, pages=pages,
                    positions=positions, angles=angles)
     _expect_three(x)
-    memory = None if group is None else memory_of("layer", group, x, x.numel())
+    memory, link = (None, "") if group is None else memory_of("layer", group, x, x.numel())
     form, flat, flat_caches = given_layers(
         x, weights, caches, heads, kv_heads, angles, act=act, convention=convention, eps=eps,
         softcap=softcap, scale=scale, rope_scale=rope_scale, top_k=top_k, score=score, order=order,
         renormalise=renormalise, packing=packing, groups=groups, top_groups=top_groups,
         group_score=group_score, route_scale=route_scale, parallel=parallel, rotation=rotation,
         constants=constants, grouped=grouped, norm_last=norm_last, multiplier=multiplier,
-        wide_logits=wide_logits, ranks=0 if group is None else group.ranks)
+        wide_logits=wide_logits, ranks=0 if group is None else group.ranks, link=link)
     if slots is None or positions is None:
         batch, s, _ = x.shape
         places = (lengths[:, None] - s
