@@ -270,6 +270,11 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
     if len(lists) != 1:
         raise Unfit(f"layers: {type(decoder).__name__} has {len(lists)} lists of layers")
     (name, layers), = lists
+    seen = set()
+    for layer in layers:
+        if layer in seen or "_fftune_layers" in layer.__dict__:
+            raise Unfit(f"layers: a {type(layer).__name__} is called at several places")
+        seen.add(layer)
     recogniser = Recogniser(decoder, name, known)
     specs = []
     for at, layer in enumerate(layers):
