@@ -28,6 +28,7 @@ def memory_of(op: str, group: Group, x: Tensor, elements: int) -> Tensor:
     """The group's memory, if that many elements of x's type fit there."""
     if not isinstance(group, Group):
         raise Error(f"{op}: group is {named(group)}: give a fftune.distributed.Group")
+    group.expect_open()
     if elements * x.element_size() > group.max_bytes:
         raise Error(f"{op}: {elements * x.element_size()} bytes are more than the group's "
                     f"max_bytes, {group.max_bytes}: make it with more")

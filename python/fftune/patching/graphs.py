@@ -57,13 +57,15 @@ def patch_steps(model: nn.Module) -> str:
 
 
 def _needs_another_cache(model: nn.Module, given: dict, options: dict) -> bool:
-    """Whether a call of generate() brings a cache of its own, or is one of those with a draft, for which
-    transformers refuses a static cache."""
+    """Whether a call of generate() brings a cache of its own, or is one for which transformers refuses a
+    static cache: one with a draft, or one whose keys and values autocast makes of two types."""
     configs = [c for c in (given.get("generation_config"), model.generation_config) if c is not None]
     wanted = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+    device = model.device.type
     return model.generation_config.cache_implementation == "static" and (
         options.get("past_key_values") is not None or given.get("assistant_model") is not None
-        or any(options.get(name) or any(getattr(c, name, None) for c in configs) for name in wanted))
+        or any(options.get(name) or any(getattr(c, name, None) for c in configs) for name in wanted)
+        or torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != model.dtype)
 
 
 def restore_steps(model: nn.Module) -> None:
