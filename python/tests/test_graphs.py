@@ -361,3 +361,20 @@ def test_calls_that_cannot_have_a_static_cache_run_as_before(options):
     assert other.generation_config.cache_implementation == "static"
     fftune.unpatch(other)
     assert "generate" not in vars(other)
+
+
+def test_a_prompt_of_an_adapter_stays_before_the_ids():
+    peft = pytest.importorskip("peft")
+    model = make("llama")
+    model.generation_config.eos_token_id = None
+    other = copy.deepcopy(model)
+    fftune.patch(other, graphs=True, whole_layers=True)
+    ids = inputs("llama", 2, 5)["input_ids"]
+    found = []
+    for each in (model, other):
+        torch.manual_seed(2)
+        adapted = peft.get_peft_model(each, peft.PromptTuningConfig(
+            task_type="CAUSAL_LM", num_virtual_tokens=4)).eval()
+        found.append(adapted.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=5,
+                                      do_sample=False))
+    assert torch.equal(*found)
