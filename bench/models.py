@@ -18,7 +18,8 @@ Parts, each in as much of the budget as is left:
   liger     Liger-Kernel's patch beside eager and fftune's: a forward pass, and a training step
   train     a step of Llama-3.2-1B's sizes at 4 x 2048 tokens: forward, backward, AdamW; peak memory
   programs  a layer of Llama and its MLP by fftune.check; two experts behind a mask
-  train-experts  the same of Qwen3-30B-A3B with 4 layers at 2 x 4096 tokens, beside grouped_mm
+  train-experts  the same of Qwen3-30B-A3B with 4 layers at 2 x 4096 tokens, beside grouped_mm;
+            "freed": the optimizer takes each gradient in the backward pass
   t5        T5-base generating without repetition, 20 and 128 tokens
   gpt2      GPT-2 at 256 x 16, forward; gpt2-train: a training step
   curves    losses of 200 steps of a small Llama on generated text, three seeds, with and without
@@ -581,6 +582,18 @@ def tune(report: Report, cases: list[str], seconds: float) -> None:
 
 # training
 
+def step_in_backward(model) -> None:
+    """The optimizer takes each gradient as soon as the backward pass has it, and frees it."""
+    optimizers = {p: torch.optim.AdamW([p], lr=1e-5, fused=GPU) for p in model.parameters()}
+
+    def take(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad(set_to_none=True)
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(take)
+
+
 def steps_of(model, batch, graphed=False):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=GPU)
     graph = fftune.graphed(model) if graphed else None
@@ -610,6 +623,8 @@ def training_step(model, label: str, batch: dict):
         module = torch.compile(model, dynamic=False, mode="reduce-overhead")
     else:
         module = torch.compile(model, dynamic=False) if "compile" in label else model
+    if "freed" in label:
+        step_in_backward(model)  # the other optimizer then finds no gradients
     return steps_of(module, batch, "graphed" in label)
 
 
@@ -661,7 +676,8 @@ def train_experts(report: Report, labels=None) -> None:
     ids = torch.randint(0, config.vocab_size, (2, 4096) if FULL else (2, 8), device=DEVICE)
     train(report, "train", "qwen3-30b-a3b, 4 layers 2x4096",
           lambda: build(transformers.Qwen3MoeForCausalLM, config), {"input_ids": ids, "labels": ids},
-          labels or ("eager", "compile", "eager+patch", "eager+patch+small", "compile+patch"))
+          labels or ("eager", "compile", "eager+patch", "eager+patch+small", "compile+patch",
+                     "compile+freed", "eager+patch+freed", "eager+patch+small+freed"))
 
 
 # loss curves

@@ -54,6 +54,8 @@ class key_walk {
     return block_ >= first_;
   }
   __device__ __forceinline__ int block() const { return block_; }
+  // The last one of a walk without a packed mask.
+  __device__ __forceinline__ int lowest() const { return first_; }
   // How many blocks from this one on the asking warpgroup's rows see nothing of. One that is left
   // is not counted: every warpgroup has a block.
   __device__ __forceinline__ int unseen() const {
@@ -66,6 +68,12 @@ class key_walk {
     return !full;
   }
 
+  // Without a packed mask: leaves the blocks of [first, last).
+  __device__ __forceinline__ void keep(int first, int last) {
+    static_assert(!packed);
+    first_ = larger(first_, first);
+    block_ = smaller(block_, last - 1);
+  }
   // Without a packed mask: begins at invisible blocks past the last, so that there is a multiple of
   // `count`; if there is no block at all, none is added.
   __device__ __forceinline__ void round_up(int count) {

@@ -83,6 +83,13 @@ __device__ __forceinline__ void store_matrices_transposed(u32 shared, const u32 
                : "memory");
 }
 
+// An 8x8 matrix of 16-bit elements over a warp's lanes, each with two neighbours of a row.
+__device__ __forceinline__ u32 transpose_matrix(u32 word) {
+  u32 transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
+  return transposed;
+}
+
 __device__ __forceinline__ void reload_matrices_transposed(u32 shared, u32 (&word)[2]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                : "=r"(word[0]), "=r"(word[1])

@@ -48,5 +48,32 @@ def test_rows_have_the_same_bits(run_python, name):
     assert ops == sorted(same)
 
 
+PAGED = """
+    import torch
+    from fftune import ops
+
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    lengths = [1300, 513, 512, 7, 0] * 32  # on a GPU many sequences do not divide their keys
+    k, v = (torch.randn(100, 16, 2, 64).bfloat16().to(device) for _ in range(2))
+    pages = torch.stack([torch.randperm(100)[:82] for _ in lengths]).int().to(device)
+    q = torch.randn(len(lengths), 8, 64).bfloat16().to(device)
+    counts = torch.tensor(lengths, dtype=torch.int32, device=device)
+    many = ops.attention(q[:, None], k, v, pages=pages, lengths=counts)[:, 0]
+    few = torch.cat([ops.attention(q[i:i + n, None], k, v, pages=pages[i:i + n], lengths=counts[i:i + n])[:, 0]
+                     for i, n in ((0, 1), (1, 2), (3, 2))])
+    # 200, 1, 512, 3 and 0 new tokens of the first sequences; the last of each is the one above.
+    offsets = torch.tensor([0, 200, 201, 713, 716, 716], dtype=torch.int32, device=device)
+    packed = torch.randn(716, 8, 64).bfloat16().to(device)
+    packed[offsets[1:5].long() - 1] = q[:4]
+    prompts = ops.attention(packed, k, v, offsets=offsets, causal=True, pages=pages[:5].contiguous(), lengths=counts[:5])
+    print(torch.equal(few, many[:5]), torch.equal(prompts[offsets[1:5].long() - 1], many[:4]), bool(many[4].any()))
+"""
+
+
+def test_keys_of_pages_in_decoding_and_prompts(run_python):
+    assert run_python(PAGED, FFTUNE_BATCH_INVARIANT="1") == "True True False"
+
+
 def test_it_is_off_by_default(run_python):
     assert run_python(PROGRAM, FFTUNE_BATCH_INVARIANT="0").endswith("[]]")

@@ -186,6 +186,25 @@ def test_greedy_calls_of_generate_run_by_the_loop(name, monkeypatch):
     assert torch.equal(ours, right(model, ids, 30, **stop, **wanted)) and len(seen) == 3
 
 
+@pytest.mark.parametrize("name, is_static", [("llama", True), ("gpt2", True), ("mistral-window", False)])
+def test_a_call_with_a_growing_cache_of_its_own_has_a_static_one(name, is_static, monkeypatch):
+    model, own = patched(name)
+    seen = loops(monkeypatch)
+    ids = inputs(name, 2, 9, DEVICE)["input_ids"]
+    wanted = right(model, ids, 30)
+    assert torch.equal(right(own, ids, 30), wanted) and len(seen) == is_static
+    # Others see these caches, or a long one would not fit.
+    seen.clear()
+    cache = transformers.DynamicCache(config=own.config)
+    assert torch.equal(right(own, ids, 30, past_key_values=cache), wanted)
+    assert cache.get_seq_length() == 38 and not seen
+    own.generation_config.return_dict_in_generate = True
+    assert torch.equal(right(own, ids, 30).sequences, wanted) and not seen
+    own.generation_config.return_dict_in_generate = False
+    monkeypatch.setattr(decoding, "_free_bytes", lambda device: 10000)
+    assert torch.equal(right(own, ids, 30), wanted) and not seen
+
+
 @pytest.mark.parametrize("options", [
     dict(repetition_penalty=1.3), dict(no_repeat_ngram_size=2), dict(num_beams=2),
     dict(output_logits=True, return_dict_in_generate=True), dict(cache_implementation="dynamic"),

@@ -107,7 +107,24 @@ def test_nan_and_infinities_are_those_of_pytorch():
         assert not mine[6].any()  # of an ignored row 0, where PyTorch multiplies NaN by 0
     nothing = ops.cross_entropy(logits[:2], torch.full((2,), -100))
     assert nothing.isnan()  # 0 / 0, as PyTorch's
-    assert ops.cross_entropy(logits[:1], torch.tensor([7]), reduction="none").isnan().all()
+
+
+@pytest.mark.parametrize("more", [{}, {"label_smoothing": 0.1, "z_loss": 0.1}, {"recompute": True}])
+def test_a_label_that_is_no_id_makes_its_row_nan(more):
+    x, w = torch.randn(5, 16, requires_grad=True), torch.randn(10, 16, requires_grad=True)
+    for label in (10, -1, -2**40, 2**40):
+        labels = torch.tensor([1, label, -100, 9, 0])
+        for name in ("cross_entropy", "linear_cross_entropy"):
+            for reduction in ("none", "sum", "mean"):
+                if name == "cross_entropy":
+                    own = {n: value for n, value in more.items() if n != "recompute"}
+                    loss = ops.cross_entropy(x @ w.T, labels, reduction=reduction, **own)
+                else:
+                    loss = ops.linear_cross_entropy(x, w, labels, reduction=reduction, **more)
+                dx, = torch.autograd.grad(loss.sum(), x)
+                assert dx.isnan().any(1).tolist() == [False, True, False, False, False]
+                rows = [False, True, False, False, False] if reduction == "none" else True
+                assert loss.isnan().tolist() == rows
 
 
 def test_results_of_rows():

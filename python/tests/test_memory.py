@@ -62,6 +62,30 @@ def test_gradients_are_the_same_bits(made, name, projections):
         assert torch.allclose(gradient, found["small"][n], rtol=1e-4, atol=1e-6), n
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_may_change_as_soon_as_their_gradients_are_there(name, mode):
+    found = []
+    for freed in (False, True):
+        model = patched(name, mode)
+        optimizers = {p: torch.optim.AdamW([p], lr=0.1) for p in model.parameters()}
+
+        def take(parameter):
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        if freed:
+            for p in optimizers:
+                p.register_post_accumulate_grad_hook(take)
+        for _ in range(2):
+            model(**inputs(name), labels=inputs(name)["input_ids"], use_cache=False).loss.backward()
+            for p in optimizers:
+                assert (p.grad is None) == freed
+                take(p)
+        found.append([p.detach() for p in model.parameters()])
+    assert all(torch.equal(*each) for each in zip(*found))
+
+
 def test_a_graph_that_is_kept_can_be_used_again(made):
     model = patched("llama", "balanced")
     loss = loss_of(model, "llama")

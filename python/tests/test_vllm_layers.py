@@ -451,24 +451,31 @@ def test_rows_have_the_same_bits_in_every_batch(prompts, stand_in, monkeypatch):
         run.forget_plans()
 
 
-def test_wrong_prompts_are_found(prompts, stand_in, monkeypatch, caplog):
-    """The test of pure decoding does not see this error; the one of prompts does."""
+@pytest.mark.parametrize("invariant", [False, True])
+def test_wrong_prompts_are_found(prompts, stand_in, monkeypatch, caplog, invariant):
+    """The test of pure decoding does not see this error; the one of prompts does. Batches of decoding run on if
+    their bits need not be those of prompts."""
+    monkeypatch.setattr(importlib.import_module("fftune.vllm.layers"), "BATCH_INVARIANT", invariant)
     ops = importlib.import_module("fftune.ops")
     own = ops.attention
     monkeypatch.setattr(ops, "attention", lambda *a, **o: own(*a, **{**o, "causal": False}))
     with caplog.at_level(logging.INFO):
         model = warm(warm(model_of(stand_in)), *MIXED)
-    assert re.search("stay vLLM's: results differ", lines_of(caplog)[-1])
-    metadata, positions = batch_of(model)
-    step(model, metadata, positions)
-    assert model.calls == 1
+    what = "layers" if invariant else "batches with prompts"
+    assert re.search(f"{what} of LlamaModel stay vLLM's: results differ", lines_of(caplog)[-1])
+    for batch, runs_here in (((), not invariant), (MIXED, False)):
+        model.calls = 0
+        step(model, *batch_of(model, *batch))
+        assert model.calls != runs_here
 
 
-def test_prompts_that_are_left_out(decoding, stand_in):
-    model = warm(model_of(stand_in))
-    metadata, positions = batch_of(model, *MIXED)
-    step(model, metadata, positions)
-    assert model.calls == 1
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_prompts_that_are_not_asked_for(decoding, stand_in, monkeypatch, kind):
+    """Those of mixtures run here."""
+    monkeypatch.setattr(importlib.import_module("fftune.vllm.plans"), "COMPILES_BESIDE", False)
+    model = warm(warm(model_of(stand_in, kind)), *MIXED)
+    step(model, *batch_of(model, *MIXED))
+    assert model.calls == (kind == "llama")
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3_moe"])

@@ -166,8 +166,9 @@ def test_without_nvml(vllm, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"])
-def test_batch_invariance(vllm, monkeypatch, caplog, name):
+def test_batch_invariance_without_prompts(vllm, monkeypatch, caplog, name):
     monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("FFTUNE_VLLM", "experts,layers")
     with caplog.at_level(logging.INFO):
         register()
     assert is_patched("experts") and not is_patched("layers")
@@ -175,13 +176,15 @@ def test_batch_invariance(vllm, monkeypatch, caplog, name):
 
 
 @pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"])
-def test_batch_invariance_with_prompts(vllm, monkeypatch, caplog, name):
+@pytest.mark.parametrize("given", ["", "1", "experts,layers,prompts"])
+def test_batch_invariance_with_prompts(vllm, monkeypatch, caplog, name, given):
     """All batches run by the ops then."""
     monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("FFTUNE_VLLM", "experts,layers,prompts")
+    monkeypatch.setenv("FFTUNE_VLLM", given)
     with caplog.at_level(logging.INFO):
         register()
     assert is_patched("experts") and is_patched("layers") and not caplog.records
+    assert module("fftune.vllm.plugin")._decide().parts == ("experts", "layers", "prompts")
 
 
 def test_errors_inside(vllm, monkeypatch, caplog):

@@ -205,6 +205,28 @@ TEST_CASE("tiles with the fewest registers to spare are right on the GPU", "[gpu
   verify_chosen(*backend, cases, draw.random());
 }
 
+TEST_CASE("idle warps that prepare and convert other heads are right on the GPU", "[gpu][dq]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const DeviceFacts& facts = backend->facts();
+  const Family& family = family_of(attention_op(), "attention_bwd_sm90");
+  Draw draw(11);
+  std::vector<ChosenVariant> cases;
+  for (int i = 0; i < 800 && cases.size() < 32; ++i) {
+    const Problem problem = random_attention(DeviceKind::cuda, draw, std::int64_t{1} << 19);
+    // With three groups or more of one head each.
+    if (problem.pass != "bwd" || family.refusal(problem, facts) ||
+        problem.size("b") * problem.size("kv-heads") < 3)
+      continue;
+    add_variant(cases, problem, family, family.space(problem, facts).feasible(), draw,
+                [](const Config& config) {
+                  return config.word("around") == "beside" && config.at("group") == 1;
+                });
+  }
+  CHECK(cases.size() > 16);
+  verify_chosen(*backend, cases, draw.random());
+}
+
 TEST_CASE("sequences cut among CTAs are right on the GPU", "[gpu][cut]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");

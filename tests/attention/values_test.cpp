@@ -36,28 +36,32 @@ void check_outputs(const Problem& problem, const ReferenceTensors& values,
   }
 }
 
+std::vector<Problem> extreme_problems(DeviceKind kind, DType dtype) {
+  std::vector<Problem> problems;
+  for (const char* mask : {"none", "causal", "bool"})
+    for (const std::int64_t s : {1, 17, 130})
+      problems.push_back(attention_problem(
+          kind, "fwd", dtype, {{"s", s}, {"kv", 150}, {"b", 2}, {"heads", 2}, {"dim", 64}},
+          {{"mask", mask}, {"lse", "yes"}, {"scale", "1"}}));
+  return problems;
+}
+
 /// Scores of about ±1e4: one key takes all of the weight, and no exponential may overflow.
 void check_extreme_scores(Backend& backend, DType dtype) {
   std::mt19937_64 random(5);
-  for (const char* mask : {"none", "causal", "bool"})
-    for (const std::int64_t s : {1, 17, 130}) {
-      const Problem problem =
-          attention_problem(backend.facts().kind, "fwd", dtype,
-                            {{"s", s}, {"kv", 150}, {"b", 2}, {"heads", 2}, {"dim", 64}},
-                            {{"mask", mask}, {"lse", "yes"}, {"scale", "1"}});
-      ReferenceTensors inputs;
-      draw_inputs(problem, random, inputs);
-      // Powers of two, so that sums are exact whatever their order: distances are at least 8.
-      for (double& value : inputs.at("q")) value = value < 0 ? -8 : 8;
-      for (double& value : inputs.at("k")) value = value < 0 ? -32 : 32;
-      const auto expected = run_reference(problem, inputs);
-      for_each_family(backend.facts(), problem, [&](const Family& family, const Config& config) {
-        CAPTURE(problem.text(), family.name(), config.text());
-        round_inputs(problem, inputs);
-        check_outputs(problem, run_family(backend, family, config, problem, inputs),
-                      run_reference(problem, inputs));
-      });
-    }
+  for (const Problem& problem : extreme_problems(backend.facts().kind, dtype)) {
+    ReferenceTensors inputs;
+    draw_inputs(problem, random, inputs);
+    // Powers of two, so that sums are exact whatever their order: distances are at least 8.
+    for (double& value : inputs.at("q")) value = value < 0 ? -8 : 8;
+    for (double& value : inputs.at("k")) value = value < 0 ? -32 : 32;
+    round_inputs(problem, inputs);
+    const auto expected = run_reference(problem, inputs);
+    for_each_family(backend.facts(), problem, [&](const Family& family, const Config& config) {
+      CAPTURE(problem.text(), family.name(), config.text());
+      check_outputs(problem, run_family(backend, family, config, problem, inputs), expected);
+    });
+  }
 }
 
 /// The rows of k and v that a sequence has: its keys in pages of the cache, or in its own rows.
@@ -83,13 +87,8 @@ std::vector<bool> rows_in_use(const attention::Layer& layer, const ReferenceTens
 
 /// Keys beyond a sequence's length, and other pages, hold NaN. `outside`: some pages are none of
 /// the cache's, and some lengths are negative or more than there are keys.
-void check_foreign_keys(Backend& backend, DType dtype, Sizes sizes, const Options& options,
-                        bool outside) {
+void check_foreign_keys(Backend& backend, const Problem& problem, bool outside) {
   std::mt19937_64 random(6);
-  sizes.insert({{"kv", 200}, {"b", 5}});
-  if (sizes.contains("page")) sizes["pages"] = 90;
-  const Problem problem =
-      attention_problem(backend.facts().kind, "fwd", dtype, std::move(sizes), options);
   const attention::Layer layer = attention::layer_of(problem);
   ReferenceTensors inputs;
   draw_inputs(problem, random, inputs);
@@ -117,25 +116,36 @@ void check_foreign_keys(Backend& backend, DType dtype, Sizes sizes, const Option
   });
 }
 
-void check_foreign_keys(Backend& backend, DType dtype) {
+/// With whether some pages and lengths are outside.
+std::vector<std::pair<Problem, bool>> foreign_problems(DeviceKind kind, DType dtype) {
   const Options lengths{{"mask", "causal"}, {"lengths", "yes"}};
   const Options sinks{{"mask", "causal"}, {"lengths", "yes"}, {"sinks", "yes"}, {"lse", "yes"}};
+  std::vector<std::pair<Problem, bool>> problems;
   for (const std::int64_t page : {0, 16, 64})
     for (const std::int64_t s : {1, 70}) {
-      Sizes sizes{{"s", s}, {"heads", 4}, {"kv-heads", 2}, {"dim", 64}};
-      if (page > 0) sizes["page"] = page;
-      check_foreign_keys(backend, dtype, sizes, lengths, false);
-      check_foreign_keys(backend, dtype, sizes, sinks, true);
+      Sizes sizes{{"s", s}, {"kv", 200}, {"b", 5}, {"heads", 4}, {"kv-heads", 2}, {"dim", 64}};
+      if (page > 0) sizes.insert({{"page", page}, {"pages", 90}});
+      const auto add = [&](const Options& options, bool outside) {
+        problems.emplace_back(attention_problem(kind, "fwd", dtype, sizes, options), outside);
+      };
+      add(lengths, false);
+      add(sinks, true);
       sizes["window"] = 40;
       sizes["heads"] = 16;
       sizes["dim"] = s == 1 ? 20 : 128;
-      check_foreign_keys(backend, dtype, sizes, sinks, page == 16);
+      add(sinks, page == 16);
     }
+  return problems;
+}
+
+void check_foreign_keys(Backend& backend, DType dtype) {
+  for (const auto& [problem, outside] : foreign_problems(backend.facts().kind, dtype))
+    check_foreign_keys(backend, problem, outside);
 }
 
 /// Heads of every alignment: rows of 4, 8 and 16 bytes, and more features than tensor cores take.
-void check_head_dims(Backend& backend, DType dtype) {
-  std::mt19937_64 random(8);
+std::vector<Problem> problems_of_head_dims(DeviceKind kind, DType dtype) {
+  std::vector<Problem> problems;
   const std::int64_t dims[] = {2, 4, 6, 10, 12, 20, 36, 62, 100, 130, 252, 254, 264, 512};
   int at = 0;
   for (const std::int64_t dim : dims)
@@ -153,20 +163,21 @@ void check_head_dims(Backend& backend, DType dtype) {
           if (s == 1 || sizes.contains("page")) continue;
           options.erase("lse");
         }
-        const Problem problem =
-            attention_problem(backend.facts().kind, pass, dtype, sizes, options);
-        CHECK(verify_variants(backend, attention_op(), problem, random, 1) >= 2);
+        problems.push_back(attention_problem(kind, pass, dtype, sizes, options));
       }
     }
+  return problems;
+}
+
+void check_head_dims(Backend& backend, DType dtype) {
+  std::mt19937_64 random(8);
+  for (const Problem& problem : problems_of_head_dims(backend.facts().kind, dtype))
+    CHECK(verify_variants(backend, attention_op(), problem, random, 1) >= 2);
 }
 
 /// A backward family reads what a forward family wrote, in rows without keys too.
-void check_chain(Backend& backend, DType dtype, const Sizes& sizes, const Options& options) {
+void check_chain(Backend& backend, const Problem& forward, const Problem& backward) {
   std::mt19937_64 random(7);
-  Options saving = options;
-  saving["lse"] = "yes";
-  const Problem forward = attention_problem(backend.facts().kind, "fwd", dtype, sizes, saving);
-  const Problem backward = attention_problem(backend.facts().kind, "bwd", dtype, sizes, options);
   ReferenceTensors inputs;
   draw_inputs(forward, random, inputs);
   round_inputs(forward, inputs);
@@ -183,22 +194,50 @@ void check_chain(Backend& backend, DType dtype, const Sizes& sizes, const Option
     for (const char* name : {"dq", "dk", "dv"}) {
       CAPTURE(name);
       // Gradients of scores cancel, so that what their terms are rounded by counts more.
-      CHECK(relative_error(gradients.at(name), expected.at(name)) < 2 * bound_of(dtype));
+      CHECK(relative_error(gradients.at(name), expected.at(name)) < 2 * bound_of(backward.dtype));
     }
   });
 }
 
-void check_chains(Backend& backend, DType dtype) {
+/// Forward passes and their backward passes.
+std::vector<std::pair<Problem, Problem>> chains(DeviceKind kind, DType dtype) {
   const Sizes sizes{{"s", 100}, {"b", 2}, {"heads", 4}, {"kv-heads", 2}, {"dim", 64}};
   Sizes shorter = sizes;
   shorter["kv"] = 40;
-  check_chain(backend, dtype, sizes, {{"mask", "none"}});
-  check_chain(backend, dtype, shorter, {{"mask", "causal"}});
-  check_chain(backend, dtype, shorter, {{"mask", "causal"}, {"sinks", "yes"}});
-  check_chain(backend, dtype, sizes, {{"mask", "bool"}, {"mask-data", "none"}});
-  check_chain(backend, dtype, sizes, {{"mask", "packed"}, {"mask-data", "upper"}});
-  check_chain(backend, dtype, sizes, {{"mask", "causal"}, {"layout", "thd"}});
-  check_chain(backend, dtype, sizes, {{"mask", "causal"}, {"lengths", "yes"}, {"softcap", "5"}});
+  std::vector<std::pair<Problem, Problem>> found;
+  const auto add = [&](const Sizes& own, const Options& options) {
+    Options saving = options;
+    saving["lse"] = "yes";
+    found.emplace_back(attention_problem(kind, "fwd", dtype, own, saving),
+                       attention_problem(kind, "bwd", dtype, own, options));
+  };
+  add(sizes, {{"mask", "none"}});
+  add(shorter, {{"mask", "causal"}});
+  add(shorter, {{"mask", "causal"}, {"sinks", "yes"}});
+  add(sizes, {{"mask", "bool"}, {"mask-data", "none"}});
+  add(sizes, {{"mask", "packed"}, {"mask-data", "upper"}});
+  add(sizes, {{"mask", "causal"}, {"layout", "thd"}});
+  add(sizes, {{"mask", "causal"}, {"lengths", "yes"}, {"softcap", "5"}});
+  return found;
+}
+
+void check_chains(Backend& backend, DType dtype) {
+  for (const auto& [forward, backward] : chains(backend.facts().kind, dtype))
+    check_chain(backend, forward, backward);
+}
+
+/// Has the compiler's cache hold what the checks of these problems compile one after the other:
+/// that is nearly all of the time that they take on a GPU.
+void compile_together(Backend& backend, const std::vector<Problem>& problems) {
+  std::vector<Program> programs;
+  for (const Problem& problem : problems)
+    for_each_family(backend.facts(), problem, [&](const Family& family, const Config& config) {
+      programs.push_back(family.program(problem, backend.facts(), config));
+    });
+  HostThreads threads;
+  threads.run(static_cast<int>(programs.size()), threads.max_threads(), [&](int i) {
+    CompileResult result = backend.compile(programs[static_cast<std::size_t>(i)]);
+  });
 }
 
 }  // namespace
@@ -222,8 +261,12 @@ TEST_CASE("every even head dim is right on the CPU") {
 TEST_CASE("every even head dim is right on a GPU", "[gpu][dims]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  check_head_dims(*backend, DType::bf16);
-  check_head_dims(*backend, DType::fp16);
+  std::mt19937_64 random(8);
+  // The two types have the same kernels: each has every other problem.
+  auto problems = problems_of_head_dims(DeviceKind::cuda, DType::bf16);
+  const auto others = problems_of_head_dims(DeviceKind::cuda, DType::fp16);
+  for (std::size_t i = 1; i < problems.size(); i += 2) problems[i] = others[i];
+  verify_families(*backend, attention_op(), problems, random, 1);
 }
 
 TEST_CASE("gradients follow from what the forward pass wrote on the CPU") {
@@ -233,9 +276,21 @@ TEST_CASE("gradients follow from what the forward pass wrote on the CPU") {
 TEST_CASE("extreme scores, foreign keys and saved values on the GPU", "[gpu][values]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  for (const DType dtype : {DType::bf16, DType::fp16, DType::f32}) {
+  const DType dtypes[] = {DType::bf16, DType::fp16, DType::f32};
+  std::vector<Problem> problems;
+  for (const DType dtype : dtypes) {
+    for (const Problem& problem : extreme_problems(DeviceKind::cuda, dtype))
+      problems.push_back(problem);
+    if (dtype != DType::fp16)
+      for (const auto& [problem, outside] : foreign_problems(DeviceKind::cuda, dtype))
+        problems.push_back(problem);
+    for (const auto& [forward, backward] : chains(DeviceKind::cuda, dtype))
+      problems.insert(problems.end(), {forward, backward});
+  }
+  compile_together(*backend, problems);
+  for (const DType dtype : dtypes) {
     check_extreme_scores(*backend, dtype);
-    check_foreign_keys(*backend, dtype);
+    if (dtype != DType::fp16) check_foreign_keys(*backend, dtype);  // bf16 has the same kernels
     check_chains(*backend, dtype);
   }
 }
@@ -337,18 +392,21 @@ TEST_CASE("every CUDA family is right at ragged lengths under every mask", "[gpu
                                    {{"mask", "bool"}, {"mask-data", "random"}},
                                    {{"mask", "packed"}, {"mask-data", "documents"}},
                                    {{"mask", "packed"}, {"mask-data", "upper"}}};
+  // Each pair of head dim and lengths, and of head dim and mask.
+  const std::int64_t dims[] = {64, 128, 256};
+  std::vector<Problem> problems;
   for (const char* pass : {"fwd", "bwd"})
-    for (const std::int64_t dim : {64, 128, 256})
-      for (const auto& [s, kv] : lengths)
-        for (const Options& mask : masks)
-          CHECK(
-              verify_variants(
-                  *backend, attention_op(),
-                  attention_problem(
-                      DeviceKind::cuda, pass, DType::bf16,
-                      {{"s", s}, {"kv", kv}, {"b", 2}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}},
-                      mask),
-                  random, 0) > 0);
+    for (std::size_t i = 0; i < std::size(lengths); ++i)
+      for (std::size_t j = 0; j < masks.size(); ++j)
+        problems.push_back(attention_problem(DeviceKind::cuda, pass, DType::bf16,
+                                             {{"s", lengths[i].first},
+                                              {"kv", lengths[i].second},
+                                              {"b", 2},
+                                              {"heads", 4},
+                                              {"kv-heads", 2},
+                                              {"dim", dims[(i + j) % std::size(dims)]}},
+                                             masks[j]));
+  verify_families(*backend, attention_op(), problems, random, 0);
 }
 
 TEST_CASE("on the CPU no lengths or offsets reach beyond the keys that there are") {

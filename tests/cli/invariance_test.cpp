@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -28,9 +27,12 @@ std::vector<DeviceFacts> gpus() {
   return all;
 }
 
+/// Powers of two up to `most`, and the numbers beside them: the tool runs all numbers.
 std::vector<std::int64_t> counts_to(std::int64_t most) {
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(most));
-  std::iota(counts.begin(), counts.end(), 1);
+  std::vector<std::int64_t> counts{1, 2, 3};
+  for (std::int64_t power = 4; power <= most; power *= 2)
+    for (const std::int64_t count : {power - 1, power, power + 1})
+      if (count > counts.back() && count <= most) counts.push_back(count);
   return counts;
 }
 
@@ -101,6 +103,35 @@ TEST_CASE("all variants of a batch-invariant problem on a GPU have one order of 
         const Recipe recipe = default_recipe(op, problem, facts);
         for (const Variant& variant : recipe) CHECK(illegality(op, problem, facts, variant) == "");
       }
+    }
+}
+
+TEST_CASE(
+    "batch-invariant attention divides the keys of few sequences, in the chunks of all others") {
+  const Op& op = builtin_catalog().op("attention");
+  for (const DeviceFacts& facts : products_of_architecture("sm_90a"))
+    for (const auto& [b, dim, is_divided] : {std::tuple(1, 128, true),
+                                             {1, 64, true},
+                                             {4, 128, true},
+                                             {64, 128, false},
+                                             {1, 256, false}}) {
+      const Problem problem = canonical(op,
+                                        {"attention",
+                                         "fwd",
+                                         DType::bf16,
+                                         {{"b", b},
+                                          {"s", 1},
+                                          {"heads", 32},
+                                          {"kv-heads", 8},
+                                          {"dim", dim},
+                                          {"kv", 2048},
+                                          {"page", 16}},
+                                         {{"lengths", "yes"}, {"batch-invariant", "yes"}}},
+                                        DeviceKind::cuda);
+      INFO(facts.name << ": " << problem.text());
+      const Recipe recipe = default_recipe(op, problem, facts);
+      REQUIRE(recipe.size() == 1);
+      CHECK(recipe.front().config.get("divided") == is_divided);
     }
 }
 

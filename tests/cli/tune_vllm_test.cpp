@@ -114,6 +114,13 @@ TEST_CASE("a mixture has experts, also for batches with prompts") {
   CHECK(has(found, "linear/fwd bf16 k=2048 m=8 n=128"));
   CHECK(has(found, "moe-route/fwd bf16"));
   CHECK_FALSE(has(problems_of(mixture, {.tensor_parallel = 2}), "moe-route/fwd"));
+  // Layers of mixtures run batches with prompts without asking, and all do with batch invariance.
+  using Case = std::tuple<std::string, VllmServing, bool>;
+  for (const auto& [model, serving, has_prompts] :
+       {Case(mixture, {}, true), Case(mixture, {.tensor_parallel = 2}, false),
+        Case(with(mixture, R"("decoder_sparse_step": 2)"), {}, false), Case(llama, {}, false),
+        Case(llama, {.batch_invariant = true}, true)})
+    CHECK(has(problems_of(model, serving), " layout=thd ") == has_prompts);
   CHECK_FALSE(has(found, "ffn/fwd bf16 act=silu norm=rms"));
   CHECK(has(problems_of(with(mixture, R"("decoder_sparse_step": 2)")), "h=6144"));
   CHECK(problems_of(mixture, {.layers = false}).ops.size() == 1);

@@ -131,15 +131,17 @@ std::vector<Problem> invariance_problems(const Catalog& catalog, DeviceKind kind
   };
   const DType types[] = {DType::bf16, DType::f32};
   for (const DType dtype : types) {
-    // Sequences that share a cache, and a prompt with one chunk or another that is new.
+    // Sequences that share a cache, some with keys of several chunks (attention/sm90/chunks.cuh),
+    // and a prompt with one part or another that is new.
+    const bool has_chunks = dtype == DType::bf16;
     add("attention", dtype,
         {{"b", 1},
          {"heads", 4},
          {"kv-heads", 1},
          {"dim", size(64, 16)},
-         {"kv", size(512, 64)},
+         {"kv", size(has_chunks ? 1280 : 512, 64)},
          {"page", 16},
-         {"pages", size(1 << 16, 512)}},
+         {"pages", size(has_chunks ? 5 << 15 : 1 << 16, 512)}},
         {{"lengths", "yes"}});
     add("attention", dtype,
         {{"b", 1},

@@ -275,8 +275,14 @@ void add_layers(const Config& config, const std::optional<Experts>& experts,
 
   const bool attention_bias = config.flag("attention_bias");
   const auto yes = [](bool holds) { return holds ? "yes" : "no"; };
+  const JsonValue* const dense = config.find("mlp_only_layers");
+  const auto* const dense_layers = dense ? dense->get_if<JsonValue::Array>() : nullptr;
+  const bool all_are_mixtures = experts && !(dense_layers && !dense_layers->empty()) &&
+                                config.whole_if_any({"decoder_sparse_step"}).value_or(1) == 1;
+  const bool prompts =
+      serving.prompts || serving.batch_invariant || (all_are_mixtures && one && serving.experts);
   // A sum over devices lies between the product and the residual.
-  const Batches batches = serving.prompts ? Batches::both : Batches::decoding;
+  const Batches batches = prompts ? Batches::both : Batches::decoding;
   problems.add("rmsnorm", DType::bf16, {{"d", d}}, {}, "m", batches);
   if (!one || experts)
     problems.add("rmsnorm", DType::bf16, {{"d", d}}, {{"residual", "yes"}}, "m", batches);
@@ -298,7 +304,7 @@ void add_layers(const Config& config, const std::optional<Experts>& experts,
                   {"dim", dim},
                   {"kv", blocks * serving.block_size},
                   {"page", serving.block_size}};
-  if (serving.prompts && serving.tokens.empty())
+  if (prompts && serving.tokens.empty())
     problems.add("attention", DType::bf16, attention,
                  {{"lengths", "yes"}, {"layout", "thd"}, {"mask", "causal"}}, "s",
                  Batches::prompts);
@@ -310,8 +316,6 @@ void add_layers(const Config& config, const std::optional<Experts>& experts,
     if (bias ? out_bias : !(one && out_bias))
       problems.add("linear", DType::bf16, {{"k", heads * dim}, {"n", d}},
                    {{"residual", yes(one)}, {"bias", yes(bias)}}, "m", batches);
-  const JsonValue* const dense = config.find("mlp_only_layers");
-  const auto* const dense_layers = dense ? dense->get_if<JsonValue::Array>() : nullptr;
   if (experts && one) {
     // The router, and what chooses the experts of each token. Slices have vLLM's.
     problems.add("linear", DType::bf16, {{"k", d}, {"n", experts->count}}, {}, "m", batches);
@@ -319,9 +323,7 @@ void add_layers(const Config& config, const std::optional<Experts>& experts,
                  {{"experts", experts->count}, {"top-k", experts->choices}},
                  {{"renormalise", yes(config.flag("norm_topk_prob"))}}, "m", batches);
   }
-  if (experts && !(dense_layers && !dense_layers->empty()) &&
-      config.whole_if_any({"decoder_sparse_step"}).value_or(1) == 1)
-    return;
+  if (all_are_mixtures) return;
   const std::int64_t h =
       slice("features of the network", config.whole({"intermediate_size"}), devices);
   Options network;

@@ -37,16 +37,18 @@ struct Tile : sm90_backward_config {
                              .do_stages = config.get("do_stages"),
                              .ds_stages = config.get("ds_stages"),
                              .dq = config.word("dq") == "bulk" ? dq_path::bulk : dq_path::direct,
-                             .ahead = config.at("ahead") != 0},
+                             .ahead = config.at("ahead") != 0,
+                             .beside = config.word("around") == "beside"},
         group(config.at("group")) {}
 };
 
 std::string template_argument(const sm90_backward_config& config) {
   return fmt::format(
       "fftune::sm90_backward_config{{.bm = {}, .bn = {}, .mma_warpgroups = {}, .q_stages = {}, "
-      ".do_stages = {}, .ds_stages = {}, .dq = fftune::dq_path::{}, .ahead = {}}}",
+      ".do_stages = {}, .ds_stages = {}, .dq = fftune::dq_path::{}, .ahead = {}, .beside = {}}}",
       config.bm, config.bn, config.mma_warpgroups, config.q_stages, config.do_stages,
-      config.ds_stages, config.dq == dq_path::bulk ? "bulk" : "direct", config.ahead);
+      config.ds_stages, config.dq == dq_path::bulk ? "bulk" : "direct", config.ahead,
+      config.beside);
 }
 
 /// Query blocks that see a key block, on average.
@@ -90,12 +92,44 @@ double cycles_of_blocks(const Layer& layer, const DeviceFacts& facts, const atte
   // At head dim 256 registers of larger tiles, or of scores ahead, are spilled.
   const double spilled = layer.dim > 192 && (config.bm > 64 || config.ahead) ? 400 : 0;
   constexpr double of_block = 4000;  // its keys and values, and the stores of their gradients
-  const double block = visits * (mma + softmax + barriers + loads + dq + spilled) + of_block;
+  double block = visits * (mma + softmax + barriers + loads + dq + spilled) + of_block;
+  if (config.beside) {
+    const double queries_of_others =
+        config.bn * static_cast<double>(usual_queries(layer) * layer.group()) / keys;
+    constexpr double of_element = 6;
+    block = std::max(block, of_element * queries_of_others * static_cast<double>(layer.dim));
+    // CTAs of few queries end with what they do for other heads, and the next group waits for them:
+    // under a causal mask, up to 31% more time. Without one head dim 128 has been timed.
+    const bool is_known =
+        layer.mask == Mask::none && layer.window == 0 && !layer.lengths && layer.dim == 128;
+    if (!is_known) block *= 1.5;
+  }
   const double blocks = std::ceil(keys / config.bn) * static_cast<double>(layer.kv_heads * layer.b);
   const double share = blocks / static_cast<double>(facts.multiprocessors);
   const bool evens_out = layer.mask == Mask::causal;
   const double rounds = std::max(1.0, evens_out ? share + 0.4 : std::ceil(share));
   return rounds * block;
+}
+
+/// Heads of k and v whose queries launches prepare and whose dq launches convert, with `beside`:
+/// the first group; and what is behind the groups that a whole group two later follows.
+std::int64_t prepared_by_launch(const Layer& layer, const Tile& config) {
+  return config.beside ? std::min(config.group, kv_matrices(layer)) : kv_matrices(layer);
+}
+std::int64_t converted_beside(const Layer& layer, const Tile& config) {
+  if (!config.beside) return 0;
+  return std::max<std::int64_t>(kv_matrices(layer) / config.group - 2, 0) * config.group;
+}
+
+/// Cycles of the launches around the blocks: they move delta's inputs, dq and its zeros through
+/// memory.
+double cycles_around(const Layer& layer, const DeviceFacts& facts, const Tile& config) {
+  const double words_of_head = static_cast<double>(layer.s * layer.dim * layer.group());
+  const auto prepared = static_cast<double>(prepared_by_launch(layer, config));
+  const auto converted = static_cast<double>(kv_matrices(layer) - converted_beside(layer, config));
+  constexpr double of_launches = 12000, bytes_of_cycle = 13;  // of an SM
+  return of_launches + words_of_head * (prepared * 8 + converted * 6) / bytes_of_cycle /
+                           static_cast<double>(facts.multiprocessors);
 }
 
 double cycles(const Layer& layer, const DeviceFacts& facts, const attention_form& form,
@@ -106,8 +140,12 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const attention_form
   const auto keys = static_cast<double>(usual_keys(layer));
   const double together = static_cast<double>(facts.multiprocessors) / std::ceil(keys / config.bn);
   const double distance = std::abs(std::log2(static_cast<double>(config.group) / together));
-  constexpr double of_launches = 12000;
-  return config.block_cycles * (1 + 0.005 * distance) + of_launches;
+  // Smaller groups are computed at the same time as those that wait for them to prepare.
+  constexpr double of_wait = 40000;
+  const double waits =
+      config.beside ? std::max(together / static_cast<double>(config.group) - 1.1, 0.0) : 0.0;
+  return config.block_cycles * (1 + 0.005 * distance) + cycles_around(layer, facts, config) +
+         waits * of_wait;
 }
 
 using Tiles = TypedSpace<Tile>;
@@ -135,12 +173,18 @@ Tiles tiles_of(const Layer& layer, const DeviceFacts& facts) {
              set<&Tile::dq>, {"bulk", "direct"})
       .parameter("ahead", "1: the next scores are computed under the end of a block; 0: after it",
                  set<&Tile::ahead>, {0, 1})
+      .words(
+          "around",
+          "delta, zeros for dq and its conversion: launch: by launches before and after; beside: "
+          "for most heads by idle warps, while others are computed",
+          set<&Tile::beside>, {"launch", "beside"})
+      .when_absent(0)
       .parameter("group", "heads of k and v whose blocks of keys are scheduled together",
                  Tiles::to<&Tile::group>, {1, 2, 4, 8, 16, 32, 64, 128})
       .when_absent_by([layer, facts] { return default_config(layer, facts).at("group"); });
   space.constraint(
       "tiles split evenly among the MMA warpgroups, and fit in registers and shared memory",
-      {"bm", "bn", "mma_warpgroups", "q_stages", "do_stages", "ds_stages", "dq", "ahead"},
+      {"bm", "bn", "mma_warpgroups", "q_stages", "do_stages", "ds_stages", "dq", "ahead", "around"},
       [form = form_of(layer)](const Tile& t) { return sm90_backward_misfit(form, t) == nullptr; });
   space.constraint(
       "no more heads together than there are", {"group"},
@@ -214,10 +258,22 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   };
   const Dim3 by_queries{static_cast<std::uint32_t>(query_blocks),
                         static_cast<std::uint32_t>(layer.heads), 1};
-  append("prepare", by_queries, row_threads);
+  // Heads of queries of so many heads of k and v.
+  const auto of_heads = [&](std::int64_t matrices) {
+    return config.beside ? Dim3{static_cast<std::uint32_t>(query_blocks / layer.b),
+                                static_cast<std::uint32_t>(matrices * layer.group()), 1}
+                         : by_queries;
+  };
+  const std::int64_t converted = converted_beside(layer, config);
+  if (config.beside) {
+    launch.set(offsetof(sm90_backward_params, prepared), launch.scratch(kv_matrices(layer) * 4));
+    launch.set(offsetof(sm90_backward_params, finished), launch.scratch(kv_matrices(layer) * 4));
+    launch.set(offsetof(sm90_backward_params, first_converted), small(converted * layer.group()));
+  }
+  append("prepare", of_heads(prepared_by_launch(layer, config)), row_threads);
   append("sm90", {static_cast<std::uint32_t>(key_blocks * kv_matrices(layer)), 1, 1}, plan.threads,
          plan.shared_bytes);
-  append("convert", by_queries, row_threads);
+  append("convert", of_heads(kv_matrices(layer) - converted), row_threads);
   if (layer.sinks) append("sinks", {static_cast<std::uint32_t>(layer.heads), 1, 1}, row_threads);
   return program;
 }

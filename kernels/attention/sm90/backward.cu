@@ -5,6 +5,9 @@
 //   attention_backward_convert  (query blocks, heads)  dq
 //   attention_backward_sinks    heads                  d_sinks, where the form has sinks
 //
+// With `beside` the first has the heads of the first group alone, and the third those of the last
+// ones. Idle warps of the second prepare the group after their own, and convert the one two before.
+//
 // The second: dk and dv of one key block, and its share of dq, for every query block that sees some
 // of it: warp-specialised, with TMA and wgmma.
 //
@@ -64,9 +67,21 @@ __device__ __forceinline__ void fence_global_async() {
 
 // Named barriers.
 enum class backward_barrier {
-  scores = 1,    // the MMA warpgroups: around P and dS in shared memory
-  warpgroup = 2  // + MMA warpgroup: its threads
+  scores = 1,     // the MMA warpgroups: around P and dS in shared memory
+  warpgroup = 2,  // + MMA warpgroup: its threads
+  beside = 5      // the idle warps of the producers
 };
+
+__device__ __forceinline__ int load_acquired(const int* address) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+// Behind a barrier of those whose writes it releases, each of whom has a fence before it.
+__device__ __forceinline__ void count_released(int* address) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(address) : "memory");
+}
 
 template <attention_form form, sm90_backward_config config>
 struct attention_backward {
@@ -140,6 +155,65 @@ struct attention_backward {
     return static_cast<i64>(visit.head) * query_blocks() + work.first_rows / bm + visit.block;
   }
 
+  // --- Warps of the producers that have no other work: heads before and after this one ---
+
+  __device__ __forceinline__ int key_blocks() const {
+    return sm90_backward_key_blocks(form, 1, attention.kv_len, bn);
+  }
+  __device__ __forceinline__ int matrix() const {
+    return work.sequence.index * attention.kv_heads + work.kv_head;
+  }
+
+  // Calls run(query block, head) for the CTA's share of the queries of a head of k and v.
+  template <class Run>
+  static __device__ __forceinline__ void for_share(const attention_params& attention,
+                                                   const beside_work<form, config>& own, int matrix,
+                                                   const Run& run) {
+    const int heads = attention.heads / attention.kv_heads, blocks = ceil_div(attention.q_len, bm);
+    const int first_block = matrix / attention.kv_heads * blocks;
+    const int first_head = matrix % attention.kv_heads * heads;
+    const int last = own.first_of(own.part + 1, blocks * heads);
+    for (int i = own.first_of(own.part, blocks * heads); i < last; ++i) {
+      run(first_block + i % blocks, first_head + i / blocks);
+    }
+  }
+
+  static __device__ __forceinline__ void work_beside(const sm90_backward_params& params) {
+    constexpr int warps = 4 - plan.busy_warps, threads = warps * 32;
+    const int thread = static_cast<int>(threadIdx.x) % 128 - plan.busy_warps * 32;
+    const beside_work<form, config> own(params.attention);
+    using preparation = backward_preparation<form, config, threads, 1>;
+    wait_for_dependencies();
+    if (own.next >= 0) {
+      for_share(params.attention, own, own.next,
+                [&](int block, int head) { preparation::prefetch(params, block, head, thread); });
+      for_share(params.attention, own, own.next,
+                [&](int block, int head) { preparation::run(params, block, head, thread); });
+      __threadfence();
+      sync(backward_barrier::beside, threads);
+      if (thread == 0) count_released(params.prepared + own.next);
+    }
+    if (own.previous >= 0) {
+      while (load_acquired(params.finished + own.previous) != own.parts) __nanosleep(200);
+      for_share(params.attention, own, own.previous, [&](int block, int head) {
+        backward_conversion<form, config>(params, block, head)
+            .run_beside(params, thread / 32, warps);
+      });
+    }
+  }
+
+  // Waits for what the kernel before or CTAs of other heads have written: delta, the log-sum-exp
+  // and dq's zeros. For reads and sums by TMA, too.
+  __device__ __forceinline__ void wait_until_prepared() const {
+    wait_for_dependencies();
+    if constexpr (config.beside) {
+      if (static_cast<int>(blockIdx.x) >= attention.group * key_blocks()) {
+        while (load_acquired(params.prepared + matrix()) != key_blocks()) __nanosleep(100);
+      }
+    }
+    fence_global_async();
+  }
+
   // --- Warp 0 of the producers ---
 
   __device__ __forceinline__ void load_rows(u32 to, const tensor_map& map, u32 barrier, int head,
@@ -181,8 +255,7 @@ struct attention_backward {
       barrier_arrive_expect(v_full(), plan.kv_bytes);
       load_rows(base + plan.v_at, params.v, v_full(), work.kv_head, row, plan.kv_slab_bytes);
     }
-    wait_for_dependencies();
-    fence_global_async();
+    wait_until_prepared();
     const int heads = attention.heads / attention.kv_heads;
     for (int head = work.kv_head * heads; head < (work.kv_head + 1) * heads; ++head) {
       for (int from = work.first; from < work.last; from += 32) {
@@ -215,15 +288,12 @@ struct attention_backward {
     if (!work.in_turns) return;
     const int* const at = turn_of(visit, warpgroup);
     const int turn = work.turn(attention, visit.block);
-    int now;
-    do {
-      asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(at) : "memory");
-    } while (now != turn);
+    while (load_acquired(at) != turn) {
+    }
   }
   __device__ __forceinline__ void end_turn(const visit& visit, int warpgroup) const {
     __threadfence();
-    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turn_of(visit, warpgroup))
-                 : "memory");
+    count_released(turn_of(visit, warpgroup));
   }
 
   // --- Warp 1 of the producers: has TMA add the warpgroups' dq to memory ---
@@ -241,8 +311,7 @@ struct attention_backward {
 
   // One thread.
   __device__ __forceinline__ void add_dq_stages() const {
-    wait_for_dependencies();
-    fence_global_async();
+    wait_until_prepared();
     u32 phase = 0;
     for (bool any = true; any; phase ^= 1) {
 #pragma unroll
@@ -272,6 +341,11 @@ struct attention_backward {
       }
     }
     tma_store_wait<0>();
+    if constexpr (config.beside) {
+      fence_global_async();
+      __threadfence();
+      count_released(params.finished + matrix());
+    }
   }
 
   // --- MMA warpgroups ---
@@ -622,7 +696,7 @@ struct attention_backward {
     int more = 0;      // 1: dk and dv have been begun
     u32 ds_stage = 0;  // in bytes
     dq_stage dq_to = dq_stage_of(warpgroup);
-    if constexpr (!stages_dq) wait_for_dependencies();
+    if constexpr (!stages_dq) wait_until_prepared();
     visit now = next_visit(q);
     if (now.block >= 0) {
       barrier_wait(k_full(), 0);
@@ -701,7 +775,11 @@ struct attention_backward {
       barrier_wait(k_full(), 0);
       barrier_wait(v_full(), 0);
     }
-    sync(backward_barrier::scores, mma_threads);  // k and v are read no more
+    if constexpr (config.beside && !stages_dq) __threadfence();  // behind its sums of dq
+    sync(backward_barrier::scores, mma_threads);                 // k and v are read no more
+    if constexpr (config.beside && !stages_dq) {
+      if (threadIdx.x == 0) count_released(params.finished + matrix());
+    }
     stage_gradient(dk, plan.k_at, attention.scale, warpgroup);
     stage_gradient(dv, plan.v_at, 1.0f, warpgroup);
     sync(backward_barrier::warpgroup, 128, warpgroup);
@@ -797,6 +875,9 @@ struct attention_backward {
       if constexpr (stages_dq) {
         if (warp == 1 && threadIdx.x % 32 == 0) self.add_dq_stages();
       }
+      if constexpr (config.beside) {
+        if (warp >= plan.busy_warps) work_beside(params);
+      }
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{plan.mma_registers}));
       self.compute(warpgroup);
@@ -807,7 +888,7 @@ struct attention_backward {
 template <attention_form form, sm90_backward_config config>
 __global__ void __launch_bounds__(backward_row_threads)
     attention_backward_prepare(const __grid_constant__ sm90_backward_params params) {
-  backward_preparation<form, config>::run(params);
+  prepare_query_block<form, config>(params);
 }
 
 template <attention_form form, sm90_backward_config config>
@@ -820,7 +901,7 @@ __global__ void __launch_bounds__(sm90_backward_plan_of(form, config).threads, 1
 template <attention_form form, sm90_backward_config config>
 __global__ void __launch_bounds__(backward_row_threads)
     attention_backward_convert(const __grid_constant__ sm90_backward_params params) {
-  backward_conversion<form, config>::run(params);
+  convert_query_block<form, config>(params);
 }
 
 template <attention_form form, sm90_backward_config config>

@@ -24,6 +24,9 @@ struct sm90_backward_config {
   /// The scores of the next query block are computed under the end of this one. Costs a thread the
   /// registers of both.
   bool ahead = true;
+  /// Idle warps of the main kernel prepare heads that are scheduled next, and convert dq of those
+  /// before, in place of most of the launches around it.
+  bool beside = false;
 };
 
 struct sm90_backward_plan {
@@ -39,6 +42,7 @@ struct sm90_backward_plan {
   int dq_columns;        // queries of such a tile
   bool splits_dq_rows;   // narrow heads: the warpgroups split the queries of dq, not its columns
   int dq_words;          // f32 of a query block's dq; its padding included
+  int busy_warps;        // of the producers; the others have time for what `beside` gives them
 
   int threads, producer_registers, mma_registers;
 
@@ -68,9 +72,11 @@ constexpr sm90_backward_plan sm90_backward_plan_of(const attention_form& form,
   plan.dq_columns = plan.splits_dq_rows ? config.bm / warpgroups : config.bm;
   plan.dq_words = config.bm * plan.slabs * 64;
 
+  plan.busy_warps = config.dq == dq_path::bulk ? 2 : 1;
   plan.threads = (warpgroups + 1) * 128;
-  plan.producer_registers = warpgroups == 3 ? 32 : 24;
-  plan.mma_registers = warpgroups == 3 ? 160 : 240;
+  // A thread's share of 65,536. Warps beside the others take some 40.
+  plan.mma_registers = (warpgroups == 3 ? 160 : 240) - (config.beside ? 8 : 0);
+  plan.producer_registers = (warpgroups == 3 ? 512 : 504) - warpgroups * plan.mma_registers;
 
   plan.kv_slab_bytes = config.bn * 128;
   plan.kv_bytes = plan.slabs * plan.kv_slab_bytes;
@@ -131,6 +137,7 @@ constexpr const char* sm90_backward_misfit(const attention_form& form,
   const int rest = config.ahead ? 16 : 12;
   if (gradients + (late > early ? late : early) + rest > plan.mma_registers) return "registers";
   if (config.ahead && config.q_stages < 2) return "the next query block needs a stage of its own";
+  if (config.beside && form.packed_sequences()) return "a head has its queries in one place";
   if (plan.shared_bytes > 227 * 1024) return "shared memory";
   return nullptr;
 }
@@ -163,6 +170,12 @@ struct sm90_backward_params {
   float* lse_log2;  // f32 [heads, padded rows]: base 2; +inf where no key is allowed
   int* turns;       // [heads, query blocks, MMA warpgroups], deterministic: key blocks that added
   int padded_rows;
+
+  // With `beside`. CTAs that have prepared their share of a head's queries, and those that have
+  // added to its dq: [sequences, kv heads] each. The launch that converts begins at a head.
+  int* prepared;
+  int* finished;
+  int first_converted;
 };
 
 }  // namespace fftune

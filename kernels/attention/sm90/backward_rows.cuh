@@ -15,28 +15,42 @@ constexpr int backward_row_threads = 256;
 
 // A query block of a head: delta = rowsum(d_out * out) and lse log2(e), 0 and +inf for rows that
 // see no key or are past the sequence's last, whose probabilities are then zero; zeros to dq and
-// its turns.
-template <attention_form form, sm90_backward_config config>
+// its turns. Work of so many threads, whose passes are unrolled by `unrolled`.
+template <attention_form form, sm90_backward_config config, int threads, int unrolled>
 struct backward_preparation {
   using T = element_type<form.type>;
   static constexpr sm90_backward_plan plan = sm90_backward_plan_of(form, config);
   static constexpr int bm = config.bm;
   // Lanes of a row: a power of two; each has 8 elements.
   static constexpr int lanes = form.dim <= 64 ? 8 : form.dim <= 128 ? 16 : 32;
-  static constexpr int rows = backward_row_threads / lanes;  // of a pass
+  static constexpr int rows = threads / lanes;  // of a pass
 
-  static __device__ __forceinline__ void run(const sm90_backward_params& params) {
-    wait_and_launch_dependents();
+  // out and d_out to L2, of block `block` of all sequences'; `thread`: its number.
+  static __device__ __forceinline__ void prefetch(const sm90_backward_params& params, int block,
+                                                  int head, int thread) {
     const attention_params& attention = params.attention;
-    const int block = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
+    const query_block own = query_block_of<form, bm>(attention, block);
+    const i64 index = own.sequence.index;
+    for (int row = own.first_row + thread; row < smaller(own.first_row + bm, own.sequence.q_len);
+         row += threads) {
+      prefetch_l2(static_cast<const T*>(attention.out) + index * attention.out_batch +
+                      static_cast<i64>(row) * attention.out_row + head * form.dim,
+                  form.dim * 2);
+      prefetch_l2(static_cast<const T*>(attention.d_out) + index * params.d_out_batch +
+                      static_cast<i64>(row) * params.d_out_row + head * form.dim,
+                  form.dim * 2);
+    }
+  }
+
+  static __device__ __forceinline__ void run(const sm90_backward_params& params, int block,
+                                             int head, int thread) {
+    const attention_params& attention = params.attention;
     const int blocks = params.padded_rows / bm;
     const i64 number = static_cast<i64>(head) * blocks + block;
     float4* const dq = reinterpret_cast<float4*>(attention.dq_partials + number * plan.dq_words);
-    for (int i = threadIdx.x; i < plan.dq_words / 4; i += backward_row_threads) {
-      dq[i] = make_float4(0, 0, 0, 0);
-    }
-    if (form.deterministic && threadIdx.x < config.mma_warpgroups) {
-      params.turns[number * config.mma_warpgroups + threadIdx.x] = 0;
+    for (int i = thread; i < plan.dq_words / 4; i += threads) dq[i] = make_float4(0, 0, 0, 0);
+    if (form.deterministic && thread < config.mma_warpgroups) {
+      params.turns[number * config.mma_warpgroups + thread] = 0;
     }
     const query_block own = query_block_of<form, bm>(attention, block);
     const attention_sequence& sequence = own.sequence;
@@ -47,12 +61,13 @@ struct backward_preparation {
         attention.lse + (form.packed_sequences()
                              ? static_cast<i64>(head) * attention.q_len + sequence.q_first
                              : (index * attention.heads + head) * attention.q_len);
-    const int lane = threadIdx.x % lanes;
+    const int lane = thread % lanes;
     const i64 column = head * form.dim + lane * 8;
-#pragma unroll
+#pragma unroll(unrolled)
     for (int pass = 0; pass < bm; pass += rows) {
-      const int in_block = pass + threadIdx.x / lanes, row = own.first_row + in_block;
+      const int in_block = pass + thread / lanes, row = own.first_row + in_block;
       const bool valid = in_block < bm && row < sequence.q_len;
+      const float natural = valid ? lse[row] : minus_infinity();
       float sum = 0.0f;
       if (valid && lane * 8 < form.dim) {
         const i64 token = sequence.q_first + row;
@@ -71,7 +86,6 @@ struct backward_preparation {
         sum += __shfl_xor_sync(~0u, sum, distance);
       }
       if (lane == 0 && in_block < bm) {
-        const float natural = valid ? lse[row] : minus_infinity();
         const bool sees = natural != minus_infinity();  // NaN, too
         const i64 at = static_cast<i64>(head) * params.padded_rows + block * bm + in_block;
         attention.delta[at] = sees ? sum : 0.0f;
@@ -81,6 +95,26 @@ struct backward_preparation {
   }
 };
 
+// A query block of a head, of a launch that prepares all heads, or those that are scheduled first.
+template <attention_form form, sm90_backward_config config>
+__device__ __forceinline__ void prepare_query_block(const sm90_backward_params& params) {
+  wait_and_launch_dependents();
+  const attention_params& attention = params.attention;
+  int block = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
+  if constexpr (config.beside) {
+    if (block == 0 && head == 0) {
+      for (int i = threadIdx.x; i < attention.batch * attention.kv_heads;
+           i += backward_row_threads) {
+        params.prepared[i] = params.finished[i] = 0;
+      }
+    }
+    block += head / attention.heads * ceil_div(attention.q_len, config.bm);
+    head %= attention.heads;
+  }
+  backward_preparation<form, config, backward_row_threads, config.bm>::run(params, block, head,
+                                                                           threadIdx.x);
+}
+
 // A query block of a head: dq from the order in which the main kernel's threads have it, times the
 // scale, to rows. A warp has eight queries at a time.
 template <attention_form form, sm90_backward_config config>
@@ -88,51 +122,65 @@ struct backward_conversion {
   using T = element_type<form.type>;
   static constexpr sm90_backward_plan plan = sm90_backward_plan_of(form, config);
   static constexpr int queries = 8, warps = backward_row_threads / 32;
-  static constexpr int parts = plan.slabs * 4;       // of 16 columns
+  static constexpr int parts = form.dim / 16;        // of 16 columns
   static constexpr int pitch = plan.slabs * 64 + 8;  // elements; the 16 bytes more spread the banks
 
-  // A lane has one float4 of each part: the accumulators of columns d, d + 8 and queries q, q + 1.
-  // A warp's are two 8x8 matrices, which stmatrix transposes into rows at `tile`. `dq`: of the
-  // block.
-  static __device__ __forceinline__ void convert(u32 tile, const float* dq, int first_query,
-                                                 float scale) {
+  // The block is number `block` of all sequences'.
+  int rows;
+  T* to;
+  const float* dq;
+  __device__ __forceinline__ backward_conversion(const sm90_backward_params& params, int block,
+                                                 int head) {
+    const attention_params& attention = params.attention;
+    const query_block own = query_block_of<form, config.bm>(attention, block);
+    const i64 number = static_cast<i64>(head) * (params.padded_rows / config.bm) + block;
+    rows = smaller(config.bm, own.sequence.q_len - own.first_row);
+    to = static_cast<T*>(attention.dq) +
+         (form.packed_sequences() ? 0 : own.sequence.index * params.dq_batch) +
+         static_cast<i64>(own.sequence.q_first + own.first_row) * params.dq_row + head * form.dim;
+    dq = attention.dq_partials + number * plan.dq_words;
+  }
+
+  // Calls store(part, words) for each part, whose loads are in flight together, `loads` at a time.
+  // A lane has one float4 of each: the accumulators of columns d, d + 8 and queries q, q + 1, so
+  // that a warp's words are two transposed 8x8 matrices.
+  template <int loads, class Store>
+  __device__ __forceinline__ void for_parts(int first_query, float scale,
+                                            const Store& store) const {
+    static_assert(parts % loads == 0);
     constexpr int groups = plan.dq_columns / queries;
     const int number = first_query / queries, lane = threadIdx.x % 32;
     const int warpgroup = plan.splits_dq_rows ? number / groups : 0, group = number % groups;
-    float4 values[parts];
 #pragma unroll
-    for (int part = 0; part < parts; ++part) {
-      const int dq_tile = warpgroup * plan.dq_tiles + part / 4;
-      const int i = (dq_tile * groups + group) * 128 + part % 4 * 32 + lane;
-      values[part] = load_coherent(dq + i * 4);
-    }
+    for (int first = 0; first < parts; first += loads) {
+      float4 values[loads];
 #pragma unroll
-    for (int part = 0; part < parts; ++part) {
-      const float4 value = values[part];
-      const u32 words[2] = {pack<T>(value.x * scale, value.y * scale),
-                            pack<T>(value.z * scale, value.w * scale)};
-      store_matrices_transposed(tile + ((lane % 8) * pitch + part * 16 + lane % 16 / 8 * 8) * 2,
-                                words);
+      for (int i = 0; i < loads; ++i) {
+        const int dq_tile = warpgroup * plan.dq_tiles + (first + i) / 4;
+        const int at = (dq_tile * groups + group) * 128 + (first + i) % 4 * 32 + lane;
+        values[i] = load_coherent(dq + at * 4);
+      }
+#pragma unroll
+      for (int i = 0; i < loads; ++i) {
+        const float4 value = values[i];
+        const u32 words[2] = {pack<T>(value.x * scale, value.y * scale),
+                              pack<T>(value.z * scale, value.w * scale)};
+        store(first + i, words);
+      }
     }
   }
 
-  static __device__ __forceinline__ void run(const sm90_backward_params& params) {
-    wait_and_launch_dependents();
+  // By a block of threads. stmatrix transposes.
+  __device__ __forceinline__ void run(const sm90_backward_params& params) const {
     __shared__ alignas(16) u16 tiles[warps][queries * pitch];
-    const attention_params& attention = params.attention;
-    const int block = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u16* const tile = tiles[warp];
-    const query_block own = query_block_of<form, config.bm>(attention, block);
-    const i64 number = static_cast<i64>(head) * (params.padded_rows / config.bm) + block;
-    T* const to = static_cast<T*>(attention.dq) +
-                  (form.packed_sequences() ? 0 : own.sequence.index * params.dq_batch) +
-                  static_cast<i64>(own.sequence.q_first + own.first_row) * params.dq_row +
-                  head * form.dim;
-    const int rows = smaller(config.bm, own.sequence.q_len - own.first_row);
+    const u32 own = static_cast<u32>(__cvta_generic_to_shared(tile)) +
+                    (lane % 8 * pitch + lane % 16 / 8 * 8) * 2;
     for (int first = warp * queries; first < rows; first += warps * queries) {
-      convert(static_cast<u32>(__cvta_generic_to_shared(tile)),
-              attention.dq_partials + number * plan.dq_words, first, attention.scale);
+      for_parts<parts>(first, params.attention.scale, [&](int part, const u32(&words)[2]) {
+        store_matrices_transposed(own + part * 32, words);
+      });
       __syncwarp();
       constexpr int vectors = form.dim / 8;  // of a row
       for (int i = lane; i < smaller(queries, rows - first) * vectors; i += 32) {
@@ -143,7 +191,43 @@ struct backward_conversion {
       __syncwarp();
     }
   }
+
+  // By warp `own` of `count`, without shared memory. A transpose has two columns of one query in
+  // each lane; two neighbouring lanes share out those of both matrices, so that each stores four.
+  __device__ __forceinline__ void run_beside(const sm90_backward_params& params, int own,
+                                             int count) const {
+    const int lane = threadIdx.x % 32;
+    const bool odd = lane % 2 != 0;
+    T* const column = to + lane % 4 / 2 * 4 + odd * 8;
+    for (int first = own * queries; first < rows; first += count * queries) {
+      const int row = first + lane / 4;
+      T* const of_row = column + static_cast<i64>(row) * params.dq_row;
+      constexpr int loads = parts % 4 == 0 ? 4 : 2;
+      for_parts<loads>(first, params.attention.scale, [&](int part, const u32(&words)[2]) {
+        const u32 low = transpose_matrix(words[0]), high = transpose_matrix(words[1]);
+        const u32 other = __shfl_xor_sync(~0u, odd ? low : high, 1);
+        if (row < rows) {
+          *reinterpret_cast<uint2*>(of_row + part * 16) =
+              odd ? make_uint2(other, high) : make_uint2(low, other);
+        }
+      });
+    }
+  }
 };
+
+// A query block of a head, of a launch that converts all heads, or the last ones.
+template <attention_form form, sm90_backward_config config>
+__device__ __forceinline__ void convert_query_block(const sm90_backward_params& params) {
+  wait_and_launch_dependents();
+  int block = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
+  if constexpr (config.beside) {
+    const attention_params& attention = params.attention;
+    head += params.first_converted;
+    block += head / attention.heads * ceil_div(attention.q_len, config.bm);
+    head %= attention.heads;
+  }
+  backward_conversion<form, config>(params, block, head).run(params);
+}
 
 // d_sinks of a head: the sink's probability takes from every row's others, and it has no value:
 // minus the sum of P_sink * delta, in an order that does not change.

@@ -153,4 +153,36 @@ struct key_block_work {
   }
 };
 
+// Work of a CTA for other heads of k and v, with `beside`: for one that is scheduled next, and for
+// one that was, or -1. Heads of the first group are prepared by a launch.
+template <attention_form form, sm90_backward_config config>
+struct beside_work {
+  int next = -1, previous = -1;
+  int part, parts;  // the CTA's share of their query blocks
+
+  // As in key_block_work, with a number that is read again: registers are not to hold it till here.
+  __device__ __forceinline__ explicit beside_work(const attention_params& params) {
+    int number;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(number));
+    const int heads = params.kv_heads * params.batch;
+    parts = sm90_backward_key_blocks(form, 1, params.kv_len, config.bn);
+    const int group = number / (params.group * parts), in_group = number % (params.group * parts);
+    const int left = heads - group * params.group, together = smaller(params.group, left);
+    const int head = group * params.group + in_group % together;
+    part = in_group / together;
+    if (in_group % together < left - params.group) next = head + params.group;
+    if (group >= 2 && together == params.group) previous = head - 2 * params.group;
+  }
+
+  // The first of `count` query blocks that belongs to a part: with a causal mask parts with more
+  // work of their own have more of them.
+  __device__ __forceinline__ int first_of(int part, int count) const {
+    if constexpr (form.mask == attention_mask::causal && !form.window) {
+      const i64 left = parts - part;
+      return count - static_cast<int>(count * left * left / (parts * parts));
+    }
+    return static_cast<int>(static_cast<i64>(count) * part / parts);
+  }
+};
+
 }  // namespace fftune

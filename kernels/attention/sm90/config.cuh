@@ -26,6 +26,11 @@ struct attention_sm90_config {
   /// Heads of q that share a head of keys and are rows of one tile: 64 / packed_heads queries of
   /// each are an MMA warpgroup's. A sequence with few queries then reads its keys once.
   int packed_heads = 1;
+  /// Batch invariance: keys of a chunk (chunks.cuh), a multiple of bn. 0: a row has one sum.
+  int chunk = 0;
+  /// Each chunk of a tile is a work item of its own, whose sums attention_chunk_sums_sm90 adds up.
+  /// For sequences that have too few tiles for the SMs.
+  bool divided = false;
 };
 
 struct attention_sm90_plan {
@@ -51,6 +56,8 @@ struct attention_sm90_plan {
   // split_keys: of what an MMA warpgroup gives to the other; then a full and an empty barrier of
   // each.
   int exchange_at, exchange_bytes;
+  // Chunks: the sums of an MMA warpgroup over those so far, a word for each thread and register.
+  int sums_at, sums_bytes;
   int q_barriers_at, k_barriers_at, v_barriers_at;  // full ones, then as many empty ones
   int tile_at, tile_bytes;                          // the next work tile, then its barriers
   int shared_bytes;                                 // with room to align to 1024
@@ -92,13 +99,22 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   plan.exchange_at = plan.v_at + config.stages * plan.kv_bytes;
   // Each thread exchanges half of a row, and its reference and sum.
   plan.exchange_bytes = config.split_keys ? 128 * (form.dim + 8) : 0;
-  plan.q_barriers_at = plan.exchange_at + 2 * (plan.exchange_bytes + (config.split_keys ? 16 : 0));
+  plan.sums_at = plan.exchange_at + 2 * (plan.exchange_bytes + (config.split_keys ? 16 : 0));
+  plan.sums_bytes = config.chunk > 0 && !config.divided ? 128 * plan.out_registers * 4 : 0;
+  plan.q_barriers_at = plan.sums_at + config.mma_warpgroups * plan.sums_bytes;
   plan.k_barriers_at = plan.q_barriers_at + 2 * 8 * plan.q_parts;
   plan.v_barriers_at = plan.k_barriers_at + 2 * 8 * config.stages;
   plan.tile_at = plan.v_barriers_at + 2 * 8 * config.stages;
   plan.tile_bytes = form.packed_sequences() || form.lengths ? 32 : 16;
   plan.shared_bytes = 1024 + plan.tile_at + plan.tile_bytes + 2 * 8;
   return plan;
+}
+
+/// Where kernels of a divided configuration leave sums: of each chunk, in float, a row for each row
+/// of the result, which has the features, and for each of four threads a sum of probabilities and
+/// their reference.
+constexpr int attention_chunk_row(const attention_form& form) {
+  return form.dim + 8;
 }
 
 }  // namespace fftune

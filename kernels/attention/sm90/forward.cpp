@@ -30,6 +30,19 @@ enum class Scheduler { single, stays, dynamic, paired };
 
 constexpr double unknown = -1;
 
+/// Keys of a chunk of a batch-invariant layer; 0: its rows have one sum. Wide heads leave no room
+/// in shared memory for sums over chunks.
+int chunk_of(const Layer& layer) {
+  constexpr int keys = 512;
+  return layer.batch_invariant && layer.dim <= 128 && !layer.masked() ? keys : 0;
+}
+
+/// Bytes that a divided configuration leaves in the workspace.
+std::int64_t bytes_of_chunks(const Layer& layer) {
+  const std::int64_t chunks = quotient_up(layer.kv, std::max(chunk_of(layer), 1));
+  return 4 * chunks * layer.q_tokens() * layer.heads * attention_chunk_row(form_of(layer));
+}
+
 /// A configuration of a layer, with the run-time arguments beside the kernel's template argument.
 struct Tile : attention_sm90_config {
   std::int64_t heads_of_keys;  // heads of q that share a head of k and v
@@ -39,7 +52,7 @@ struct Tile : attention_sm90_config {
   /// Cycles of all tiles, which the group does not change, once they have been computed.
   mutable double tile_cycles = unknown;
 
-  explicit Tile(const Layer& layer) : heads_of_keys(layer.group()) {}
+  explicit Tile(const Layer& layer) : heads_of_keys(layer.group()) { chunk = chunk_of(layer); }
   Tile(const Layer& layer, const Config& config) : Tile(layer) {
     mma_warpgroups = config.get("mma_warpgroups");
     bn = config.get("bn");
@@ -49,6 +62,7 @@ struct Tile : attention_sm90_config {
     const auto word = std::find(schedulers.begin(), schedulers.end(), config.word("scheduler"));
     schedule(word - schedulers.begin());
     split_keys = config.at("split_keys") != 0;
+    divided = config.at("divided") != 0;
     pack(config.at("pack_heads"));
     group = config.at("group");
   }
@@ -75,9 +89,12 @@ struct Tile : attention_sm90_config {
 std::string template_argument(const attention_sm90_config& config) {
   return fmt::format(
       "fftune::attention_sm90_config{{.mma_warpgroups = {}, .bn = {}, .stages = {}, .ordered = {}, "
-      ".ctas_per_sm = {}, .dynamic = {}, .split_keys = {}, .paired = {}, .packed_heads = {}}}",
+      ".ctas_per_sm = {}, .dynamic = {}, .split_keys = {}, .paired = {}, .packed_heads = {}{}}}",
       config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm,
-      config.dynamic, config.split_keys, config.paired, config.packed_heads);
+      config.dynamic, config.split_keys, config.paired, config.packed_heads,
+      config.chunk == 0
+          ? ""
+          : fmt::format(", .chunk = {}, .divided = {}", config.chunk, config.divided));
 }
 
 /// Whether some tiles see more keys than others.
@@ -100,7 +117,7 @@ int registers_needed(const attention_form& form, const attention_sm90_config& co
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
   const int probabilities = config.bn / 4;
   const int mask = form.mask == attention_mask::packed ? config.bn / 16 + 12 : 0;
-  const int others = config.split_keys ? 56 : 32;
+  const int others = config.split_keys ? 56 : config.chunk > 0 ? 40 : 32;
   return plan.score_registers + plan.out_registers + probabilities + mask + others;
 }
 
@@ -172,6 +189,13 @@ double cycles_of_tiles(const Layer& layer, const DeviceFacts& facts, const atten
   // In one round the longest tile counts. Unlike tiles, the longest first, even out in several but
   // for the last, as do those of CTAs that share an SM.
   const bool evens_out = layer.mask == Mask::causal || config.ctas_per_sm > 1;
+  if (config.divided) {
+    constexpr double of_sums = 4000;  // the second kernel
+    const auto ctas = static_cast<double>(facts.multiprocessors * config.ctas_per_sm);
+    const double items = tiles * std::ceil(keys / config.chunk);
+    const double blocks_of_item = std::ceil(std::min<double>(keys, config.chunk) / config.bn);
+    return std::ceil(items / ctas) * (blocks_of_item * of_block + of_tile) + of_sums;
+  }
   const double rounds = evens_out ? share + 0.4 : std::ceil(share);
   const double longest = most_blocks * of_block;
   double all = std::max(rounds * tile_cycles, longest + of_tile);
@@ -268,6 +292,14 @@ Tiles tiles_of(const Layer& layer, const DeviceFacts& facts) {
           set<&Tile::split_keys>,
           layer.batch_invariant ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{0, 1})
       .when_absent(0)
+      .parameter("divided",
+                 "1: chunks of a row's keys are work items, and a second kernel adds them up; 0: a "
+                 "CTA has all keys of its queries",
+                 set<&Tile::divided>,
+                 chunk_of(layer) > 0 && layer.layout == Layout::bshd
+                     ? std::vector<std::int64_t>{0, 1}
+                     : std::vector<std::int64_t>{0})
+      .when_absent(0)
       .parameter("pack_heads",
                  "1: a tile has the queries of all heads that share keys; 0: those of one head",
                  [](Tile& tile, std::int64_t value) {
@@ -296,6 +328,18 @@ Tiles tiles_of(const Layer& layer, const DeviceFacts& facts) {
       {"mma_warpgroups", "stages", "split_keys"}, [may_split](const Tile& t) {
         return !t.split_keys || (t.mma_warpgroups == 2 && t.stages % 2 == 0 && may_split);
       });
+  constexpr std::int64_t most_bytes = std::int64_t{256} << 20;
+  const bool may_divide =
+      query_tiles(layer, 64, layer.heads / layer.kv_heads) <= 2 * facts.multiprocessors &&
+      layer.kv > chunk_of(layer) && bytes_of_chunks(layer) <= most_bytes;
+  space.constraint(
+      "chunks are work items in fixed turns, where tiles are few and the sums of all chunks are at "
+      "most 256 MiB",
+      {"scheduler", "divided"}, [may_divide](const Tile& t) {
+        return !t.divided || (t.scheduler == Scheduler::single && may_divide);
+      });
+  space.constraint("chunks of keys are not divided between MMA warpgroups, and queries not paired",
+                   {"scheduler"}, [](const Tile& t) { return t.chunk == 0 || !t.paired; });
   space.constraint("a block of a packed mask is one or two of its tiles wide", {"bn"},
                    [packed = form.mask == attention_mask::packed](const Tile& t) {
                      return !packed || t.bn == 64 || t.bn == 128;
@@ -316,8 +360,8 @@ Tiles tiles_of(const Layer& layer, const DeviceFacts& facts) {
   space.constraint(
       "heads of a tile are 2 to 64 that share keys, in rows of whole heads, without a packed mask",
       {"pack_heads"}, [may_pack](const Tile& t) { return !t.packs_heads || may_pack; });
-  const Tiles::Names shape{"mma_warpgroups", "bn",        "stages",     "ordered",
-                           "ctas_per_sm",    "scheduler", "split_keys", "pack_heads"};
+  const Tiles::Names shape{"mma_warpgroups", "bn",         "stages",  "ordered",   "ctas_per_sm",
+                           "scheduler",      "split_keys", "divided", "pack_heads"};
   space.constraint("scores, probabilities and the output are in an MMA thread's registers", shape,
                    [form](const Tile& t) {
                      const int have = attention_sm90_plan_of(form, t).mma_registers;
@@ -395,12 +439,22 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
              rows_map(layer, launch.places().v, layer.v_row, true, config.bn, plan.slab_columns));
   if (config.dynamic) launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(8));
   std::int64_t ctas = query_tiles(layer, plan.bm, config.packed_heads);
-  if (config.stays())
+  if (config.divided) {
+    ctas *= quotient_up(layer.kv, config.chunk);
+    launch.set_attention(offsetof(attention_params, partials),
+                         launch.scratch(bytes_of_chunks(layer)));
+  }
+  if (config.stays() || config.divided)
     ctas = std::min<std::int64_t>(ctas, facts.multiprocessors * std::int64_t{config.ctas_per_sm});
-  launch.append(file,
-                fmt::format("attention_forward_sm90<{}, {}>", attention::template_argument(form),
-                            template_argument(config)),
-                {static_cast<std::uint32_t>(ctas), 1, 1}, plan.threads, plan.shared_bytes);
+  const auto append = [&](std::string_view kernel, std::int64_t blocks, int threads, int shared) {
+    launch.append(file,
+                  fmt::format("{}<{}, {}>", kernel, attention::template_argument(form),
+                              template_argument(config)),
+                  {static_cast<std::uint32_t>(blocks), 1, 1}, threads, shared);
+  };
+  append("attention_forward_sm90", ctas, plan.threads, plan.shared_bytes);
+  if (config.divided)
+    append("attention_chunk_sums_sm90", quotient_up(layer.q_tokens() * layer.heads, 4), 128, 0);
   return program;
 }
 

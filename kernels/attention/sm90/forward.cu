@@ -40,8 +40,13 @@
 // packed_heads queries, each with its heads. Pages are copies of their own, and four producer warps
 // share them: the first one also schedules, the others read its tiles as the MMA warpgroups do.
 //
+// With chunks (chunks.cuh) the part of a tile's keys in a chunk is a work item: an MMA warpgroup
+// adds what it has of one to its sums in shared memory, and stores the tile after the last one.
+// Divided, each is left in the workspace, and a second kernel adds up the chunks of a row.
+//
 // The accumulators of scores have the layout of A in registers, so probabilities never leave them.
 #include "attention/key_walk.cuh"
+#include "attention/sm90/chunks.cuh"
 #include "attention/sm90/config.cuh"
 #include "attention/sm90/params.cuh"
 #include "attention/softmax.cuh"
@@ -62,6 +67,11 @@ struct attention_sm90_traits {
 enum class attention_barrier {
   order = 1,      // + MMA warpgroup
   zero_fill = 4,  // + MMA warpgroup
+};
+
+// A tile of queries, and the chunk of keys that is to be done.
+struct attention_work : attention_tile {
+  int chunk;
 };
 
 template <class Traits>
@@ -87,6 +97,10 @@ struct attention_forward {
   static_assert(!pairs || (form.mask == attention_mask::causal && !form.window && warpgroups == 2 &&
                            !splits && !config.ordered && !config.dynamic));
   static_assert(packed_heads == 1 || (!packed && !pairs));
+  static constexpr int chunk = config.chunk, chunk_blocks = chunk / bn;
+  static constexpr bool divided = config.divided;
+  static_assert(chunk == 0 || (chunk % bn == 0 && !packed && !pairs && !splits));
+  static_assert(!divided || (chunk > 0 && !form.packed_sequences() && !config.dynamic));
   static_assert(bn % 16 == 0 && (!packed || bn == 64 || bn == 128));
   // setmaxnreg would wait for ever for registers that the CTA does not have.
   static_assert(!plan.reallocates_registers ||
@@ -128,7 +142,8 @@ struct attention_forward {
   // Under a causal mask tiles end with the last row instead of beginning with the first one, so
   // that the partial tile is the shortest: its first row is negative. For a pair it is the first
   // row of the part with the last queries.
-  static __device__ __forceinline__ attention_tile placed(attention_tile tile) {
+  static __device__ __forceinline__ attention_work placed(const attention_tile& of, int chunk) {
+    attention_work tile{of, chunk};
     if constexpr (form.mask == attention_mask::causal) {
       const int rows = tile.sequence.q_len, tiles = ceil_div(rows, plan.bm);
       if constexpr (pairs) {
@@ -150,11 +165,26 @@ struct attention_forward {
     }
   }
 
-  // A tile's blocks of keys, which `part` of its queries sees some of.
-  __device__ __forceinline__ walk walk_of(const attention_tile& tile, int part) const {
+  // The blocks of keys of a work item, which `part` of its queries sees some of.
+  __device__ __forceinline__ walk walk_of(const attention_work& tile, int part) const {
     walk keys(params, tile, first_row_of(tile, part) - tile.first_row);
+    if constexpr (chunk > 0) keys.keep(tile.chunk * chunk_blocks, (tile.chunk + 1) * chunk_blocks);
     if constexpr (splits) keys.round_up(stride);
     return keys;
+  }
+
+  // The chunks of a tile, the last one first; one of a tile without keys.
+  struct chunk_range {
+    int last, first;
+  };
+  __device__ __forceinline__ chunk_range chunks_of(const attention_tile& tile) const {
+    if constexpr (chunk == 0) {
+      return {0, 0};
+    } else {
+      const walk keys(params, tile, 0);
+      const int first = keys.lowest() / chunk_blocks;
+      return {larger(keys.block() / chunk_blocks, first), first};
+    }
   }
 
   // From MMA warpgroup `warpgroup` to the other one.
@@ -256,12 +286,13 @@ struct attention_forward {
   // claimed before the last block's loads. While tiles are left, a CTA holds no more than the one
   // that it is about to begin, and the MMA warpgroups have the blocks of some stages to do until
   // the claim returns.
-  __device__ __forceinline__ u64 load_tile(int warp, const attention_tile& tile, int column,
-                                           stages& k, stages& v, u32& q_phase) const {
+  // `asks`: it is a tile's last chunk.
+  __device__ __forceinline__ u64 load_tile(int warp, const attention_work& tile, int column,
+                                           stages& k, stages& v, u32& q_phase, bool asks) const {
     u64 answer = 0;
     walk keys = walk_of(tile, 0);
     const auto ask_at_end = [&] {
-      if (config.dynamic && warp == 0 && !keys.is_valid()) answer = ask();
+      if (config.dynamic && warp == 0 && asks && !keys.is_valid()) answer = ask();
     };
     if (!keys.is_valid()) {
       ask_at_end();
@@ -304,12 +335,13 @@ struct attention_forward {
            __shfl_sync(~0u, static_cast<int>(answer - counter::mark), 0);
   }
   // One thread: tells the MMA warpgroups their next tile, or that there is none.
-  __device__ __forceinline__ void publish(const tile_slots& to, const scheduler& work) const {
-    const attention_tile tile = placed(work.tile());
+  __device__ __forceinline__ void publish(const tile_slots& to, bool is_valid,
+                                          const attention_work& tile) const {
     to.wait_empty();
-    store_shared(to.buffer(),
-                 make_float4(__int_as_float(work.is_valid() ? tile.first_row : no_tile),
-                             __int_as_float(tile.head), __int_as_float(tile.sequence.index), 0));
+    store_shared(
+        to.buffer(),
+        make_float4(__int_as_float(is_valid ? tile.first_row : no_tile), __int_as_float(tile.head),
+                    __int_as_float(tile.sequence.index), __int_as_float(tile.chunk)));
     if constexpr (plan.tile_bytes > 16) {
       store_shared(to.buffer() + 16, make_float4(__int_as_float(tile.sequence.q_first),
                                                  __int_as_float(tile.sequence.q_len),
@@ -317,6 +349,33 @@ struct attention_forward {
                                                  __int_as_float(tile.sequence.kv_len)));
     }
     barrier_arrive(to.full_barrier());
+  }
+
+  // divided: the chunks of all tiles in fixed turns, the first chunk of each tile first.
+  __device__ __forceinline__ void produce_chunks(scheduler& work, tile_slots& tiles, stages& k,
+                                                 stages& v) const {
+    const int lane = static_cast<int>(threadIdx.x % 32), all = work.count();
+    int longest = form.lengths ? 0 : params.kv_len;
+    if constexpr (form.lengths) {
+      for (int i = lane; i < params.batch; i += 32) {
+        longest = larger(longest, sequence_of<form>(params, i).kv_len);
+      }
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) {
+        longest = larger(longest, __shfl_xor_sync(~0u, longest, step));
+      }
+    }
+    const int items = all * ceil_div(longest, chunk), grid = static_cast<int>(gridDim.x);
+    u32 q_phase = 0;
+    for (int item = static_cast<int>(blockIdx.x); item < items; item += grid) {
+      work.take(item % all);
+      const attention_work tile = placed(work.tile(), item / all);
+      if (!walk_of(tile, 0).is_valid()) continue;
+      if (lane == 0) publish(tiles, true, tile);
+      tiles.advance();
+      load_tile(0, tile, kv_column(tile), k, v, q_phase, true);
+    }
+    if (lane == 0) publish(tiles, false, placed(work.tile(), 0));
   }
 
   // One warp: the first.
@@ -334,11 +393,20 @@ struct attention_forward {
     if constexpr (config.dynamic) {
       if (blockIdx.x == 0 && first_lane) atomicExch(maps.next_tile, attention_tile_counter::mark);
     }
+    if constexpr (divided) {
+      produce_chunks(work, tiles, k, v);
+      return;
+    }
     for (;;) {
-      if (first_lane) publish(tiles, work);
-      tiles.advance();
-      if (!work.is_valid()) return;
-      const u64 answer = load_tile(0, placed(work.tile()), column, k, v, q_phase);
+      attention_work tile = placed(work.tile(), 0);
+      const chunk_range chunks = chunks_of(tile);
+      u64 answer = 0;
+      for (tile.chunk = chunks.last; tile.chunk >= chunks.first; --tile.chunk) {
+        if (first_lane) publish(tiles, work.is_valid(), tile);
+        tiles.advance();
+        if (!work.is_valid()) return;
+        answer = load_tile(0, tile, column, k, v, q_phase, tile.chunk == chunks.first);
+      }
       if constexpr (config.dynamic) {
         const int index = number_of(answer);
         work.take(index);
@@ -353,13 +421,14 @@ struct attention_forward {
   }
 
   // Waits for the tile that publish() tells.
-  __device__ __forceinline__ attention_tile published(const tile_slots& from) const {
+  __device__ __forceinline__ attention_work published(const tile_slots& from) const {
     from.wait_full();
-    attention_tile tile;
+    attention_work tile;
     const float4 place = load_shared(from.buffer());
     tile.first_row = __float_as_int(place.x);
     tile.head = __float_as_int(place.y);
     tile.sequence = {__float_as_int(place.z), 0, params.q_len, 0, params.kv_len};
+    tile.chunk = __float_as_int(place.w);
     if constexpr (plan.tile_bytes > 16) {
       const float4 extent = load_shared(from.buffer() + 16);
       tile.sequence.q_first = __float_as_int(extent.x);
@@ -376,12 +445,12 @@ struct attention_forward {
     tile_slots tiles = tile_pipe();
     u32 q_phase = 0;
     for (;;) {
-      const attention_tile tile = published(tiles);
+      const attention_work tile = published(tiles);
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier_arrive(tiles.empty_barrier());
       tiles.advance();
       if (tile.first_row == no_tile) return;
-      load_tile(warp, tile, kv_column(tile), k, v, q_phase);
+      load_tile(warp, tile, kv_column(tile), k, v, q_phase, true);
     }
   }
 
@@ -397,6 +466,7 @@ struct attention_forward {
   // State of an MMA thread for its two rows of a tile.
   struct tile_rows {
     softmax_row softmax[2];
+    softmax_row of_chunks[2];  // all that are done
     u32 exchange_phase = 0;
   };
 
@@ -774,11 +844,70 @@ struct attention_forward {
     }
   }
 
-  __device__ __forceinline__ void store(const out_accumulators& out, const attention_tile& tile,
+  // divided: leaves what a thread has of its two rows for attention_chunk_sums_sm90.
+  __device__ __forceinline__ void leave(const out_accumulators& out, const attention_work& tile,
+                                        const tile_rows& rows) const {
+    const int first_query = own_first_query(tile), quarter = threadIdx.x % 4;
+    const i64 queries = static_cast<i64>(params.batch) * params.q_len;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (out_row(tile, first_query, i) == nullptr) continue;
+      const i64 query =
+          static_cast<i64>(tile.sequence.index) * params.q_len + query_of(first_query, i);
+      float* const to = reinterpret_cast<float*>(params.partials) +
+                        ((tile.chunk * queries + query) * params.heads + head_of(tile, i)) *
+                            attention_chunk_row(form);
+#pragma unroll
+      for (int at = 0; at < form.dim / 4; at += 2) {
+        *reinterpret_cast<float2*>(to + at / 2 * 8 + own_column()) =
+            float2{value_of(out, i, at), value_of(out, i, at + 1)};
+      }
+      to[form.dim + quarter] = rows.softmax[i].sum;
+      to[form.dim + 4 + quarter] = rows.softmax[i].reference;
+    }
+  }
+
+  // Chunks: adds what a thread has of row i to its sums over those before.
+  __device__ __forceinline__ void add_up(const out_accumulators& out, tile_rows& rows, int i,
+                                         bool is_first, bool is_last, row_values& sums) const {
+    softmax_row& all = rows.of_chunks[i];
+    if (is_first) all = {};
+    const chunk_factors by = chunk_factors_of(all.reference, rows.softmax[i].reference);
+    all.sum = add_chunk(all.sum, rows.softmax[i].sum, by);
+    constexpr int vectors = form.dim / 16;
+#pragma unroll
+    for (int vector = 0; vector < vectors; ++vector) {
+      const u32 place = base + plan.sums_at + warpgroup_of_thread() * plan.sums_bytes +
+                        ((i * vectors + vector) * 128 + threadIdx.x % 128) * 16;
+      float4 four = make_float4(0, 0, 0, 0);
+      if (!is_first) four = load_shared(place);
+      const float before[4] = {four.x, four.y, four.z, four.w};
+      float* const now = sums + vector * 4;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        now[j] = add_chunk(before[j], value_of(out, i, vector * 4 + j), by);
+      }
+      if (!is_last) store_shared(place, make_float4(now[0], now[1], now[2], now[3]));
+    }
+  }
+
+  __device__ __forceinline__ void store(const out_accumulators& out, const attention_work& tile,
                                         tile_rows& rows) const {
+    if constexpr (divided) {
+      leave(out, tile, rows);
+      return;
+    }
     const int first_query = own_first_query(tile);
     row_values sums;
-    if constexpr (splits) {
+    if constexpr (chunk > 0) {
+      const chunk_range chunks = chunks_of(tile);
+      const bool is_first = tile.chunk == chunks.last, is_last = tile.chunk == chunks.first;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        add_up(out, rows, i, is_first, is_last, sums);
+        if (is_last) store_row(sums, rows.of_chunks[i], tile, first_query, i);
+      }
+    } else if constexpr (splits) {
       const softmax_row total = exchange(out, rows, sums);
       store_row(sums, total, tile, first_query, warpgroup_of_thread());
     } else {
@@ -809,7 +938,7 @@ struct attention_forward {
 
   // The next tile that has key blocks; those that have none are stored. All threads of an MMA
   // warpgroup.
-  __device__ __forceinline__ bool next_tile(tile_slots& tiles, attention_tile& tile,
+  __device__ __forceinline__ bool next_tile(tile_slots& tiles, attention_work& tile,
                                             walk& keys) const {
     for (;;) {
       tile = published(tiles);
@@ -831,7 +960,7 @@ struct attention_forward {
     if constexpr (splits) k.advance(warpgroup);
     u32 q_phase = 0;
     tile_slots tiles = tile_pipe();
-    attention_tile tile = {};
+    attention_work tile = {};
     walk keys(params, tile, 0);
     if (!next_tile(tiles, tile, keys)) return;
     if (warpgroup == warpgroups - 1) pass_turn(warpgroup);  // the first one begins
@@ -869,7 +998,7 @@ struct attention_forward {
     };
     // The product with the values of block `before`, whose probabilities are there.
     int before = 0, accumulate = 0;
-    const auto multiply_values = [&](const attention_tile& of, int blocks_behind) {
+    const auto multiply_values = [&](const attention_work& of, int blocks_behind) {
       const stages v = values(blocks_behind);
       v.wait_full();
       zero_foreign(of, v.buffer(), before);
@@ -953,7 +1082,7 @@ struct attention_forward {
           block_step.template operator()<false>();
         }
       }
-      const attention_tile done = tile;
+      const attention_work done = tile;
       if (!next_tile(tiles, tile, keys)) {
         wait_turn();
         multiply_values(done, 1);
@@ -1045,6 +1174,55 @@ __global__ void __launch_bounds__(attention_sm90_plan_of(form, config).threads, 
     attention_forward_sm90(const __grid_constant__ attention_sm90_params params) {
   extern __shared__ unsigned char shared_memory[];
   attention_forward<attention_sm90_traits<form, config>>::run(params, shared_memory);
+}
+
+// divided: a warp adds up the chunks of a row of the result, and stores it. Four lanes
+// have the sums of probabilities that the four threads of a row had, in the order of store_row().
+template <attention_form form, attention_sm90_config config>
+__global__ void __launch_bounds__(128)
+    attention_chunk_sums_sm90(const __grid_constant__ attention_sm90_params maps) {
+  using T = element_type<form.type>;
+  constexpr int columns = form.dim / 32, length = attention_chunk_row(form);
+  launch_dependents();
+  wait_for_dependencies();
+  const attention_params& params = maps.attention;
+  const int lane = static_cast<int>(threadIdx.x % 32), quarter = lane % 4;
+  const i64 rows = static_cast<i64>(params.batch) * params.q_len * params.heads;
+  const i64 row = blockIdx.x * i64{4} + threadIdx.x / 32;
+  if (row >= rows) return;
+  const int head = static_cast<int>(row % params.heads);
+  const i64 query_of_all = row / params.heads;
+  const int query = static_cast<int>(query_of_all % params.q_len);
+  const attention_sequence sequence =
+      sequence_of<form>(params, static_cast<int>(query_of_all / params.q_len));
+  const key_range keys = keys_of_row<form>(params, sequence, query);
+  const int first = keys.first / config.chunk;
+  const int last = keys.last > keys.first ? ceil_div(keys.last, config.chunk) : first;
+  const float* const from = reinterpret_cast<const float*>(params.partials) + row * length;
+  softmax_row all;
+  float sums[columns] = {};
+#pragma unroll 4
+  for (int chunk = last - 1; chunk >= first; --chunk) {
+    const float* const own = from + chunk * rows * length;
+    const chunk_factors by = chunk_factors_of(all.reference, own[form.dim + 4 + quarter]);
+    all.sum = add_chunk(all.sum, own[form.dim + quarter], by);
+#pragma unroll
+    for (int j = 0; j < columns; ++j) sums[j] = add_chunk(sums[j], own[j * 32 + lane], by);
+  }
+  all.sum += __shfl_xor_sync(~0u, all.sum, 1);
+  all.sum += __shfl_xor_sync(~0u, all.sum, 2);
+  const softmax_result result =
+      finish_softmax(all, form.sinks ? params.sinks[head] : minus_infinity());
+  T* const to = static_cast<T*>(params.out) + head * form.dim +
+                (query_of_all / params.q_len) * params.out_batch + query * i64{params.out_row};
+#pragma unroll
+  for (int j = 0; j < columns; ++j) to[j * 32 + lane] = from_float<T>(sums[j] * result.factor);
+  if constexpr (form.lse) {
+    if (lane == 0) {
+      params.lse[(query_of_all / params.q_len * params.heads + head) * params.q_len + query] =
+          result.lse * natural_log_of_2;
+    }
+  }
 }
 
 }  // namespace fftune

@@ -8,6 +8,8 @@ replayed. The host looks at what is finished some steps later than it happens, a
 """
 import functools
 import inspect
+import math
+import os
 import types
 from dataclasses import dataclass
 
@@ -426,8 +428,8 @@ def patch_greedy(model: nn.Module) -> str:
     expect_methods(model, "generate")
     head_of(model)
     model.__dict__["generate"] = types.MethodType(_generate, model)
-    return ("greedy and sampled steps by decode, or by layer and head, with a static cache and no "
-            "logits processors but temperature, top_k, top_p and min_p; drafts are verified by layer")
+    return ("greedy and sampled steps by decode, or by layer and head, with no logits processors but "
+            "temperature, top_k, top_p and min_p; drafts are verified by layer")
 
 
 @undoable
@@ -498,12 +500,42 @@ def _cache_of_drafts(model: nn.Module, config, options: dict):
                     layer.cumulative_length.add_(tokens) if tokens <= 0 else \
                         layer.cumulative_length.fill_(tokens)
 
-    given = options.get("past_key_values")
-    if type(given).__name__ != "DynamicCache" or getattr(given, "_is_user_defined", False) \
-            or int(given.get_seq_length()):
+    if not _is_new(options.get("past_key_values"), "DynamicCache"):
         return None
-    cache = TakesBack(config=model.config.get_text_config(), max_cache_len=config.max_length + 1)
+    return _cache_of_all_keys(model, TakesBack, config.max_length + 1)
+
+
+def _is_new(cache, kind: str) -> bool:
+    """Whether generate() itself made a cache of this kind, for this call, and it is empty."""
+    return type(cache).__name__ == kind and not getattr(cache, "_is_user_defined", False) \
+        and not int(cache.get_seq_length())
+
+
+def _cache_of_all_keys(model: nn.Module, kind: type, places: int):
+    """A new static cache. None if a layer would keep the last keys alone."""
+    cache = kind(config=model.config.get_text_config(), max_cache_len=places)
     return cache if all(type(layer).__name__ == "StaticLayer" for layer in cache.layers) else None
+
+
+def _cache_in_place_of_growing(model: nn.Module, head: Head, batch: int, places: int):
+    """A static cache for a call that generate() gave a growing one, which nobody else sees. None if a
+    layer would keep the last keys alone, or if the cache would take more than half of the free memory:
+    a call that ends early would not have needed it."""
+    from transformers import StaticCache
+
+    cache = _cache_of_all_keys(model, StaticCache, places)
+    heads = [spec.heads for group in head.decoder._fftune_layers.groups for spec in group.specs]
+    if cache is None or not heads:
+        return None
+    size = 2 * len(cache.layers) * max(math.prod(one) for one in heads) * batch * places
+    return cache if 2 * size * model.dtype.itemsize <= _free_bytes(model.device) else None
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _plain_steps(self, input_ids: Tensor, logits_processor, stopping_criteria, generation_config,
@@ -540,7 +572,7 @@ def _draw_of(processors, config) -> dict[str, float] | None:
 
 
 def _loop_of(model, ids: Tensor, criteria, config, options: dict, draw: dict) -> Loop | None:
-    """The steps of a search, or None if they need more than ids, lengths and a static cache."""
+    """The steps of a search, or None if they need more than ids, lengths and a cache of all keys."""
     from transformers import EosTokenCriteria, MaxLengthCriteria
 
     cache, mask = options.get("past_key_values"), options.get("attention_mask")
@@ -552,9 +584,9 @@ def _loop_of(model, ids: Tensor, criteria, config, options: dict, draw: dict) ->
             or kinds.count(MaxLengthCriteria) != 1
             or any(kind not in (MaxLengthCriteria, EosTokenCriteria) for kind in kinds)):
         return None
-    # The cache of this call, and empty; no padding, and the usual positions.
-    if type(cache).__name__ != "StaticCache" or getattr(cache, "_is_user_defined", False) \
-            or int(cache.get_seq_length()) or mask is not None and (
+    # No padding, and the usual positions.
+    grows = config.cache_implementation is None and _is_new(cache, "DynamicCache")
+    if not grows and not _is_new(cache, "StaticCache") or mask is not None and (
             mask.shape != ids.shape or not bool(mask.all())):
         return None
     positions = options.get("position_ids")
@@ -571,5 +603,9 @@ def _loop_of(model, ids: Tensor, criteria, config, options: dict, draw: dict) ->
     pad = config._pad_token_tensor
     if count < 1 or stop and pad is None:
         return None
+    if grows:
+        cache = _cache_in_place_of_growing(model, head, ids.shape[0], ids.shape[1] + count)
+        if cache is None:
+            return None
     return Loop(head, cache, ids, count, tuple(stop), 0 if pad is None else int(pad),
                 _draws(ids, **draw) if draw else {}, _whole_or_none(head))

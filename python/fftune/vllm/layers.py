@@ -3,8 +3,9 @@
 `__call__` of vLLM's inner models, such as LlamaModel, is wrapped. The layers run by fftune's ops: qkv
 into vLLM's pages, attention over them, linear with the residual, and the network with its norm and
 residual. Where every request of a batch has one new token, the op `layer` runs all of them at once if
-it computes them. Batches with prompts are vLLM's if FFTUNE_VLLM has no `prompts`, and so are all other
-calls. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
+it computes them. Batches with prompts of models without mixtures are vLLM's if FFTUNE_VLLM has no `prompts`,
+and so are all other calls. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay
+calls nothing here.
 
 Weights and pages are views of vLLM's tensors. Under tensor parallelism `layer` sums over the ranks
 within its plan. The single ops add the residual after vLLM's all-reduce.
@@ -45,6 +46,7 @@ class _State:
     model: Model | None = None
     reason: str = ""
     tested: set[str] = field(default_factory=set)
+    without_prompts: bool = False  # batches with prompts stay vLLM's, because theirs did not agree
     pages: dict[str, tuple[Tensor, Pages]] = field(default_factory=dict)  # of layers, by vLLM's caches
     agreed: set[tuple[str, int]] = field(default_factory=set)
     problems: list[tuple[int, dict]] = field(default_factory=list)
@@ -80,7 +82,7 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict, parts: tupl
     if state is None:
         state = _states[model] = _examine(model, "ranks" in parts)
     batch = None if state.reason else _batch_of(state, *arguments, **named)
-    if batch is None or batch.offsets is not None and ("prompts" not in parts or state.model.is_packed):
+    if batch is None or batch.offsets is not None and not _serves_prompts(state, parts):
         return original(model, *arguments, **named)
     context = _context()
     # A stream that is being captured cannot be waited for.
@@ -100,10 +102,18 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict, parts: tupl
     except Exception as error:
         if state.model.reduce is not None and known:
             raise  # the other ranks wait for this one
-        _give_up(state, model, reason_of(error))
+        _give_up(state, model, batch, reason_of(error))
     if counter is not None:
         context.moe_layer_index = counter
     return original(model, *arguments, **named)  # it writes the same keys and values again
+
+
+def _serves_prompts(state: _State, parts: tuple[str, ...]) -> bool:
+    """Whether batches with prompts run here: those of mixtures, which are faster than vLLM's; others if FFTUNE_VLLM
+    names `prompts`."""
+    model = state.model
+    return not (state.without_prompts or model.is_packed) and (
+        "prompts" in parts or all(layer.experts is not None for layer in model.layers))
 
 
 def _on_all(state: _State, run):
@@ -126,9 +136,15 @@ def _on_all(state: _State, run):
     return result
 
 
-def _give_up(state: _State, model: nn.Module, reason: str) -> None:
+def _give_up(state: _State, model: nn.Module, batch: "_Batch", reason: str) -> None:
+    """Leaves the model to vLLM. Where rows need not have the same bits in every batch, batches with prompts
+    are left to it alone."""
+    if batch.offsets is not None and not BATCH_INVARIANT:
+        state.without_prompts = True
+        log(f"batches {batch.kind} of {type(model).__name__} stay vLLM's: {reason}")
+        return
     state.reason = reason
-    log(f"layers of {type(model).__name__} stay vLLM's: {state.reason}")
+    log(f"layers of {type(model).__name__} stay vLLM's: {reason}")
 
 
 # the test
@@ -173,7 +189,7 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
     if state.model.reduce is not None:
         reason = ranks.common_reason(reason)
     if reason:
-        _give_up(state, model, reason)
+        _give_up(state, model, batch, reason)
     elif reason is not None:
         state.tested.add(batch.kind)
         log(f"{len(state.model.layers)} layers of {type(model).__name__} run by fftune's ops in "

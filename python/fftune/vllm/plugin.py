@@ -84,6 +84,8 @@ def _decide() -> Decision:
     for name in ("VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"):
         if os.environ.get(name, "0") in ("", "0"):
             continue
+        if given in ("", "1"):  # all batches by the ops, so that a row has the same bits in each
+            return Decision((*wanted.parts, "prompts"))
         # Batches with prompts run by vLLM's kernels.
         left = (_VARIANT if "prompts" in wanted.parts else {*_VARIANT, "layers"}) & {*wanted.parts}
         if left:
