@@ -63,15 +63,16 @@ def rows():
                    "difference": ((ours - theirs).norm() / ours.norm()).item()}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def write_rows(rows, about):
+    """The rows into the file after --out, as they come."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     out, found = parser.parse_args().out, []
-    for row in rows():
+    for row in rows:
         print(row, flush=True)
         found.append(row)
         out.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "unit": "microseconds", "rows": found}, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    write_rows(rows(), __doc__)

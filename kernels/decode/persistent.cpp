@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,11 +24,6 @@
 
 namespace fftune::decoding {
 namespace {
-
-const OpPart& part_named(const std::vector<OpPart>& parts, std::string_view name) {
-  return *std::find_if(parts.begin(), parts.end(),
-                       [&](const OpPart& part) { return part.name == name; });
-}
 
 class PersistentToken final : public Family {
  public:
@@ -99,7 +93,7 @@ class PersistentToken final : public Family {
                   const Config& config) const override {
     const auto repetition = decode_op().repetition(problem);
     const Problem one = repetition ? repetition->one : problem;
-    const OpPart layer = part_named(decode_op().parts(one), "layer");
+    const OpPart layer = *part_named(decode_op().parts(one), "layer");
     const auto tensors = decode_op().tensors(one);
     std::vector<std::size_t> own;  // the tensors of a layer among those of `one`
     for (const TensorSpec& tensor : layer.op->tensors(layer.problem))
@@ -115,18 +109,18 @@ class PersistentToken final : public Family {
 
  private:
   static Problem layers_of(const Problem& problem) {
-    return part_named(decode_op().parts(problem), "layer").problem;
+    return part_named(decode_op().parts(problem), "layer")->problem;
   }
 
   static Problem head_of(const Problem& problem) {
-    return part_named(decode_op().parts(problem), "head").problem;
+    return part_named(decode_op().parts(problem), "head")->problem;
   }
 
   static layer::WholeToken token_of(const Problem& problem) {
     const Sequences of = sequences_of(problem);
     const Problem head = head_of(problem);
     const PackedFormat format = packed_format(head);
-    const OpPart* const choose = head::find_part(head::parts_of(head), "choose");
+    const OpPart* const choose = part_named(head::parts_of(head), "choose");
     const sample::Form form = sample::form_of(choose->problem);
     const TensorPlaces places(decode_op().tensors(problem));
     layer::WholeToken token;

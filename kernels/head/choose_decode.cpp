@@ -14,6 +14,7 @@
 #include "kernels/head/head.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/sample/sample.hpp"
+#include "registry/part_family.hpp"
 
 namespace fftune::head {
 namespace {
@@ -122,7 +123,7 @@ class ChooseDecode final : public Family {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const Stream stream(problem, config);
-    const sample::Form form = sample::form_of(find_part(parts_of(problem), "choose")->problem);
+    const sample::Form form = sample::form_of(part_named(parts_of(problem), "choose")->problem);
     const TensorPlaces places(head_op().tensors(problem));
     const bool normalises = !problem.has("norm", "none");
     const std::int64_t m = problem.size("m"), vocab = problem.size("vocab"),
@@ -150,7 +151,7 @@ class ChooseDecode final : public Family {
 
  private:
   static GemmProblem product(const Problem& problem) {
-    return linear::product_gemm(find_part(parts_of(problem), "product")->problem);
+    return linear::product_gemm(part_named(parts_of(problem), "product")->problem);
   }
 
   /// Memory delivers at full speed once each SM has latency * bandwidth in flight; the last tiles

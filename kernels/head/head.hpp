@@ -23,9 +23,6 @@ namespace head {
 
 std::vector<OpPart> parts_of(const Problem& problem);
 
-/// The part of that name, or null.
-const OpPart* find_part(const std::vector<OpPart>& parts, std::string_view name);
-
 /// The family that has the product and the choice in one stream of the weights.
 const Family& choose_decode();
 

@@ -1,7 +1,6 @@
 // head: its fields, and what follows from its parts.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <deque>
 #include <iterator>
 #include <map>
@@ -192,12 +191,6 @@ std::vector<OpPart> parts_of(const Problem& problem) {
   add("choose", sample_op(), std::move(sizes), std::move(options), {},
       widens ? DType::f32 : problem.dtype);
   return parts;
-}
-
-const OpPart* find_part(const std::vector<OpPart>& parts, std::string_view name) {
-  const auto found = std::find_if(parts.begin(), parts.end(),
-                                  [&](const OpPart& part) { return part.name == name; });
-  return found == parts.end() ? nullptr : &*found;
 }
 
 }  // namespace fftune::head

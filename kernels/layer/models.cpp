@@ -1,12 +1,11 @@
 // The layers of published models: the fields of their configurations.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "kernels/gemm/packed/known_model.hpp"
 #include "kernels/layer/layer.hpp"
 
 namespace fftune::layer {
@@ -134,15 +133,13 @@ std::vector<KnownModel> known_models() {
   add("gemma-3-4b", "window", 1024);
   add("phi-2", "rotary", 32);
   add("phi-3-mini", "window", 2047);
-  // With the weights that are published in 4 bits, where gate and up have one each.
+  // With the weights that are published in 4 bits.
   const auto add_packed = [&](std::string_view name, const char* format, const Options& more) {
-    KnownModel packed = *std::find_if(models.begin(), models.end(),
-                                      [&](const KnownModel& known) { return known.name == name; });
-    packed.name += fmt::format("-{}", format);
-    packed.options.erase("gate-up");
-    packed.options.emplace("weights", format);
-    packed.options.insert(more.begin(), more.end());
-    models.push_back(std::move(packed));
+    models.push_back(
+        packed_model(*std::find_if(models.begin(), models.end(),
+                                   [&](const KnownModel& known) { return known.name == name; }),
+                     format));
+    models.back().options.insert(more.begin(), more.end());
   };
   add_packed("gpt-oss-20b", "mxfp4", {{"attn-weights", "dense"}});
   for (const char* name : {"llama-3.1-8b", "qwen3-30b-a3b", "glm-4.5-air", "qwen2-57b-a14b"})

@@ -56,7 +56,8 @@ class NormedProduct final : public Family {
     if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
     if (facts.compute_capability < 80) return "the kernel needs compute capability 8.0";
     const auto parts = parts_of(problem);
-    const OpPart *const norm = part(parts, of_.norm), *const product = part(parts, of_.part);
+    const OpPart *const norm = part_named(parts, of_.norm), *const product =
+                                                                part_named(parts, of_.part);
     if (!norm || !product) return "there is no " + (norm ? of_.part : of_.norm);
     if (norm->tensor("y") != product->tensor("x"))
       return "the result of " + of_.norm + " has other readers too";
@@ -77,7 +78,7 @@ class NormedProduct final : public Family {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const auto parts = parts_of(problem);
-    const OpPart &norm = *part(parts, of_.norm), &product = *part(parts, of_.part);
+    const OpPart &norm = *part_named(parts, of_.norm), &product = *part_named(parts, of_.part);
     // The product's tensors, then what it reads of the norm's.
     auto own = product.op->tensors(product.problem);
     std::vector<std::string> names;
@@ -102,11 +103,6 @@ class NormedProduct final : public Family {
  private:
   static constexpr const char *norm_x = "norm_x", *norm_weights = "norm_weights";
 
-  static const OpPart* part(const std::vector<OpPart>& parts, const std::string& name) {
-    for (const OpPart& part : parts)
-      if (part.name == name) return &part;
-    return nullptr;
-  }
   static bool reads(const OpPart& part, const std::string& tensor) {
     for (const StageSpec& stage : part.op->stages(part.problem))
       for (const std::string& input : stage.inputs)
@@ -116,7 +112,7 @@ class NormedProduct final : public Family {
 
   GemmChain chain(const Problem& problem) const {
     const auto parts = parts_of(problem);
-    return chain(*part(parts, of_.norm), *part(parts, of_.part));
+    return chain(*part_named(parts, of_.norm), *part_named(parts, of_.part));
   }
   GemmChain chain(const OpPart& norm, const OpPart& product) const {
     const norm::Layer rows = norm::layer_of(norm.problem);

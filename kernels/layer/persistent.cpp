@@ -47,8 +47,6 @@ constexpr std::int64_t most_preferred = 2, most_preferred_if_short = 4;
 constexpr std::int64_t most_preferred_inputs = 8192, most_preferred_keys = 2048;
 /// Features between up and down of one token's experts, up to which the kernel has been timed.
 constexpr std::int64_t most_preferred_hidden = 40960;
-/// Bytes of a row that are being copied at a time.
-constexpr std::int64_t default_elements = 4 * 512;
 
 /// Where the parameters of a token, and those of the layers, begin.
 constexpr std::size_t token_at = sizeof(persistent_common),
@@ -104,12 +102,6 @@ const char* words_of(Packing packing) {
       return "packed weights";
   }
   return "";
-}
-
-const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name) {
-  const auto place = std::find_if(parts.begin(), parts.end(),
-                                  [&](const OpPart& part) { return part.name == name; });
-  return place == parts.end() ? nullptr : &*place;
 }
 
 /// The layer options that the kernel reads and its configuration does not say.
@@ -196,6 +188,7 @@ class Draft {
     set_input_kb(*this, config.at("input_kb"));
     config_.head_groups = config.get("head_groups");
     config_.held = config.get("held");
+    set_ahead_kb(*this, config.get("ahead_kb"));
   }
 
   /// But for the stages.
@@ -214,6 +207,9 @@ class Draft {
   static void set(Draft& draft, std::int64_t value) {
     set_apart<field>(draft, value);
     draft.counted_ = false;
+  }
+  static void set_ahead_kb(Draft& draft, std::int64_t value) {
+    set_apart<&persistent_config::ahead>(draft, value * 1024);
   }
   static void set_input_kb(Draft& draft, std::int64_t value) {
     set<&persistent_config::input_limit>(draft, value * 1024);
@@ -302,12 +298,13 @@ std::string text_of(const persistent_config& c) {
       ".kv_heads = {}, .dim = {}, .rotary = {}, .window = {}, .blocks = {}, .warps = {}, .chunk = "
       "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
       ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
-      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .sinks = {}, "
+      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .ahead = {}, "
+      ".sinks = {}, "
       ".out_bias = {}{}{}{}{}}}",
       c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
       c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
       c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
-      c.held, c.sinks, c.out_bias, rare + mixture, token,
+      c.held, c.ahead, c.sinks, c.out_bias, rare + mixture, token,
       c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "", packed);
 }
 
@@ -332,11 +329,17 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
       .when_absent(1)
       .parameter("held", "stages of a product that wait in registers for its activations",
                  Draft::set_apart<&C::held>, {0, 2, 4, 6})
+      .when_absent(0)
+      .parameter("ahead_kb",
+                 "KB of later weights, of each of two, that L2 takes while the stream waits",
+                 Draft::set_ahead_kb, {0, 32, 64, 128})
       .when_absent(0);
   const auto limit = [&](std::string reason, const TypedSpace<Draft>::Names& reads, auto holds) {
     space.constraint(std::move(reason), reads,
                      [holds](const Draft& draft) { return holds(draft.sizes()); });
   };
+  limit("L2 takes dense weights alone", {"ahead_kb"},
+        [](const C& c) { return c.ahead == 0 || !c.packs(); });
   limit("every head of k of a group has a warp, and as many as every other",
         {"warps", "head_groups"}, [](const C& c) {
           return c.kv_heads % c.head_groups == 0 && c.warps % c.own_kv_heads() == 0;
@@ -492,24 +495,18 @@ class PersistentLayers final : public Family {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    // Few activations at a time leave room for stages: 4 sequences take 432 us with 16 KB, and 463
-    // with 36 (8 layers of Llama-3.2-1B on an H100).
-    const bool many = problem.size("batch") * size_or(problem, "s", 1) > 1;
-    // On an H100, 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
-    // none. For 3 layers of Qwen3-30B-A3B it is 167 and 165, and several tokens of a sequence
-    // spill. 16 layers of Llama-3.1-8B in int4 take 864 us with none, and 880 with two.
-    const PackedFormat format = packed_format(problem);
-    const bool packs = format.packed, of_4_bits = packs && packed_bits(format.code) == 4;
-    const int held = experts_ || of_4_bits || size_or(problem, "s", 1) > 1 ? 0
-                     : packs || post_norms_                                ? 2
-                                                                           : 4;
+    const bool packs = packed_format(problem).packed;
+    const Usual usual = usual_of(problem);
     const auto drafts = drafts_of(form_of(problem, Layer(problem), facts), facts);
-    return least_cost(drafts, name(), [many, packs, held](const Draft& draft) {
+    return least_cost(drafts, name(), [packs, usual](const Draft& draft) {
       const persistent_config& c = draft.sizes();
-      return std::tuple(c.held != held, packs && c.chunk != 512, c.head_groups, c.warps != 8,
-                        c.chunk != 512, c.chunk, c.in_flight != (c.chunk > 512 ? 2 : 4),
-                        c.attention_in_flight != 1, c.least_keys != 16,
-                        c.input_limit != (many ? 16 : 36) * 1024);
+      return std::tuple(c.held != usual.held, packs && c.chunk != 512,
+                        c.per_sequence > 1 ? -c.head_groups : c.head_groups, c.warps != 8,
+                        c.chunk != 512, c.chunk,
+                        c.in_flight != (c.chunk > 512 ? 2 : usual.in_flight),
+                        c.attention_in_flight != usual.attention_in_flight,
+                        c.least_keys != (packs ? std::min(16 * c.groups(), 64) : 16),
+                        c.input_limit != usual.input_kb * 1024, c.ahead != usual.ahead_kb * 1024);
     });
   }
 
@@ -521,10 +518,18 @@ class PersistentLayers final : public Family {
     constexpr double waits = 13e-6, waits_of_many = 29e-6, waits_of_router = 4e-6,
                      waits_of_peers = 4e-6;
     const double bandwidth = 0.9 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 4.8e12);
+    const Usual usual = usual_of(problem);
     const double off = std::abs(std::log2(static_cast<double>(config.at("chunk")) *
                                           static_cast<double>(config.at("in_flight")) /
-                                          static_cast<double>(default_elements)));
-    const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) +
+                                          (512.0 * usual.in_flight)));
+    // 16 layers of Llama-3.2-1B take 749 us with 4 stages in registers and 773 with none, and 4
+    // sequences 807 with 16 KB of activations at a time and 900 with 36 and none.
+    constexpr double of_stage = 0.4e-6, of_doubled_input = 3e-6;
+    const double inputs = static_cast<double>(config.at("input_kb")) / usual.input_kb;
+    const double unusual =
+        of_stage * static_cast<double>(std::abs(config.get("held") - usual.held)) +
+        (has_many_tokens(problem) ? of_doubled_input * std::max(0.0, std::log2(inputs)) : 0);
+    const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) + unusual +
                             (experts_ ? waits_of_router : 0) +
                             (network_ == Network::slices ? waits_of_peers : 0) + off * 1e-6;
     return cost_of(layer_op(), problem).bytes / bandwidth +
@@ -610,6 +615,40 @@ class PersistentLayers final : public Family {
   }
 
  private:
+  /// The parameters that measurement found to be the fastest.
+  struct Usual {
+    int held, input_kb, in_flight, attention_in_flight, ahead_kb;
+  };
+  static bool has_many_tokens(const Problem& problem) {
+    return problem.size("batch") * size_or(problem, "s", 1) > 1;
+  }
+  Usual usual_of(const Problem& problem) const {
+    // On an H100, 8 layers of Llama-3.2-1B take 372 us with 4 stages in registers, and 387 with
+    // none. For 3 layers of Qwen3-30B-A3B it is 167 and 165, and several tokens of a sequence
+    // spill. 16 layers of Llama-3.1-8B in int4 take 864 us with none, and 880 with two.
+    const PackedFormat format = packed_format(problem);
+    const bool of_4_bits = format.packed && packed_bits(format.code) == 4;
+    const int held = experts_ || of_4_bits || size_or(problem, "s", 1) > 1 ? 0
+                     : format.packed || post_norms_                        ? 2
+                                                                           : 4;
+    // With few activations at a time there is room for more stages: 4 sequences take 432 us with 16
+    // KB, and 463 with 36 (8 layers of Llama-3.2-1B on an H100).
+    const int input_kb = has_many_tokens(problem) ? 16 : 36;
+    // 8 layers of Llama-3.1-8B in int4 take 423 us with two copies in flight, 433 with three and
+    // 439 with four; 16 of Llama-3.2-1B in bf16 take 777, 746 and 739. Beside packed experts the
+    // output product is dense, four times as many bytes as a packed one, and is copied while
+    // attention goes on: 4 layers of gpt-oss take 247 us with two copies always, and 254 with one.
+    const bool is_dense_between = of_4_bits && !packs_attention(problem);
+    // 64 KB in L2 make four sequences 789 us instead of 827, 6 layers of Qwen3-30B-A3B 315 instead
+    // of 323, and packed weights no faster. Slices of ranks were not timed.
+    const bool looks_ahead = !format.packed && network_ != Network::slices;
+    return {.held = held,
+            .input_kb = input_kb,
+            .in_flight = of_4_bits ? 2 : 4,
+            .attention_in_flight = is_dense_between ? 2 : 1,
+            .ahead_kb = looks_ahead ? 64 : 0};
+  }
+
   static void set_ranks(ParameterStruct& parameters, Program& program, const Problem& one,
                         const std::vector<std::size_t>& places, std::size_t layers,
                         const std::string& expression) {

@@ -99,7 +99,10 @@ struct persistent_layers {
   using peers = peer_group<(c.ranks > 0 ? c.ranks : 1)>;
   const params& p;
   const u32 shared;
-  stream_pipeline<c.stages, c.barrier_bytes(), c.stage_bytes()> pipeline;
+  static constexpr bool looks_ahead = c.ahead > 0;
+  static_assert(!looks_ahead || !c.packs());
+  using idle = typename choose_type<looks_ahead, l2_ahead, no_idle>::type;
+  stream_pipeline<c.stages, c.barrier_bytes(), c.stage_bytes(), idle> pipeline;
   int sequence, head_group, split, first_key, keys;  // this CTA's part of attention
   // Which of the keys is that of the sequence's first new token, and which one its first query is
   // at. They differ where the new token has no row in the cache. May be < 0.
@@ -311,6 +314,10 @@ struct persistent_layers {
       }
       // Four exchanges between CTAs follow, and the pipeline is full before them.
       pipeline.most_in_flight = c.attention_in_flight;
+      if constexpr (looks_ahead && c.has_experts())
+        look_at_next(layer + 1, qkv, qkv_rows, out, out_rows);
+      else if constexpr (looks_ahead)
+        look_at_network(of);
       load_keys(of);
       const auto rows_of = [](const void* matrix, int k, int first, int rows) {
         return [=](int block) {
@@ -381,6 +388,7 @@ struct persistent_layers {
       const auto gate_up = [&](int block) {
         const int first = hidden + block * 8, rows = smaller(8, of_hidden - block * 8);
         if (block > 0) pipeline.most_in_flight = c.in_flight;
+        if constexpr (looks_ahead) look_from(block * 8);
         return run{row_at(of.gate, first, c.d), row_at(of.up, first, c.d), rows, rows};
       };
       load_weights(c.d, ceil_div(of_hidden, 8), 8, gate_up);
@@ -403,6 +411,35 @@ struct persistent_layers {
                      smaller(16, rows - block * 16), 0};
         });
     }
+  }
+
+  // L2 takes gate and up of this CTA.
+  __device__ __forceinline__ void look_at_network(const persistent_layer_pointers& of) {
+    pipeline.idle.first = static_cast<const u8*>(row_at(of.gate, first_hidden(), c.d));
+    pipeline.idle.second = static_cast<const u8*>(row_at(of.up, first_hidden(), c.d));
+    look_from(0);
+  }
+  // The same from row `row` on, where the stream is.
+  __device__ __forceinline__ void look_from(int row) {
+    const int begin = row * c.weight_bytes(c.d), end = hidden_rows() * c.weight_bytes(c.d);
+    l2_ahead& to = pipeline.idle;
+    to.at = row == 0 ? 0 : larger(to.at, begin);
+    to.first_end = to.second_end = smaller(end, begin + c.ahead);
+  }
+  // The experts are not known before the router: L2 takes what the next layer begins with.
+  __device__ __forceinline__ void look_at_next(int layer, int qkv, int qkv_rows, int out,
+                                               int out_rows) {
+    l2_ahead& to = pipeline.idle;
+    to = {};
+    if (layer == p.layers) return;
+    const persistent_layer_pointers& next = layer_of(layer);
+    const int part = c.packed_qkv ? 0 : part_of(qkv);
+    const int end = c.packed_qkv ? c.qkv_rows() : first_of(part + 1);
+    const auto limit = [](int rows, int k) { return smaller(rows * c.weight_bytes(k), c.ahead); };
+    to.first = static_cast<const u8*>(row_at(next.qkv[part], qkv - first_of(part), c.d));
+    to.first_end = limit(smaller(qkv_rows, end - qkv), c.d);
+    to.second = static_cast<const u8*>(row_at(next.out, out, c.q_rows()));
+    to.second_end = limit(out_rows, c.q_rows());
   }
 
   // A CTA's tiles of a packed weight, `rows` rows from `first` on.
@@ -452,7 +489,7 @@ struct persistent_layers {
   }
   // Waits for the logits of each token, and chooses its experts (moe_route/moe_route.hpp). A lane
   // has the logits of experts lane, lane + 32 and so on; of equal ones the first is chosen.
-  __device__ __forceinline__ void route(const float* choice_bias, int layer) const {
+  __device__ __forceinline__ void route(const float* choice_bias, int layer) {
     constexpr int each = ceil_div(c.experts, 32);
     const int lane = threadIdx.x % 32;
     const float* const logits =
@@ -472,6 +509,10 @@ struct persistent_layers {
             raw[i] = load_relaxed_word(logits + token * c.router_rows() + i * 32 + lane);
 #pragma unroll
         for (int i = 0; i < each; ++i) missing = missing || raw[i] == 0;
+        if constexpr (looks_ahead) {
+          missing = __any_sync(~0u, missing);
+          if (missing) pipeline.idle();
+        }
         count_spin(spins);
       } while (missing);
       __syncwarp();

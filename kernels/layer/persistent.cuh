@@ -32,6 +32,7 @@ struct persistent_config {
   int kv_head = 0;          // elements from a head of the caches to the next
   int head_groups = 1;      // attention of a CTA has one of so many groups of neighbouring heads
   int held = 0;             // stages of a product that wait in registers for its activations
+  int ahead = 0;            // bytes of later dense weights, of each of two, that a CTA has in L2
   bool sinks = false, out_bias = false;
   bool caps_scores = false;
   bool scales_residual = false;  // what is added to the residual stream is multiplied by a vector
@@ -74,7 +75,9 @@ struct persistent_config {
   // The last warpgroup has two working warps; it is whole because registers are reallocated by
   // warpgroup.
   constexpr int threads() const { return consumers() + 128; }
-  constexpr int other_registers() const { return has_experts() || ranks > 0 || packs() ? 96 : 56; }
+  constexpr int other_registers() const {
+    return has_experts() || ranks > 0 || packs() ? 96 : ahead > 0 ? 72 : 56;
+  }
   constexpr int consumer_registers() const {
     const int launched = 65536 / threads() / 8 * 8;
     const int left = (launched * threads() - 128 * other_registers()) / consumers() / 8 * 8;

@@ -25,13 +25,6 @@
 namespace fftune::layer {
 namespace {
 
-/// The part of a layer, or null.
-const OpPart* part_of(const std::vector<OpPart>& parts, const std::string& name) {
-  for (const OpPart& part : parts)
-    if (part.name == name) return &part;
-  return nullptr;
-}
-
 /// The places of a part's tensors, by their names there, among those of one layer.
 std::vector<std::size_t> places_of(const Problem& problem, const std::vector<std::string>& names) {
   const auto whole = layer_op().tensors(unrepeated(layer_op(), problem));
@@ -144,7 +137,8 @@ class SummedProduct final : public Family {
     if (facts.compute_capability < 90)
       return "the kernel needs compute capability 9.0: blocks that share k are a cluster";
     const auto parts = parts_of(problem);
-    const OpPart *const product = part_of(parts, of_.part), *const sum = part_of(parts, of_.sum);
+    const OpPart *const product = part_named(parts, of_.part), *const sum =
+                                                                   part_named(parts, of_.sum);
     if (!product || !sum) return "the layer has no " + (product ? of_.sum : of_.part);
     if (product->tensor("y") != sum->tensor("x"))
       return "the result of " + of_.part + " is not what " + of_.sum + " adds";
@@ -172,7 +166,7 @@ class SummedProduct final : public Family {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const auto parts = parts_of(problem);
-    const OpPart &product = *part_of(parts, of_.part), &sum = *part_of(parts, of_.sum);
+    const OpPart &product = *part_named(parts, of_.part), &sum = *part_named(parts, of_.sum);
     // The product's tensors, then those of the sum.
     auto own = product.op->tensors(product.problem);
     std::vector<std::string> names;
@@ -225,7 +219,7 @@ class SummedProduct final : public Family {
   }
 
   GemmProblem gemm(const Problem& problem) const {
-    GemmProblem gemm = of_.gemm(part_of(parts_of(problem), of_.part)->problem);
+    GemmProblem gemm = of_.gemm(part_named(parts_of(problem), of_.part)->problem);
     gemm.follows = true;
     return gemm;
   }

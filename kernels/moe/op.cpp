@@ -14,6 +14,7 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/gemm/packed/known_model.hpp"
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "registry/last_problems.hpp"
@@ -442,6 +443,8 @@ class MoeFfn final : public DescribedOp {
           name, {{"d", d}, {"h", h}, {"experts", experts}, {"top-k", choices}}, std::move(options)};
     };
     const Options gpt_oss{{"act", "swiglu-oai"}, {"bias", "all"}, {"gate-up", "interleaved"}};
+    const KnownModel gpt_oss_20b = model("gpt-oss-20b", 2880, 2880, 32, 4, gpt_oss);
+    const KnownModel gpt_oss_120b = model("gpt-oss-120b", 2880, 2880, 128, 4, gpt_oss);
     return {model("qwen3-30b-a3b", 2048, 768, 128, 8),
             model("qwen3-235b-a22b", 4096, 1536, 128, 8),
             model("qwen2-57b-a14b", 3584, 2560, 64, 8),
@@ -451,8 +454,10 @@ class MoeFfn final : public DescribedOp {
             model("deepseek-v3", 7168, 2048, 256, 8),
             model("kimi-k2", 7168, 2048, 384, 8),
             model("glm-4.5", 5120, 1536, 160, 8),
-            model("gpt-oss-20b", 2880, 2880, 32, 4, gpt_oss),
-            model("gpt-oss-120b", 2880, 2880, 128, 4, gpt_oss),
+            gpt_oss_20b,
+            gpt_oss_120b,
+            packed_model(gpt_oss_20b, "mxfp4"),
+            packed_model(gpt_oss_120b, "mxfp4"),
             model("olmoe-1b-7b", 2048, 1024, 64, 8),
             model("llama-4-scout", 5120, 8192, 16, 1, {{"weigh", "before"}})};
   }

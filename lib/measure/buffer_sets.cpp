@@ -7,6 +7,7 @@
 
 #include "core/distribution.hpp"
 #include "device/parallel.hpp"
+#include "verify/drawn.hpp"
 #include "verify/host_threads.hpp"
 
 namespace fftune {
@@ -58,12 +59,10 @@ void fill_random(Backend& backend, const TensorSpec& tensor, void* address, Norm
   }
   const auto elements = static_cast<std::size_t>(tensor.elements());
   if (tensor.draw) {
-    std::vector<double> values(elements);
-    tensor.draw(seed, values);
-    std::vector<std::byte> encoded(tensor.bytes());
-    encode(tensor.dtype, std::span<const double>(values), encoded.data());
-    backend.write(address, encoded.data(), encoded.size());
-    return;
+    HostThreads threads;
+    auto encoded = large_vector<std::byte>(tensor.bytes(), threads);
+    draw_encoded(tensor, seed, encoded.data(), threads);
+    return backend.write(address, encoded.data(), encoded.size());
   }
   std::vector<float> values(std::min(elements, drawn_elements));
   const auto scale = static_cast<float>(tensor.scale);

@@ -78,6 +78,12 @@ class Move {
 
 }  // namespace
 
+const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name) {
+  const auto found = std::find_if(parts.begin(), parts.end(),
+                                  [&](const OpPart& part) { return part.name == name; });
+  return found == parts.end() ? nullptr : &*found;
+}
+
 std::string part_family_name(std::string_view part, std::string_view family) {
   return fmt::format("{}.{}", part, family);
 }

@@ -60,6 +60,9 @@ class PartFamily final : public Family {
   mutable OfLastProblems<Placed> placed_last_;
 };
 
+/// The part of that name, or null.
+const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name);
+
 /// The name of a part's family in the whole: "qkv.product_sm90".
 std::string part_family_name(std::string_view part, std::string_view family);
 

@@ -64,8 +64,11 @@ std::optional<double> misfit(const Op& op, const Problem& problem, const DeviceF
 /// should not, or nothing tells.
 std::string reason_for_default(const Op& op, const Problem& problem, const DeviceFacts& facts,
                                const Recipe& recorded, const Recipe& by_default, bool is_far) {
-  if (is_repeated_by_family(op, by_default) && !is_repeated_by_family(op, recorded))
-    return "which should be slower than one launch of the whole";
+  const bool is_whole = is_repeated_by_family(op, recorded);
+  const bool default_is_whole = is_repeated_by_family(op, by_default);
+  if (default_is_whole && !is_whole) return "which should be slower than one launch of the whole";
+  if (is_far && is_whole && !default_is_whole)
+    return "which is one launch of the whole, and should be slower than its parts";
   const auto times = misfit(op, problem, facts, recorded, by_default);
   if (!times || *times <= most_misfit(is_far)) return "";
   return fmt::format("which should take {:.2f} times as long as the default", *times);
@@ -234,8 +237,10 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
   const auto stale = stale_families(catalog, op, record);
   const bool of_this_device =
       choice.preset->device == DeviceMatch::exact || choice.preset->device == DeviceMatch::alias;
-  // Finding the default enumerates the whole space; this device's record of the shape needs none.
-  if (!choice.preset->exact_shape || !of_this_device) {
+  // Finding the default enumerates the whole space; this device's record of the shape needs none,
+  // unless it is one launch as it was: searches time one layer, and models have many.
+  const bool was_whole = !stale.empty() && is_repeated_by_family(op, recorded);
+  if (!choice.preset->exact_shape || !of_this_device || was_whole) {
     Recipe by_default = default_recipe(op, problem, facts);
     const std::string why =
         of_this_device || stale.empty()

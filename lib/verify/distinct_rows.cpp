@@ -10,6 +10,7 @@
 #include "core/error.hpp"
 #include "core/hash.hpp"
 #include "device/parallel.hpp"
+#include "verify/drawn.hpp"
 #include "verify/input_data.hpp"
 
 namespace fftune {
@@ -96,9 +97,7 @@ void DistinctRows::draw_inputs() {
 void DistinctRows::draw(const TensorSpec& spec, std::span<std::byte> out) const {
   if (data_.given != nullptr && data_.given->fill(spec, out, *parallel_)) return;
   if (spec.draw) {
-    std::vector<double> values(static_cast<std::size_t>(spec.elements()));
-    spec.draw(data_.seed ^ fnv1a(spec.name), values);
-    encode(spec.dtype, std::span<const double>(values), out.data());
+    draw_encoded(spec, data_.seed ^ fnv1a(spec.name), out.data(), *parallel_);
     return;
   }
   const std::int64_t rows = spec.shape.at(0);

@@ -242,6 +242,23 @@ void add_gpt_oss(SafetensorsWriter& writer) {
   }
 }
 
+TEST_CASE("packed experts of a model have a weight each for gate and up, however dense ones lie") {
+  const Op& op = builtin_catalog().op("moe-ffn");
+  const auto interleaves = [&](const char* weights, const char* layout) {
+    ProblemOptions given;
+    given.model = "gpt-oss-20b";
+    given.options = {{"weights", weights}, {"gate-up", layout}};
+    return problems_of(op, given, Sizes::optional, DeviceKind::cuda)
+        .at(0)
+        .has("gate-up", "interleaved");
+  };
+  CHECK(interleaves("", ""));
+  CHECK(interleaves("dense", ""));
+  CHECK(!interleaves("mxfp4", ""));
+  CHECK_THROWS_WITH(interleaves("mxfp4", "interleaved"),
+                    Catch::Matchers::Contains("a packed weight each"));
+}
+
 }  // namespace
 
 TEST_CASE("experts of gpt-oss are packed, gate and up apart") {

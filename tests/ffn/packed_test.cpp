@@ -74,6 +74,8 @@ TEST_CASE("ffn with packed weights has their tensors, and a stage before each pr
 
 TEST_CASE("kernels of ffn read packed weights, and those without expand them first") {
   const std::vector<std::string> wgmma{"gate_up_packed_sm90", "down_packed_sm90"};
+  // As an H100 timed one token of int4: 38.2 us, and 40.7 where gate and up are mma.sync's.
+  CHECK(families_of(1, {}, "sm_90a").front() == "gate_up_packed_sm90");
   CHECK(families_of(64, {}, "sm_90a") == wgmma);
   CHECK(families_of(65, {}, "sm_90a") == wgmma);
   CHECK(families_of(64, {}, "sm_80") == std::vector<std::string>{"gate_up_packed", "down_packed"});

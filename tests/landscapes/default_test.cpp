@@ -89,7 +89,7 @@ TEST_CASE("what the cost models prefer on an H100 is near the fastest") {
 }
 
 TEST_CASE(
-    "decode kernels take a configuration within 5% of the fastest on an H100, 1.5% in the mean") {
+    "decode kernels take a configuration within 4% of the fastest on an H100, 1% in the mean") {
   const auto h100 = facts_of_architecture("sm_90a");
   int landscapes = 0;
   double slower = 0;  // in all
@@ -104,13 +104,13 @@ TEST_CASE(
           std::find(landscape.variants.begin(), landscape.variants.end(), Variant{family, chosen});
       if (place == landscape.variants.end()) continue;  // the search had no time for it
       const double us = landscape.us[static_cast<std::size_t>(place - landscape.variants.begin())];
-      CHECK(us <= 1.05 * landscape.best());
+      CHECK(us <= 1.04 * landscape.best());
       slower += us / landscape.best() - 1;
       ++landscapes;
     }
   }
   REQUIRE(landscapes >= 40);
-  CHECK(slower <= 0.015 * landscapes);
+  CHECK(slower <= 0.01 * landscapes);
 }
 
 TEST_CASE("winners of other shapes serve where they are as fast as what the cost model prefers") {

@@ -100,7 +100,8 @@ class Reader {
       words >> value;
       variant.config.set(name, Config::parse(name + "=" + value).value(name));
     }
-    // Parameters that are newer than the record were at their defaults.
+    // Parameters that are newer than the record were at what their space says, or their defaults.
+    variant = completed(catalog_.op(problem_.op), problem_, facts_, std::move(variant));
     const Config defaults = family->default_config(problem_, facts_);
     for (const auto& [name, value] : defaults.entries())
       if (!variant.config.contains(name)) variant.config.set(name, value);

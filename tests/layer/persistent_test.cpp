@@ -575,6 +575,24 @@ TEST_CASE(
     CHECK(near.recipe.front().family == persistent);
     CHECK(near.reason.find("one launch of the whole") != std::string::npos);
   }
+  of_one.stages = example::record(of_one.problem).stages;
+  of_one.stages.resize(1);
+  of_one.stages[0].stages = family_of(layer_op(), persistent).stages();
+  of_one.stages[0].variant = default_recipe(layer_op(), of_one.problem, facts).front();
+  CHECK(chosen(of_one, problem(4, 2048)).recipe.front().family == persistent);
+  const Choice far = chosen(of_one, problem(8, 2048));
+  CAPTURE(far.reason);
+  CHECK(far.recipe == default_recipe(layer_op(), problem(8, 2048), facts));
+  CHECK(far.reason.find("should be slower than its parts") != std::string::npos);
+  // A stale record gives way where its estimate is slower than the default's; another serves.
+  Variant& variant = of_one.stages[0].variant;
+  const Variant usual = variant;
+  variant.config.set("held", 0);
+  of_one.stages[0].source_hash = "0123456789abcdef";
+  CHECK(chosen(of_one, of_one.problem).recipe == Recipe{usual});
+  of_one.stages[0].source_hash =
+      builtin_catalog().sources->hash(family_of(layer_op(), persistent).sources());
+  CHECK(chosen(of_one, of_one.problem).recipe == Recipe{variant});
   // The estimates of the parts decide, except for the norms and attention, which have none.
   CHECK(chosen(record, problem(15, 2048)).recipe == record.recipe());
   const Problem asked = problem(199, 2048);
@@ -589,6 +607,25 @@ TEST_CASE(
   CAPTURE(many.reason);
   CHECK(many.recipe == default_recipe(layer_op(), asked, facts));
   CHECK(many.reason.find("times as long as the default") != std::string::npos);
+}
+
+TEST_CASE("estimates of one launch know what measurement found to be slower") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const auto slower_by = [&](std::int64_t batch, const char* parameter, std::int64_t value) {
+    const Problem problem =
+        problem_of(DType::bf16, {{"batch", batch}, {"d", 2048}, {"h", 8192}, {"cache", 512}});
+    const Family& family = family_of(layer_op(), persistent);
+    const Config usual = family.default_config(problem, facts);
+    Config other = usual;
+    other.set(parameter, value);
+    REQUIRE(other != usual);
+    return family.estimate(problem, facts, other).value() /
+           family.estimate(problem, facts, usual).value();
+  };
+  CHECK(slower_by(1, "held", 0) > most_misfit(false));
+  CHECK(slower_by(4, "held", 0) > most_misfit(false));
+  CHECK(slower_by(4, "input_kb", 36) > most_misfit(false));
+  CHECK(slower_by(1, "input_kb", 16) == 1);
 }
 
 // Each takes a part of the uses, because the compilation of a kernel takes seconds.

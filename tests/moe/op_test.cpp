@@ -117,9 +117,13 @@ TEST_CASE("a known model has the options that it computes with") {
   }
   const std::map<std::string, std::string> gpt_oss{
       {"act", "swiglu-oai"}, {"bias", "all"}, {"gate-up", "interleaved"}};
+  const std::map<std::string, std::string> packed{
+      {"act", "swiglu-oai"}, {"bias", "all"}, {"weights", "mxfp4"}};
   CHECK(differing == std::map<std::string, std::map<std::string, std::string>>{
                          {"gpt-oss-20b", gpt_oss},
                          {"gpt-oss-120b", gpt_oss},
+                         {"gpt-oss-20b-mxfp4", packed},
+                         {"gpt-oss-120b-mxfp4", packed},
                          {"llama-4-scout", {{"weigh", "before"}}}});
 }
 

@@ -50,8 +50,12 @@ ProblemOptions with_model(const Op& op, ProblemOptions given) {
       if (model.name != given.model) continue;
       for (const auto& [name, value] : model.sizes)
         if (given.sizes[name].empty()) given.sizes[name] = fmt::format("{}", value);
+      // Packed gate and up are a weight each, however the model's dense ones lie.
+      const std::string weights = given.options["weights"];
+      const bool packed = !weights.empty() && weights != "dense";
       for (const auto& [name, value] : model.options)
-        if (given.options[name].empty()) given.options[name] = value;
+        if (given.options[name].empty() && !(packed && name == "gate-up"))
+          given.options[name] = value;
     }
   }
   if (given.tp.empty()) return given;

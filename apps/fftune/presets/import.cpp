@@ -156,6 +156,7 @@ std::vector<Layer> layers_of(const Op& op, const Table& table, const Options& op
              parse_whole(options.choices, "--top-k", 1, 1024)}};
   std::vector<Layer> layers;
   for (const KnownModel& model : op.known_models()) {
+    if (model.options.contains("weights")) continue;  // the tables are of dense ones
     const std::int64_t whole = model.sizes.at("h");
     if (model.sizes.at("experts") == table.experts && whole % table.h == 0)
       layers.push_back({.model = model.name,

@@ -208,20 +208,23 @@ double microseconds(const Block& block, const Product& product, const DeviceFact
   const double padding = std::ceil(k / k_of_loads) * k_of_loads / k;
   // Every block reads the tokens.
   const double tokens_read =
-      1 + 0.028 * static_cast<double>(product.m) / (block.rows * product.operands);
+      1 + 0.035 * static_cast<double>(product.m) / (block.rows * product.operands);
   // Memory delivers at full speed once each SM has latency * bandwidth in flight.
-  constexpr double latency_us = 1.73;
+  constexpr double latency_us = 1.655;
   const double wanted = latency_us * bytes_per_us / processors;
   const double in_flight = resident * block.threads() * 16 * block.loads(product);
-  const double starved = std::pow(std::max(1.0, wanted / in_flight), 0.21);
-  const double stream =
-      weights / bytes_per_us * std::pow(imbalance, 0.28) * std::pow(padding, 0.16) * tokens_read *
-      starved * (1 + 0.085 / block.loads(product)) * (1 + longer_by_norm(block, product, facts)) *
-      (1 - 1e-4 * block.l2_prefetch);
-  const double fill = in_flight * processors / bytes_per_us;
-  const double split = block.split_k > 1 ? 1.8 : 0.0;
-  return stream + 0.32 * waves + 0.019 * fill + 0.0085 * block.unroll * block.tokens +
-         0.043 * std::abs(std::log2(block.warps / 8.0)) + split;
+  const double starved = std::pow(std::max(1.0, wanted / in_flight), 0.193);
+  // And from pages of DRAM that are open: a block asks for this much of a row at a time, of few
+  // rows. More than 2 KB gain nothing.
+  const double row_bytes = 64.0 * block.unroll * block.warps;
+  const double scattered =
+      1 + 0.041 * std::max(0.0, std::log2(2048 / row_bytes)) + 0.02 * std::log2(block.rows / 8.0);
+  const double stream = weights / bytes_per_us * std::pow(imbalance, 0.228) *
+                        std::pow(padding, 0.07) * tokens_read * starved * scattered *
+                        (1 + longer_by_norm(block, product, facts)) *
+                        (1 - 1e-4 * block.l2_prefetch);
+  const double split = block.split_k > 1 ? 0.89 : 0.0;
+  return stream + 0.77 * waves + 0.0122 * block.unroll * block.tokens + split;
 }
 
 Config default_config(const GemmChain& chain, const DeviceFacts& facts) {

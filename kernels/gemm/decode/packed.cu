@@ -18,8 +18,9 @@
 //   dependencies     the first run of weights is loaded before griddepcontrol.wait, tokens after it
 //
 // Rows of A in groups that are sorted before, such as those of experts: each group has its own rows
-// of the stacked B. Blocks are then of the groups that have rows, in turn, and begin with the wait.
-// A group of more than `tokens` rows takes several passes over its weights.
+// of the stacked B. Blocks are then of the groups that have rows, in turn, and begin with the wait
+// where the launch before may be the one that sorts (groups_ready). A group of more than `tokens`
+// rows takes several passes over its weights.
 //
 // A header of another layout, or of another size, makes C NaN.
 #include "common/async.cuh"
@@ -158,9 +159,9 @@ class packed_kernel {
 
  public:
   static __device__ __forceinline__ void run(const packed_params& p, unsigned char* shared) {
+    if constexpr (grouped && form.ready != groups_ready::settled) wait_for_dependencies();
     launch_dependents();
     if constexpr (grouped) {
-      wait_for_dependencies();
       __shared__ int places[config.tokens];
       const int row_blocks = ceil_div(p.gemm.n, config.rows());
       const int block = static_cast<int>(blockIdx.x);
@@ -176,6 +177,7 @@ class packed_kernel {
         __syncthreads();
         run_pass(p, shared, own, rows, places);
       }
+      wait_for_dependencies();  // without rows, too: a launch is complete after the one before
     } else {
       run_pass(p, shared, warp_place(static_cast<int>(blockIdx.x)), {.count = p.gemm.m}, nullptr);
     }
@@ -210,7 +212,7 @@ class packed_kernel {
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand)
       known = known && is_packed(headers[operand], format.code, all_rows, p.gemm.k);
-    if constexpr (!grouped) wait_for_dependencies();
+    if constexpr (!grouped || form.ready == groups_ready::settled) wait_for_dependencies();
     const auto copy = [&](int slot, int stage) {
       copy_tokens(p.gemm, tokens + slot * config.stage_bytes(), stage * stage_blocks, rows.count,
                   places);

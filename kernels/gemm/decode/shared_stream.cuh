@@ -61,13 +61,50 @@ __device__ __forceinline__ void write_shared(u32 address, const vector16& value)
                : "memory");
 }
 
-template <int stages, int barrier_bytes, int stage_bytes>
+__device__ __forceinline__ bool is_complete(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+struct no_idle {};
+
+// While the producer waits for a free stage it asks L2 for two ranges of memory side by side, 8 KB
+// at a time. Between two requests lie so many cycles that all SMs together take half of what memory
+// could bring: what other CTAs poll would queue behind more.
+struct l2_ahead {
+  static constexpr int piece = 4096, cycles = 800;
+  const u8 *first = nullptr, *second = nullptr;
+  int at = 0, first_end = 0, second_end = 0;
+  u32 last = 0;  // clock of the last request
+
+  __device__ __forceinline__ void operator()() {
+    if (at >= first_end && at >= second_end) return;
+    const u32 now = __shfl_sync(~0u, static_cast<u32>(clock()), 0);
+    if (now - last < u32{cycles}) return;
+    last = now;
+    if (is_elected()) {
+      if (at < first_end) prefetch_l2(first + at, smaller(piece, first_end - at));
+      if (at < second_end) prefetch_l2(second + at, smaller(piece, second_end - at));
+    }
+    at += piece;
+  }
+};
+
+template <int stages, int barrier_bytes, int stage_bytes, class Idle = no_idle>
 struct stream_pipeline {
   u32 stage = 0, parity = 0;          // the next one
   u32 oldest = 0, oldest_parity = 0;  // of the stages in flight
   int in_flight = 0;
   int most_in_flight;  // stages that are being copied at a time
   u32 shared;
+  Idle idle = {};
 
   __device__ __forceinline__ u32 full() const { return shared + 8 * stage; }
   __device__ __forceinline__ u32 empty() const { return shared + 8 * (stages + stage); }
@@ -83,7 +120,15 @@ struct stream_pipeline {
 
   // The producer: waits until the next stage is free, and few enough are being copied.
   __device__ __forceinline__ void begin_load() {
-    wait_for_stage(empty(), parity ^ 1);
+    if constexpr (!is_same<Idle, no_idle>) {
+      int spins = 0;
+      while (!is_complete(empty(), parity ^ 1)) {
+        idle();
+        count_spin(spins);
+      }
+    } else {
+      wait_for_stage(empty(), parity ^ 1);
+    }
     // More copies in flight would not be faster, but what other CTAs poll would queue behind them.
     while (in_flight >= most_in_flight) {
       wait_for_stage(shared + 8 * oldest, oldest_parity);

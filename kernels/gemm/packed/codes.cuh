@@ -76,6 +76,11 @@ struct packed_words {
   }
 };
 
+// A pair of one T.
+__device__ __forceinline__ u32 both_halves(u32 words, int half) {
+  return __byte_perm(words, 0, half == 0 ? 0x1010 : 0x3232);
+}
+
 // The two rows' scales where they have type T.
 template <class T>
 struct packed_scales {
@@ -86,7 +91,7 @@ struct packed_scales {
   }
   // The scale of row `row` twice, as a pair.
   static __device__ __forceinline__ u32 twice(u32 scales, int row, int) {
-    return __byte_perm(scales, 0, row == 0 ? 0x1010 : 0x3232);
+    return both_halves(scales, row);
   }
 };
 
@@ -109,28 +114,61 @@ struct packed_wide_scales {
   }
 };
 
-// Integers of 4 bits. The bits of a code below those of a constant make the constant plus the code,
-// exactly, and subtracting the constant and the zero point is exact too. Multiplying first would
-// round the zero point times the scale, so that q = z would not be zero.
+// Integers of 4 bits in bf16. The low byte of a half is that integer times 2^-133, and stays so in
+// its last bit, which is the exponent's: as a code in place, or 16 times it four bits further up.
+// The multiplication that makes it a number has the zero point as its addend: q - z is exact.
+// Multiplying z by the scale first would round it, so that q = z would not be zero; but 8 is a
+// power of two. So codes without zero points take their scale in that one operation, rounded once.
 template <>
-struct packed_codes<bf16, packed_code::int4> : packed_scales<bf16> {
+struct packed_codes<bf16, packed_code::int4> {
   using step_codes = packed_word;
-  // The addend of both codes of a pair: -(128 + zero point).
+  using scale = bf16;
+  using two_scales = u32;
+  static constexpr float unit = 256;
+
+  static __device__ __forceinline__ void values(u32 scales, float& first, float& second) {
+    unpack<bf16>(scales, first, second);
+    first *= unit, second *= unit;
+  }
+  static __device__ __forceinline__ u32 twice(u32 scales, int row, int) {
+    return multiply_pairs<bf16>(both_halves(scales, row), 0x43804380);
+  }
+  // The addend of both codes of a pair: -zero / 256. 2^23 + zero is exact.
   template <int i>
   static __device__ __forceinline__ u32 offset(u32 zero) {
-    return (0xc300u | zero) * 0x10001u;
+    const float number = __fmaf_rn(__uint_as_float(0x4b000000u | zero), -0x1p-8f, 0x1p15f);
+    return both_halves(__float_as_uint(number), 1);
   }
-  // Register `i` of the operand.
+  // Register `i` of the operand: codes times 2^-133, or 2^-129.
+  template <int i>
+  static __device__ __forceinline__ u32 bits(const packed_word& own) {
+    return (i < 2 ? own.word : own.word >> 8) & (i % 2 == 0 ? 0x000f000f : 0x00f000f0);
+  }
+  static __device__ __forceinline__ u32 multiply_add(u32 left, u32 right, u32 addend) {
+    u32 result;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(left), "r"(right), "r"(addend));
+    return result;
+  }
   template <int i>
   static __device__ __forceinline__ u32 pair(const packed_word& own, u32 offset) {
-    const u32 word = own.word;
-    const u32 codes = masked_or<0x000f000f>(word >> 4 * i, 0x43004300);
-    u32 result;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(codes), "r"(0x3f803f80u), "r"(offset));
-    return result;
+    return multiply_add(bits<i>(own), i % 2 == 0 ? 0x7e007e00 : 0x7c007c00,
+                        offset);  // 2^125, 2^121
+  }
+
+  // With the zero point 8, times the scale, times 1 / scaled_unit: scales between 2^-62 and 2^58
+  // round as they do in a product with q - 8.
+  static constexpr float scaled_unit = 0x1p64f;
+  template <int i>
+  static __device__ __forceinline__ u32 scaled_pair(const packed_word& own, u32 scales) {
+    const u32 twice = both_halves(scales, i % 2);
+    return multiply_add(bits<i>(own),
+                        multiply_pairs<bf16>(twice, i % 2 == 0 ? 0x62006200 : 0x60006000),
+                        multiply_pairs<bf16>(twice, 0xa100a100));  // 2^69, 2^65, -2^-61
   }
 };
 
+// And in fp16. The bits of a code below those of a constant make the constant plus the code,
+// exactly, and subtracting the constant and the zero point is exact too.
 template <>
 struct packed_codes<fp16, packed_code::int4> : packed_scales<fp16> {
   using step_codes = packed_word;

@@ -106,9 +106,28 @@ float float_of(std::span<const double> bytes, std::size_t index) {
   return std::bit_cast<float>(word_of(bytes, index));
 }
 
+namespace {
+
+/// packed_nibbles_of by bytes: each bit has its own place, so a word's nibbles are those of its
+/// bytes together. References of experts read hundreds of millions of them.
+std::uint32_t nibbles_of(std::uint32_t word, packed_code code) {
+  if (!packed_is_e2m1(code)) return packed_nibbles_of(word, code);
+  static const auto of_bytes = [] {
+    std::array<std::array<std::uint32_t, 256>, 4> table;
+    for (std::uint32_t place = 0; place < 4; ++place)
+      for (std::uint32_t byte = 0; byte < 256; ++byte)
+        table[place][byte] = packed_nibbles_of(byte << 8 * place, packed_code::mxfp4);
+    return table;
+  }();
+  return of_bytes[0][word & 255] | of_bytes[1][word >> 8 & 255] | of_bytes[2][word >> 16 & 255] |
+         of_bytes[3][word >> 24];
+}
+
+}  // namespace
+
 int packed_code_at(std::span<const double> bytes, const packed_place& place, packed_code code) {
   const auto byte = static_cast<std::size_t>(place.byte);
-  const std::uint32_t nibbles = packed_nibbles_of(word_of(bytes, byte / 4), code);
+  const std::uint32_t nibbles = nibbles_of(word_of(bytes, byte / 4), code);
   const int at = static_cast<int>(byte % 4) * 8 + place.shift;
   return static_cast<int>(nibbles >> at & ((1u << packed_bits(code)) - 1));
 }
@@ -337,17 +356,22 @@ void reference_expand(const std::vector<PackedWeight>& weights, ReferenceTensors
                              packed_row_scale_place(static_cast<std::int64_t>(row), groups))),
                          0)
               : 1;
+      const packed_code code = weight.format.code;
+      double scale = 0;
+      int zero = 8;
       for (std::int64_t i = 0; i < k; ++i) {
-        const packed_code code = weight.format.code;
+        if (i % group == 0) {
+          const auto place = static_cast<std::size_t>(
+              packed_scale_place(static_cast<std::int64_t>(row), i / group, groups, code));
+          scale = code == packed_code::mxfp4 ? e8m0_value(static_cast<int>(scales[place]))
+                  : packed_scales_rows(code)
+                      ? e4m3_value(static_cast<int>(scales[place])) * row_scale
+                      : scales[place];
+          if (zeros != nullptr) zero = static_cast<int>(zeros[place]);
+        }
         const int bits = packed_code_at(
             codes, packed_place_of(static_cast<std::int64_t>(row), i, k, code), code);
-        const auto place = static_cast<std::size_t>(
-            packed_scale_place(static_cast<std::int64_t>(row), i / group, groups, code));
-        dense[row * width + static_cast<std::size_t>(i)] =
-            code_value(code, bits, zeros != nullptr ? static_cast<int>(zeros[place]) : 8) *
-            (code == packed_code::mxfp4 ? e8m0_value(static_cast<int>(scales[place]))
-             : packed_scales_rows(code) ? e4m3_value(static_cast<int>(scales[place])) * row_scale
-                                        : scales[place]);
+        dense[row * width + static_cast<std::size_t>(i)] = code_value(code, bits, zero) * scale;
       }
     });
     tensors[std::string(weight.dense)] = std::move(dense);

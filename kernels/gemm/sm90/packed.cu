@@ -25,8 +25,8 @@
 // 50 ns, whatever its size, and was the limit at every number of tokens.
 //
 // Rows of A in groups that are sorted before, such as those of experts: A is in the sorted order, a
-// tile has rows of one group, and begins with the wait. Rows behind its last one are those of the
-// next group, and are not stored.
+// tile has rows of one group, and begins with the wait where the launch before may be the one that
+// sorts (groups_ready). Rows behind its last one are those of the next group, and are not stored.
 //
 // A header of another layout, or of another size, makes C NaN.
 #include "common/async.cuh"
@@ -57,6 +57,8 @@ class packed_sm90_kernel {
   static constexpr bool by_row = format.group == 0;
   static constexpr bool scales_operands = config.scales_operands(operands, format);
   static constexpr bool separate_sums = !by_row && !scales_operands;
+  // Accumulators are those of packed_codes::scaled_pair.
+  static constexpr bool takes_scales = scales_operands && format.takes_scales() && is_same<T, bf16>;
   // Where the parts of a stage begin.
   static constexpr int codes_at = config.token_bytes();
   static constexpr int scales_at = codes_at + config.code_bytes(operands, format);
@@ -259,6 +261,13 @@ class packed_sm90_kernel {
   // the second.
   static __device__ __forceinline__ void expand(u32 (&a)[4], const step_codes& word, int step,
                                                 const row_terms& terms) {
+    if constexpr (takes_scales) {
+      a[0] = codes::template scaled_pair<0>(word, terms.scales);
+      a[1] = codes::template scaled_pair<1>(word, terms.scales);
+      a[2] = codes::template scaled_pair<2>(word, terms.scales);
+      a[3] = codes::template scaled_pair<3>(word, terms.scales);
+      return;
+    }
     a[0] = codes::template pair<0>(word, terms.offsets[0]);
     a[1] = codes::template pair<1>(word, terms.offsets[1]);
     a[2] = codes::template pair<2>(word, terms.offsets[0]);
@@ -326,11 +335,12 @@ class packed_sm90_kernel {
           u32 first[4], second[4];
           expand(first, step_codes::of(own, step % part_steps), 0, terms[unit]);
           expand(second, step_codes::of(own, step % part_steps + 1), 1, terms[unit]);
-          const u64 at = wgmma_advance(tokens, step / 4 * config.tokens * 128 + step % 4 * 32);
+          // One addition of 64 bits; halves would take three instructions a MMA.
+          const u64 at = tokens + ((step / 4 * config.tokens * 128 + step % 4 * 32) >> 4);
           wgmma_fence();
           float(&into)[values] = separate_sums ? part[unit] : sum[unit];
           wgmma_registers<T, config.tokens>(into, first, at, !separate_sums || batch > 0);
-          wgmma_registers<T, config.tokens>(into, second, wgmma_advance(at, 32), 1);
+          wgmma_registers<T, config.tokens>(into, second, at + (32 >> 4), 1);
           wgmma_commit();
         }
       }
@@ -380,11 +390,17 @@ class packed_sm90_kernel {
     if constexpr (persistent) {
       if (previous != 0) release(previous);
     }
-    if constexpr (format.scales_rows()) {
+    if constexpr (format.scales_rows() || takes_scales) {
 #pragma unroll
       for (int i = 0; i < units * values; ++i) {
-        const float2& rows = row_scales[i / values];
-        sum[i / values][i % values] *= (i % 4 < 2 ? rows.x : rows.y) * codes::unit;
+        float factor;
+        if constexpr (takes_scales) {
+          factor = codes::scaled_unit;
+        } else {
+          const float2& rows = row_scales[i / values];
+          factor = (i % 4 < 2 ? rows.x : rows.y) * codes::unit;
+        }
+        sum[i / values][i % values] *= factor;
       }
     }
     if constexpr (by_row) {
@@ -466,12 +482,27 @@ class packed_sm90_kernel {
     store_pair<form>(p, row, column, first, second);
   }
 
+  // All vectors of this thread.
+  static __device__ __forceinline__ void store_own(const gemm_params& p, const cta_tile& own,
+                                                   const accumulators& sum, const warp_place& place,
+                                                   bool known) {
+    constexpr int of_operand = tiles * n_fragments;
+#pragma unroll
+    for (int i = 0; i < of_operand; ++i) {
+      float4 vector[operands];
+#pragma unroll
+      for (int operand = 0; operand < operands; ++operand) {
+        vector[operand] = vector_of(sum, operand * of_operand + i);
+      }
+      store_vector(p, own, place, i, vector, known);
+    }
+  }
   // The CTAs of a cluster share the vectors of each warp out among them.
   static __device__ __forceinline__ void store_split(const gemm_params& p, const cta_tile& own,
                                                      const accumulators& sum, u32 shared,
                                                      const warp_place& place, bool known) {
-    constexpr int of_operand = tiles * n_fragments, stride = config.row_threads() * 16;
-    constexpr int most_splits = 8;
+    constexpr int of_operand = tiles * n_fragments;
+    constexpr int stride = config.row_threads() * 16, most_splits = 8;
     const u32 at = shared + threadIdx.x * 16;
     const bool active = threadIdx.x < config.row_threads();
     if (active) {
@@ -517,9 +548,12 @@ class packed_sm90_kernel {
     const u32 base = (shared_address(memory) + 1023) & ~1023u;
     const u32 barriers = base + stages * stage_bytes;
     const stage_pipeline pipe{base, barriers, barriers + stages * 8};
-    if constexpr (grouped) wait_for_dependencies();
+    if constexpr (grouped && form.ready != groups_ready::settled) wait_for_dependencies();
     const cta_tile own(p.gemm, all.works, static_cast<int>(blockIdx.x));
-    if (grouped && own.rows.count == 0) return;
+    if (grouped && own.rows.count == 0) {
+      wait_for_dependencies();  // a launch is complete after the one before
+      return;
+    }
     if (threadIdx.x == config.mma_threads()) {
       tma_prefetch(all.tokens);
       tma_prefetch(all.codes[0]);
@@ -569,16 +603,7 @@ class packed_sm90_kernel {
       if (p.gemm.split_k > 1) {
         store_split(p.gemm, own, sum, shared, place, known);
       } else if (threadIdx.x < config.row_threads()) {
-        constexpr int of_operand = tiles * n_fragments;
-#pragma unroll
-        for (int i = 0; i < of_operand; ++i) {
-          float4 vector[operands];
-#pragma unroll
-          for (int operand = 0; operand < operands; ++operand) {
-            vector[operand] = vector_of(sum, operand * of_operand + i);
-          }
-          store_vector(p.gemm, own, place, i, vector, known);
-        }
+        store_own(p.gemm, own, sum, place, known);
       }
     } while (own.advance(all));
   }

@@ -31,12 +31,14 @@ struct sm90_packed_config {
   /// Accumulators of a thread, in vectors of 4.
   constexpr int vectors(int operands) const { return units(operands) * tokens / 8; }
 
-  /// Whether scales multiply the operands, rather than the accumulators of a group of k: from some
-  /// 64 tokens on there are fewer operands, and no registers for both sets of accumulators. Powers
-  /// of two round no operand, and groups of 32 would wait for their MMAs every two k16 steps.
+  /// Whether scales multiply the operands, rather than the accumulators of a group of k, which wait
+  /// for their MMAs at its end. From some 64 tokens on there are fewer operands, and no registers
+  /// for two sets of accumulators; f32 scales, which are two numbers, wait for more. Powers of two
+  /// round no operand, and groups of 32 would wait for their MMAs every two k16 steps.
   constexpr bool scales_operands(int operands, packed_form form) const {
     return form.group != 0 &&
-           (form.code == packed_code::mxfp4 || form.scales_rows() || tokens > 64 ||
+           (form.code == packed_code::mxfp4 || form.scales_rows() ||
+            tokens > (form.scale_bytes() == 2 ? 32 : 64) ||
             2 * vectors(operands) * 4 > most_accumulators || form.group < tokens);
   }
   /// Scales of a stage, of each row; none where a whole row has one.
