@@ -10,6 +10,8 @@ another one is an error on every other rank within the timeout.
 """
 import ctypes
 import json
+import math
+import numbers
 import os
 import secrets
 import socket
@@ -19,6 +21,7 @@ from typing import Callable, Mapping
 import torch
 
 from . import _run
+from ._checks import named
 from ._library import Error, check_status, context, library
 
 __all__ = ["Group", "init_group", "slice_layer"]
@@ -41,6 +44,21 @@ class _Memory:
     def __init__(self, address: int, words: int):
         self.__cuda_array_interface__ = {"shape": (words,), "typestr": "<i8",
                                          "data": (address, False), "version": 2}
+
+
+def _integer(what: str, value, least: int, most: int) -> int:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not least <= value <= most:
+        raise Error(f"{what} is {named(value)}: give an integer from {least} to {most}")
+    return int(value)
+
+
+def _milliseconds(what: str, seconds) -> int:
+    if not isinstance(seconds, numbers.Real) or isinstance(seconds, bool) or not 0 < seconds < math.inf:
+        raise Error(f"{what} is {named(seconds)}: give a positive number of seconds")
+    return min(max(1, round(seconds * 1000)), _MOST)
+
+
+_MOST = 2**63 - 1  # what the library's integers hold
 
 
 class Group:
@@ -66,10 +84,15 @@ class Group:
     def __init__(self, name: str, rank: int | None = None, ranks: int | None = None, *, device=None,
                  max_bytes: int = 1 << 26, timeout: float = 60, nccl: bool = False):
         self._handle = None
-        if not isinstance(name, str) or "\0" in name:
+        if not isinstance(name, str) or "\0" in name or not _is_utf8(name):
             raise Error(f"a group's name is {name!r}: give a text without a zero")
         if (rank is None) != (ranks is None) or ranks == 0:
             raise Error(f"a group's rank is {rank} and its ranks are {ranks}: give both, or neither")
+        if rank is not None:
+            ranks = _integer("a group's number of ranks", ranks, 1, 8)
+            rank = _integer("a group's rank", rank, 0, ranks - 1)
+        max_bytes = _integer("a group's max_bytes", max_bytes, 1, _MOST)
+        milliseconds = _milliseconds("a group's timeout", timeout)
         self.device = torch.device("cpu" if device is None else device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
@@ -82,7 +105,7 @@ class Group:
         if ordinal >= 0:
             torch.cuda.init()
         options = _Options(ctypes.sizeof(_Options), name.encode(), rank or 0, ranks or 0, max_bytes,
-                           max(1, round(timeout * 1000)), self.nccl)
+                           milliseconds, self.nccl)
         handle = ctypes.c_void_p()
         check_status(library().fftune_group_create(
             context(ordinal).handle, ctypes.byref(options), ctypes.byref(handle)))
@@ -107,10 +130,14 @@ class Group:
                         "with more, or with nccl=True")
         return "nccl"
 
-    def check(self) -> None:
-        """Raises Error if a rank died, or if a collective that is complete failed on this rank."""
+    def expect_open(self) -> None:
+        """Raises Error if this rank's part has ended: the kernels would find no memory."""
         if self._handle is None:
             raise Error("the group is closed: make a new one")
+
+    def check(self) -> None:
+        """Raises Error if a rank died, or if a collective that is complete failed on this rank."""
+        self.expect_open()
         check_status(library().fftune_group_check(self._handle))
 
     def tune(self, call: Callable[[], object], *, budget: float = 10,
@@ -130,11 +157,13 @@ class Group:
         Returns:
             The problems that were searched.
         """
+        milliseconds = _milliseconds("tune: budget", budget)
+        folder = os.fsencode(presets) if presets is not None else None
+        self.expect_open()
         found: dict[str, tuple[int, dict]] = {}
         with _run.listening(found):
             call()
-        options = _TuneOptions(ctypes.sizeof(_TuneOptions), max(1, round(budget * 1000)),
-                               os.fsencode(presets) if presets is not None else None)
+        options = _TuneOptions(ctypes.sizeof(_TuneOptions), milliseconds, folder)
         problems = [problem for _, problem in found.values() if problem.get("link") == "peers"]
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -154,6 +183,16 @@ class Group:
             torch.cuda.synchronize(self.device)
         library().fftune_group_destroy(handle)
 
+    def __copy__(self) -> "Group":
+        """The group itself: a copy of a model has the group of the model."""
+        return self
+
+    def __deepcopy__(self, memo) -> "Group":
+        return self
+
+    def __reduce_ex__(self, protocol):
+        raise Error("a group cannot be pickled: it is a rank of this process; make one where it is loaded")
+
     def __enter__(self):
         return self
 
@@ -165,7 +204,13 @@ class Group:
             self.close()
 
 
+def _is_utf8(text: str) -> bool:
+    return text.encode(errors="replace").decode() == text
+
+
 def _part(tensor: torch.Tensor, axis: int, rank: int, ranks: int, name: str) -> torch.Tensor:
+    if tensor.dim() < -axis:
+        raise Error(f"slice_layer: {name} is {list(tensor.shape)}: give the tensor of a layer")
     size = tensor.shape[axis]
     if size % ranks:
         raise Error(f"slice_layer: {name} has {size} rows or columns, which {ranks} ranks do not divide")
@@ -190,6 +235,17 @@ def slice_layer(weights: Mapping[str, torch.Tensor], rank: int, ranks: int, head
         whole_experts: A rank has whole experts of a mixture, with their biases, instead of some features
             of all.
     """
+    ranks = _integer("slice_layer: ranks", ranks, 1, _MOST)
+    rank = _integer("slice_layer: rank", rank, 0, ranks - 1)
+    heads, kv_heads = (_integer(f"slice_layer: {name}", count, 1, _MOST)
+                       for name, count in (("heads", heads), ("kv_heads", kv_heads)))
+    if packing not in ("halves", "interleaved"):
+        raise Error(f"slice_layer: packing is {named(packing)}: give 'halves' or 'interleaved'")
+    if not isinstance(weights, Mapping):
+        raise Error(f"slice_layer: weights is {named(weights)}: give tensors by the names of layer")
+    for name, tensor in weights.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise Error(f"slice_layer: {name} is {named(tensor)}: give a tensor")
     if heads % ranks or kv_heads % ranks:
         raise Error(f"slice_layer: {heads} heads of q and {kv_heads} of k: {ranks} ranks do not divide them")
 
@@ -202,7 +258,10 @@ def slice_layer(weights: Mapping[str, torch.Tensor], rank: int, ranks: int, head
         bias = name.startswith("b_")
         rows = -1 if bias else -2
         if name in ("w_qkv", "b_qkv") and not grouped:
-            dim = tensor.shape[rows] // (heads + 2 * kv_heads)
+            dim, rest = divmod(tensor.shape[rows], heads + 2 * kv_heads) if tensor.dim() >= -rows else (0, 1)
+            if rest:
+                raise Error(f"slice_layer: {name} is {list(tensor.shape)}, which {heads} heads of q and "
+                            f"{kv_heads} of k and of v do not divide")
             parts = tensor.split([heads * dim, kv_heads * dim, kv_heads * dim], rows)
             return torch.cat([_part(p, rows, rank, ranks, name) for p in parts], rows)
         if name in ("w_gate_up", "b_gate_up") and packing == "halves":

@@ -1,5 +1,8 @@
 """Groups of processes on the CPU, and their collectives."""
+import copy
+import math
 import os
+import pickle
 import re
 import subprocess
 import time
@@ -207,6 +210,22 @@ def test_wrong_experts_of_a_rank_are_one_line():
         distributed.slice_layer({"w_o": x}, 0, 2, 2, 2, whole_experts=True)
 
 
+@pytest.mark.parametrize("change, words", [
+    (dict(ranks=0), "ranks is 0: give"), (dict(rank=2), "rank is 2: give an integer from 0 to 1"),
+    (dict(rank=-1), "rank is -1: give"), (dict(heads=0), "heads is 0: give"),
+    (dict(kv_heads=-2), "kv_heads is -2: give"), (dict(packing="thirds"), "packing is 'thirds': give"),
+    (dict(heads=6, kv_heads=6), "6 heads of q and 6 of k and of v do not divide"),
+    (dict(weights=None), "weights is of type NoneType"), (dict(weights={"w_o": None}), "w_o is of type"),
+    (dict(weights={"w_o": torch.tensor(1.0)}), r"w_o is \[\]: give"),
+    (dict(weights={"w_qkv": torch.tensor(1.0)}), r"w_qkv is \[\], which")])
+def test_slices_take_no_wrong_value(change, words):
+    given = dict(weights={"w_qkv": torch.ones(24, 8)}, rank=0, ranks=2, heads=4, kv_heads=4)
+    assert distributed.slice_layer(**given)["w_qkv"].shape == (12, 8)
+    with pytest.raises(fftune.Error, match=words) as error:
+        distributed.slice_layer(**{**given, **change})
+    assert "\n" not in str(error.value)
+
+
 def _tokens(rank: int, ranks: int, name: str) -> None:
     """Three tokens of a model on slices, with the whole head and with slices of it."""
     with distributed.Group(name, rank, ranks, max_bytes=1 << 14, timeout=60) as group:
@@ -391,13 +410,28 @@ def test_wrong_arguments_are_one_line():
                 (lambda: ops.all_reduce_norm(torch.ones(1, 16), torch.ones(3), group=group), "w"),
                 (lambda: ops.all_reduce_norm(torch.ones(1, 16), torch.ones(16), group=group,
                                              convention="other"), "convention"),
-                (lambda: distributed.Group("wrong", 3, 2), "rank is 3: use 0 to 1"),
+                (lambda: distributed.Group("wrong", 3, 2), "rank is 3: give an integer from 0 to 1"),
+                (lambda: distributed.Group("wrong", 1 << 40, 2), "rank is 1099511627776: give"),
+                (lambda: distributed.Group("wrong", True, 2), "rank is True: give an integer"),
+                (lambda: distributed.Group("wrong", 0, 9), "number of ranks is 9: give"),
+                (lambda: distributed.Group("wrong", 0, 1, max_bytes=1 << 70), "max_bytes is .*: give"),
+                (lambda: distributed.Group("wrong", 0, 1, max_bytes=1.5), "max_bytes is 1.5: give"),
+                (lambda: distributed.Group("wrong", 0, 1, timeout=-1), "timeout is -1: give"),
+                (lambda: distributed.Group("wrong", 0, 1, timeout=math.nan), "timeout is nan: give"),
+                (lambda: distributed.Group("\ud800", 0, 1), "name is '.ud800': give a text"),
+                (lambda: group.tune(lambda: None, budget=math.inf), "budget is inf: give"),
+                (lambda: pickle.dumps(group), "a group cannot be pickled"),
                 (lambda: distributed.Group("wrong", 0, 1, device="meta"), "device is meta")):
             with pytest.raises(fftune.Error, match=words) as error:
                 call()
             assert "\n" not in str(error.value)
-    with pytest.raises(fftune.Error, match="closed"):
-        group.check()
+        assert copy.deepcopy(group) is copy.copy(group) is group
+    x, ids = torch.ones(1, 16), torch.zeros(1, dtype=torch.int32)
+    for call in (group.check, lambda: group.tune(lambda: None),
+                 lambda: ops.all_reduce(x, group=group), lambda: ops.all_reduce_norm(x, x[0], group=group),
+                 lambda: ops.all_argmax(ids, x[0, :1], 4, group=group)):
+        with pytest.raises(fftune.Error, match="the group is closed"):
+            call()
     with pytest.raises(fftune.Error, match="init_process_group"):
         distributed.init_group()
 

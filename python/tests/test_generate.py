@@ -332,3 +332,89 @@ def test_processors_in_another_order_or_of_other_classes_are_not_known():
     own = type("Own", (TopKLogitsWarper,), {})
     assert draw(own(3)) is None
     assert decoding._draw_of(LogitsProcessorList([few]), GenerationConfig(do_sample=False)) is None
+
+
+def others(ids):
+    return (ids + 1) % 90 + 3
+
+
+def next_ids_of(kind):
+    """A class of models whose step is given other ids, by a method of its own."""
+    class Own(kind):
+        def forward(self, input_ids=None, **options):
+            return super().forward(input_ids=others(input_ids), **options)
+
+    return Own
+
+
+def one_that_samples(kind):
+    class Own(kind):
+        def _sample(self, input_ids, *arguments, **options):
+            return others(input_ids)
+
+    return Own
+
+
+def given_by_a_class(model):
+    model.__class__ = next_ids_of(type(model))
+
+
+def sampled_by_a_class(model):
+    model.__class__ = one_that_samples(type(model))
+
+
+def given_by_a_decoder(model):
+    forward = model.model.forward
+    model.model.forward = lambda input_ids=None, **options: forward(input_ids=others(input_ids), **options)
+
+
+def prepared_by_an_instance(model):
+    prepare = model.prepare_inputs_for_generation
+
+    def prepared(*arguments, **options):
+        given = prepare(*arguments, **options)
+        return {**given, "input_ids": others(given["input_ids"])}
+
+    model.prepare_inputs_for_generation = prepared
+
+
+def generated_by_an_instance(model):
+    generate = model.generate
+    model.generate = lambda ids, **options: generate(others(ids), **options)
+
+
+def processed_by_an_instance(model):
+    processors = model._get_logits_processor
+    model._get_logits_processor = lambda *arguments, **options: transformers.LogitsProcessorList(
+        [*processors(*arguments, **options), lambda ids, logits: logits.roll(1, -1)])
+
+
+@pytest.mark.parametrize("options", [dict(whole_layers=True), dict(graphs=True)], ids=["layers", "graphs"])
+@pytest.mark.parametrize("change, when", [
+    (change, when) for change in (given_by_a_class, sampled_by_a_class, given_by_a_decoder,
+                                  prepared_by_an_instance, generated_by_an_instance,
+                                  processed_by_an_instance) for when in ("before", "after")])
+def test_methods_of_a_user_are_called(change, when, options):
+    model = make("llama", device=DEVICE)
+    model.generation_config.eos_token_id = None
+    own = copy.deepcopy(model)
+    if when == "before":
+        # A method in an instance is bound to it: each model gets its own.
+        change(own)
+        fftune.patch(own, **options)
+    else:
+        fftune.patch(own, **options)
+        change(own)
+    ids = inputs("llama", 2, 9, DEVICE)["input_ids"]
+    plain = right(model, ids, 6)
+    change(model)
+    for _ in range(2):
+        found, exact = (right(each, ids, 6, cache_implementation="static") for each in (own, model))
+        assert torch.equal(found, exact) and not torch.equal(exact, plain)
+
+
+def test_ids_of_32_bits_give_what_transformers_gives():
+    model, own = patched("llama")
+    ids = inputs("llama", 2, 9, DEVICE)["input_ids"].int()
+    exact, found = (right(each, ids, 6, cache_implementation="static") for each in (model, own))
+    assert found.dtype == exact.dtype and torch.equal(found, exact)

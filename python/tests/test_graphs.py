@@ -332,10 +332,11 @@ def test_a_thread_has_steps_of_its_own(steps):
 
 @pytest.mark.parametrize("options", [
     dict(prompt_lookup_num_tokens=3), "assistant", transformers.DynamicCache, transformers.StaticCache,
-    transformers.GenerationConfig(prompt_lookup_num_tokens=3, max_new_tokens=6, do_sample=False)],
-    ids=["prompt_lookup", "assistant", "dynamic", "static", "configuration"])
+    transformers.GenerationConfig(prompt_lookup_num_tokens=3, max_new_tokens=6, do_sample=False),
+    "autocast"], ids=["prompt_lookup", "assistant", "dynamic", "static", "configuration", "autocast"])
 def test_calls_that_cannot_have_a_static_cache_run_as_before(options):
-    model, assistant = make("llama"), make("llama")
+    # Its keys keep the type of its norms under autocast, its values do not.
+    model, assistant = make("qwen3" if options == "autocast" else "llama"), make("llama")
     for each in (model, assistant):
         each.generation_config.eos_token_id = None
     other = copy.deepcopy(model)
@@ -351,11 +352,29 @@ def test_calls_that_cannot_have_a_static_cache_run_as_before(options):
             given["past_key_values"] = options(config=model.config, **sizes)
         elif isinstance(options, dict):
             given |= options
-        else:
+        elif options != "autocast":
             given = {"generation_config": options}
-        return each.generate(ids, **given)
+        with torch.autocast("cpu", torch.bfloat16, enabled=options == "autocast"):
+            return each.generate(ids, **given)
 
     assert torch.equal(run(other), run(model))
     assert other.generation_config.cache_implementation == "static"
     fftune.unpatch(other)
     assert "generate" not in vars(other)
+
+
+def test_a_prompt_of_an_adapter_stays_before_the_ids():
+    peft = pytest.importorskip("peft")
+    model = make("llama")
+    model.generation_config.eos_token_id = None
+    other = copy.deepcopy(model)
+    fftune.patch(other, graphs=True, whole_layers=True)
+    ids = inputs("llama", 2, 5)["input_ids"]
+    found = []
+    for each in (model, other):
+        torch.manual_seed(2)
+        adapted = peft.get_peft_model(each, peft.PromptTuningConfig(
+            task_type="CAUSAL_LM", num_virtual_tokens=4)).eval()
+        found.append(adapted.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=5,
+                                      do_sample=False))
+    assert torch.equal(*found)

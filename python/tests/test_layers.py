@@ -554,3 +554,30 @@ def test_another_layer_is_left_alone(monkeypatch):
     monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", doubled)
     report = fftune.patch(model, whole_layers=True)
     assert any("in an order that is not known" in words for _, words in report.left), str(report)
+
+
+def shared_in_one_list(models):
+    models[0].layers[1] = models[0].layers[0]
+
+
+def shared_by_two_decoders(models):
+    models[1].layers = models[0].layers
+
+
+@needs_transformers_5
+@pytest.mark.parametrize("share", [shared_in_one_list, shared_by_two_decoders])
+def test_layers_at_several_places(share):
+    """Weights tied across layers, as ALBERT has them, or across decoders."""
+    decoders = torch.nn.ModuleList(make("llama").model for _ in range(2))
+    share(decoders)
+    ids = torch.randint(3, 96, (2, 5))
+
+    def states(decoder):
+        with torch.no_grad():
+            return decoder(ids, past_key_values=cache_of(decoder)).last_hidden_state
+
+    right = [states(decoder) for decoder in decoders]
+    report = fftune.patch(decoders, whole_layers=True)
+    assert any("is called at several places" in reason for _, reason in report.left), str(report)
+    for decoder, exact in zip(decoders, right):
+        assert error(states(decoder), exact) < 2e-6

@@ -28,6 +28,7 @@ def memory_of(op: str, group: Group, x: Tensor, elements: int) -> tuple[Tensor, 
     """The group's memory, and its link for that many elements of x's type."""
     if not isinstance(group, Group):
         raise Error(f"{op}: group is {named(group)}: give a fftune.distributed.Group")
+    group.expect_open()
     link = group.link(op, elements * x.element_size())
     return group.memory.to("meta") if x.is_meta else group.memory, link
 

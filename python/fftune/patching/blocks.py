@@ -11,7 +11,7 @@ from .norms import layernorm_forward, norm_forward, normalises, settings_of
 from .recognise import (Options, Unfit, drops, expect_no_hooks, expect_plain, has_kernels,
                         is_patched, kind_of, original, remembered, stand_in,
                         replace_forward, trying, undoable, watched)
-from .rotary import attend, projects
+from .rotary import attend, fuses_projections, projects
 
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -119,6 +119,7 @@ def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bo
 
 
 @undoable
+@fuses_projections
 def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
     norm, mlp = self.post_attention_layernorm, self.mlp
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
@@ -137,6 +138,7 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
 
 
 @undoable
+@fuses_projections
 def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
     """The layer whose MLP is a module of its own, a mixture of experts say."""
     norm = self.post_attention_layernorm

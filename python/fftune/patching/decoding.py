@@ -28,7 +28,8 @@ from .attention import STATIC_LAYERS
 from .graphs import _tensors_of
 from .layer_specs import _is_norm, _norm_of
 from .quantised import fits, is_quantised, numbers_of, packed_of
-from .recognise import Unfit, are_plain, has_kernels, is_close, reason_of, undoable, view_of, watched
+from .recognise import (Numbers, Unfit, are_plain, expect_methods, has_kernels, has_usual_steps, is_close,
+                        reason_of, undoable, view_of, watched)
 from .rotary import rotation_of
 
 _LOOKS = 16  # steps from one look at the finished sequences to the next
@@ -74,8 +75,11 @@ class _Given(nn.Module):
     def __init__(self, hidden: Tensor):
         super().__init__()
         self.hidden = hidden
+        self.inputs: dict = {}
 
-    def forward(self, *_, **__):
+    def forward(self, input_ids=None, *_, **options):
+        self.inputs = {name: value for name, value in {**options, "input_ids": input_ids}.items()
+                       if isinstance(value, Tensor)}
         return _outputs()(last_hidden_state=self.hidden)
 
 
@@ -101,9 +105,10 @@ def head_of(model: nn.Module) -> Head:
         raise Unfit(f"no kernels for output embeddings of {weight.dtype} on {weight.device.type}")
     config = model.config.get_text_config()
     softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
-    ids = torch.zeros(1, 3, dtype=torch.long, device=weight.device)
+    numbers = Numbers(5)
     for _ in range(2):
-        hidden = torch.randn(1, 3, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        ids = (numbers(1, 3).abs() * 1000).long().to(weight.device) % weight.shape[0]
+        hidden = numbers(1, 3, weight.shape[1], like=weight)
         # Logits about as large as the cap, which then changes them.
         size = F.linear(hidden, weight, product.bias).abs().max()
         hidden = hidden * ((softcap or 8.0) / size.clamp(min=1e-3))
@@ -113,8 +118,11 @@ def head_of(model: nn.Module) -> Head:
         # No module of the model is called or changed.
         outputs = {(name,): view_of(product, {}) for name, part in model._modules.items()
                    if part is product}
-        own = view_of(model, {**outputs, (names[0],): _Given(hidden)})
+        given = _Given(hidden)
+        own = view_of(model, {**outputs, (names[0],): given})
         logits = own(input_ids=ids, use_cache=False).logits
+        if given.inputs.keys() != {"input_ids"} or not torch.equal(given.inputs["input_ids"], ids):
+            raise Unfit("its decoder is given other inputs than the ids of a call")
         if logits.shape != right.shape or not is_close(right, logits):
             raise Unfit("its logits are not those of a linear layer, nor of one with the soft cap of "
                         "the configuration")
@@ -250,8 +258,9 @@ class Loop:
         batch, device = ids.shape[0], ids.device
         self.whole, self.state = whole, None
         self.head, self.cache, self.count, self.draw = head, cache, count, draw
-        self.ids = ids.new_zeros(batch, 1)
-        self.out = ids.new_full((batch, count), pad)
+        # transformers' steps give int64, whatever type a prompt has.
+        self.ids = ids.new_zeros(batch, 1, dtype=torch.long)
+        self.out = ids.new_full((batch, count), pad, dtype=torch.long)
         self.at = torch.zeros(1, dtype=torch.long, device=device)
         self.steps = torch.zeros(batch, dtype=torch.int32, device=device)
         self.done = torch.zeros(batch, dtype=torch.bool, device=device)
@@ -416,6 +425,7 @@ def patch_greedy(model: nn.Module) -> str:
     """Makes generate() run the steps of a greedy search, and of sampling, by Loop."""
     if "custom_generate" not in inspect.signature(type(model).generate).parameters:
         raise Unfit("this transformers takes no function for the steps of generate()")
+    expect_methods(model, "generate")
     head_of(model)
     model.__dict__["generate"] = types.MethodType(_generate, model)
     return ("greedy and sampled steps by decode, or by layer and head, with no logits processors but "
@@ -448,7 +458,7 @@ def _steps_of(model: nn.Module, arguments: tuple, options: dict):
     # generate() hands none of these to a function in the place of its own.
     left_out = [given.get("streamer"), given.get("synced_gpus"), options.get("tokenizer"),
                 options.get("assistant_tokenizer")]
-    if any(v is not None for v in left_out) or (
+    if any(v is not None for v in left_out) or not has_usual_steps(model) or (
             torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     if mode in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):

@@ -5,12 +5,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from .recognise import PatchReport, undoable
+from .recognise import PatchReport, expect_methods, undoable
 
 
 def patch_generation(model: nn.Module, report: PatchReport) -> None:
     if not hasattr(type(model), "_get_logits_processor"):
         return
+    expect_methods(model, "_get_logits_processor")
     model.__dict__["_get_logits_processor"] = types.MethodType(_logits_processor, model)
     report.replaced.append(("generate", "no_repeat_ngram_size by ngram-block"))
 

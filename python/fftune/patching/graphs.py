@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .recognise import Unfit, are_plain, has_hooks, undoable
+from .recognise import Unfit, are_plain, expect_methods, has_hooks, undoable
 
 _KEPT = 4  # graphs of a model, those used last
 
@@ -31,6 +31,7 @@ def patch_steps(model: nn.Module) -> str:
     if not getattr(type(model), "_can_compile_fullgraph", False):
         raise Unfit("transformers says that this model cannot be compiled whole: its steps may differ "
                     "in more than their tensors")
+    expect_methods(model, "generate", "get_compiled_call")
     generation = model.generation_config
     if generation.cache_implementation not in (None, "static"):
         raise Unfit(f"it generates with the cache '{generation.cache_implementation}'")
@@ -57,13 +58,17 @@ def patch_steps(model: nn.Module) -> str:
 
 
 def _needs_another_cache(model: nn.Module, given: dict, options: dict) -> bool:
-    """Whether a call of generate() brings a cache of its own, or is one of those with a draft, for which
-    transformers refuses a static cache."""
+    """Whether a call of generate() brings a cache of its own, or is one for which transformers refuses a
+    static cache: one with a draft, or one whose keys and values autocast makes of two types. Adapters that put
+    a prompt before the ids, and replace the method that prepares a step, take no static cache either."""
     configs = [c for c in (given.get("generation_config"), model.generation_config) if c is not None]
     wanted = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+    device = model.device.type
     return model.generation_config.cache_implementation == "static" and (
-        options.get("past_key_values") is not None or given.get("assistant_model") is not None
-        or any(options.get(name) or any(getattr(c, name, None) for c in configs) for name in wanted))
+        options.get("past_key_values") is not None or "prepare_inputs_for_generation" in vars(model)
+        or given.get("assistant_model") is not None
+        or any(options.get(name) or any(getattr(c, name, None) for c in configs) for name in wanted)
+        or torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != model.dtype)
 
 
 def restore_steps(model: nn.Module) -> None:

@@ -23,8 +23,8 @@ from .fp8_experts import is_rounded_experts
 from .fp8_linear import MERGED, is_rounded_fp8, stays_merged
 from .quantised import is_quantised
 from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
-from .recognise import (PatchReport, Unfit, has_hooks, has_kernels, is_known, method_of, try_to,
-                        undoable, watched)
+from .recognise import (PatchReport, Unfit, expect_methods, has_hooks, has_kernels, is_known, method_of,
+                        try_to, undoable, watched)
 from .rotary import angles_of, are_angles, gives_angles, read_angles, rotation_of
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
@@ -270,6 +270,12 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
     if len(lists) != 1:
         raise Unfit(f"layers: {type(decoder).__name__} has {len(lists)} lists of layers")
     (name, layers), = lists
+    expect_methods(decoder, "forward")
+    seen = set()
+    for layer in layers:
+        if layer in seen or "_fftune_layers" in layer.__dict__:
+            raise Unfit(f"layers: a {type(layer).__name__} is called at several places")
+        seen.add(layer)
     recogniser = Recogniser(decoder, name, known)
     specs = []
     for at, layer in enumerate(layers):

@@ -149,6 +149,26 @@ def expect_plain(module: nn.Module) -> None:
         raise Unfit("its forward was replaced already")
 
 
+def expect_methods(module: nn.Module, *names: str) -> None:
+    """That these methods are its class's: a user's own in their place would not be called."""
+    for name in names:
+        method = module.__dict__.get(name)
+        if method is not None and not hasattr(method, "_fftune"):
+            raise Unfit(f"{type(module).__name__} has a {name} of its own, which would not be called")
+
+
+_STEP_METHODS = ("_sample", "_prefill", "prepare_inputs_for_generation",
+                 "_update_model_kwargs_for_generation")
+
+
+def has_usual_steps(model: nn.Module) -> bool:
+    """Whether the steps of generate() are transformers' own. Adapters of prompts and subclasses have others,
+    which change what the model is given."""
+    methods = (getattr(model, name, None) for name in _STEP_METHODS)
+    return all(method is None or (getattr(method, "__module__", None) or "").startswith("transformers.")
+               for method in methods)
+
+
 def expect_plain_parameters(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if type(parameter) is not nn.Parameter or parameter.is_meta:

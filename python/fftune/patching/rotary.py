@@ -310,11 +310,16 @@ _FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "au
 _BESIDE = ("sdpa", *attentions.OURS)  # implementations of attention
 
 
+def fuses_projections(forward):
+    """Marks the forward of a layer that runs its attention by attend() where projects() says so."""
+    forward._fuses_projections = True
+    return forward
+
+
 def _is_in_fused_layer(model: nn.Module, attention: nn.Module) -> bool:
-    """Whether a forward calls it that asks projects()."""
     forwards = (layer.__dict__.get("forward") for layer in model.modules()
                 if layer._modules.get("self_attn") is attention)
-    return any("projects" in getattr(getattr(forward, "__code__", None), "co_names", ())
+    return any(hasattr(getattr(forward, "_fftune_forward", None), "_fuses_projections")
                for forward in forwards)
 
 
