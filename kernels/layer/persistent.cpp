@@ -640,9 +640,11 @@ class PersistentLayers final : public Family {
     // output product is dense, four times as many bytes as a packed one, and is copied while
     // attention goes on: 4 layers of gpt-oss take 247 us with two copies always, and 254 with one.
     const bool is_dense_between = of_4_bits && !packs_attention(problem);
-    // 64 KB in L2 make four sequences 789 us instead of 827, 6 layers of Qwen3-30B-A3B 315 instead
-    // of 323, and packed weights no faster. Slices of ranks were not timed.
-    const bool looks_ahead = !format.packed && network_ != Network::slices;
+    // 64 KB in L2 make four sequences 789 us instead of 827, and 6 layers of Qwen3-30B-A3B 315
+    // instead of 323. One token of dense layers and packed weights are no faster; a whole token of
+    // Llama-3.2-1B takes 913 us with them, and 892 without. Slices of ranks were not timed.
+    const bool looks_ahead =
+        !format.packed && network_ != Network::slices && (experts_ || has_many_tokens(problem));
     return {.held = held,
             .input_kb = input_kb,
             .in_flight = of_4_bits ? 2 : 4,
