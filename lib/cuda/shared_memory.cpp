@@ -137,9 +137,9 @@ std::unique_ptr<Buffer> CudaBackend::open_shared(const SharedHandle& handle, std
                             here, there));
   const OwnMemory::Entry of_thread = OwnMemory::find(handle.key);
   if (auto memory = of_thread.memory.lock()) {
-    // They share the context. Loading a kernel may wait for all that runs in it ("Potential
-    // Hazards" of lazy loading, CUDA Programming Guide), and so do cuModuleUnload and cuMemFree:
-    // one rank would wait for the other's kernel, which waits for a launch behind that call.
+    // They share the context, and loading a kernel may wait for all that runs in it ("Potential
+    // Hazards" of lazy loading, CUDA Programming Guide); cuModuleUnload and cuMemFree wait too. One
+    // rank would wait for the other's kernel, which waits for a launch behind that call.
     if (of_thread.context->device() == context_->device())
       throw Error(ErrorKind::invalid_input,
                   fmt::format("CUDA: two ranks of this process are on GPU {}, where a call of one "

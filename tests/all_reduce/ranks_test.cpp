@@ -29,6 +29,7 @@
 #include "runtime/group.hpp"
 #include "runtime/plan.hpp"
 #include "store/preset_file.hpp"
+#include "support/on_threads.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_variants.hpp"
 
@@ -759,25 +760,7 @@ TEST_CASE("ranks whose clocks differ choose the same variants, on one GPU", "[gp
 
 namespace {
 
-/// What each rank's work by a thread of this process returned, or its error.
-std::vector<std::string> on_threads(int ranks, const std::function<std::string(int rank)>& work) {
-  std::vector<std::string> results(static_cast<std::size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank)
-    threads.emplace_back([&, rank] {
-      auto& own = results[static_cast<std::size_t>(rank)];
-      try {
-        own = work(rank);
-      } catch (const Error& error) {
-        own = error.what();
-      }
-    });
-  for (auto& thread : threads) thread.join();
-  return results;
-}
-
-/// The work of each rank by a thread of this process. Catch's assertions are not for threads, so
-/// variants are drawn before, and a thread's results compared behind it.
+/// The work of each rank by a thread of this process, for variants that are drawn before.
 void run_as_threads(int ranks, const std::string& device, const std::string& name) {
   struct Work {
     Problem problem;

@@ -227,7 +227,7 @@ FFTUNE_API fftune_status fftune_plan_launch(const fftune_plan* plan, const fftun
 FFTUNE_API fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens);
 
 /* A group: ranks of one host that reach each other's memory, each with a device. They are
- * processes, or threads of one process with a context each, and each with a GPU of its own.
+ * processes, or threads of one process with a context each, and on CUDA with a GPU each.
  * Collectives such as the op all-reduce are plans as others are; their buffer "group" is
  * fftune_group_memory(). On a CPU the memory is shared pages, on CUDA handles of inter-process
  * communication over NVLink or PCIe. All ranks run the same collectives in the same order, on one
