@@ -1,5 +1,5 @@
 // Memory of a GPU that processes share through CUDA's handles for inter-process communication, and
-// threads of one process by its address.
+// threads of one process, each with a GPU of its own, by its address.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -137,11 +137,18 @@ std::unique_ptr<Buffer> CudaBackend::open_shared(const SharedHandle& handle, std
                             here, there));
   const OwnMemory::Entry of_thread = OwnMemory::find(handle.key);
   if (auto memory = of_thread.memory.lock()) {
-    if (of_thread.context->device() != context_->device()) {
-      const CUresult enabled = driver.ctx_enable_peer_access(of_thread.context->handle(), 0);
-      if (enabled != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
-        driver.accept(enabled, "cuCtxEnablePeerAccess");
-    }
+    // They share the context, and loading a kernel may wait for all that runs in it ("Potential
+    // Hazards" of lazy loading, CUDA Programming Guide); cuModuleUnload and cuMemFree wait too. One
+    // rank would wait for the other's kernel, which waits for a launch behind that call.
+    if (of_thread.context->device() == context_->device())
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("CUDA: two ranks of this process are on GPU {}, where a call of one "
+                              "can wait for the other's kernel forever: give each a GPU of its "
+                              "own, or a process",
+                              here));
+    const CUresult enabled = driver.ctx_enable_peer_access(of_thread.context->handle(), 0);
+    if (enabled != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
+      driver.accept(enabled, "cuCtxEnablePeerAccess");
     return std::make_unique<SharedWithThread>(std::move(memory));
   }
   CUipcMemHandle given;

@@ -127,11 +127,14 @@ class RankSearcher {
     return median(ranks_.time({plan.executables()}, samples, give_up).front());
   }
 
-  bool time_left() const {
+  bool within_budget() const {
     const auto spent = std::chrono::steady_clock::now() - begin_;
     return ranks_.group().largest(std::chrono::duration<double>(spent).count()) <=
            std::chrono::duration<double>(options_.budget).count();
   }
+
+  /// Where the recipe that it began with took all of the budget, one candidate is tried yet.
+  bool time_left() const { return result_.tried == 0 || within_budget(); }
 
   /// Takes it where all ranks have it, it is faster, and its results are right.
   bool takes(const Recipe& candidate) {
@@ -202,9 +205,9 @@ class RankSearcher {
   }
 
   /// Compiles them side by side, which takes longer than their runs: the backend keeps the kernels.
-  /// One that fails does so again when its turn comes.
+  /// One that fails does so again when its turn comes. Without time only the next one has a turn.
   void compile(const std::vector<Variant>& variants) const {
-    if (ranks_.facts().kind == DeviceKind::cpu) return;
+    if (ranks_.facts().kind == DeviceKind::cpu || !within_budget()) return;
     const auto count = static_cast<int>(variants.size());
     HostThreads().run(count, count, [&](int i) {
       const Variant& variant = variants[static_cast<std::size_t>(i)];

@@ -14,7 +14,7 @@
 namespace fftune {
 
 struct RankSearch {
-  std::chrono::milliseconds budget{10000};
+  std::chrono::milliseconds budget{10000};  // one candidate is tried even if it is used up
   /// Folder of presets to which rank 0 writes a record; empty: none is made. Given on all ranks or
   /// on none; that of rank 0 counts.
   std::filesystem::path presets = {};

@@ -149,7 +149,7 @@ class Group:
 
         Args:
             call: A function without arguments, which is called once.
-            budget: Seconds for each plan.
+            budget: Seconds for each plan. One candidate is tried even if the start takes them all.
             presets: Folder to which rank 0 writes records, for later processes; such as
                 `fftune.tuning.user_presets()`, which the library searches. Given on all ranks, or on
                 none: then the result is this process's alone.

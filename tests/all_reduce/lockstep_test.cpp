@@ -7,13 +7,12 @@
 #include <cmath>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "all_reduce/problems.hpp"
-#include "core/error.hpp"
 #include "cpu/open.hpp"
 #include "support/host_backend.hpp"
+#include "support/on_threads.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -29,31 +28,22 @@ std::vector<std::string> failures(const std::function<float(float)>& change) {
   const Problem problem = all_reduce_problem(DeviceKind::cpu, DType::f32, ranks, 5, 64,
                                              {{"norm", "t5"}, {"link", "peers"}});
   const auto place = tensor_index(all_reduce_op().tensors(problem), "y");
-  std::vector<std::string> found(ranks);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank)
-    threads.emplace_back([&, rank] {
-      auto& own = found[static_cast<std::size_t>(rank)];
-      try {
-        const auto backend = open_cpu();
-        const Group group(*backend, {name, rank, ranks, 4096});
-        Lockstep lockstep(*backend, group, all_reduce_op(), problem,
-                          [](double seconds) { return seconds; });
-        const auto plan = lockstep.plan(default_recipe(all_reduce_op(), problem, backend->facts()));
-        Executables all = plan->executables();
-        if (rank == 1)
-          all.push_back(std::make_shared<HostExecutable>([&](void* const* tensors, void*) {
-            auto* const y = static_cast<float*>(tensors[place]);
-            y[0] = change(y[0]);
-          }));
-        own = lockstep.verify(all).failure;
-        if (!lockstep.verify(plan->executables()).passed) own += "; and it is wrong afterwards";
-      } catch (const Error& error) {
-        own = error.what();
-      }
-    });
-  for (auto& thread : threads) thread.join();
-  return found;
+  return on_threads(ranks, [&](int rank) {
+    const auto backend = open_cpu();
+    const Group group(*backend, {name, rank, ranks, 4096});
+    Lockstep lockstep(*backend, group, all_reduce_op(), problem,
+                      [](double seconds) { return seconds; });
+    const auto plan = lockstep.plan(default_recipe(all_reduce_op(), problem, backend->facts()));
+    Executables all = plan->executables();
+    if (rank == 1)
+      all.push_back(std::make_shared<HostExecutable>([&](void* const* tensors, void*) {
+        auto* const y = static_cast<float*>(tensors[place]);
+        y[0] = change(y[0]);
+      }));
+    std::string found = lockstep.verify(all).failure;
+    if (!lockstep.verify(plan->executables()).passed) found += "; and it is wrong afterwards";
+    return found;
+  });
 }
 
 }  // namespace

@@ -29,6 +29,7 @@
 #include "runtime/group.hpp"
 #include "runtime/plan.hpp"
 #include "store/preset_file.hpp"
+#include "support/on_threads.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_variants.hpp"
 
@@ -360,6 +361,14 @@ void search(const Task& task) {
     RankRun run(*backend, task, group.memory(), problem);
     CHECK(run.check(Plan(*backend, all_reduce_op(), problem, found.recipe), 1000) == "");
   }
+  // Where the recipe to begin with takes all of the budget, another one is tried all the same.
+  const Problem quick =
+      peers(*backend, task, gpu ? DType::bf16 : DType::f32, 40, 4096, "none", "no");
+  const auto found = search_on_ranks(*backend, group, builtin_catalog(), all_reduce_op(), quick,
+                                     default_recipe(all_reduce_op(), quick, backend->facts()),
+                                     {.budget = std::chrono::milliseconds(0)});
+  CHECK(found.tried == 1);
+  CHECK_FALSE(found.complete);
   // Ranks that begin with other problems are told so.
   const Problem other = peers(*backend, task, DType::f32, 3 + task.rank, 512, "none", "no");
   CHECK_THROWS_WITH(search_on_ranks(*backend, group, builtin_catalog(), all_reduce_op(), other,
@@ -751,8 +760,7 @@ TEST_CASE("ranks whose clocks differ choose the same variants, on one GPU", "[gp
 
 namespace {
 
-/// The work of each rank by a thread of this process. Catch's assertions are not for threads, so
-/// variants are drawn before, and a thread's results compared behind it.
+/// The work of each rank by a thread of this process, for variants that are drawn before.
 void run_as_threads(int ranks, const std::string& device, const std::string& name) {
   struct Work {
     Problem problem;
@@ -770,28 +778,23 @@ void run_as_threads(int ranks, const std::string& device, const std::string& nam
           {problem, draw_variants(backend->facts(), all_reduce_op(), problem, random, 1)});
     }
   }
-  std::vector<std::string> wrong(static_cast<std::size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank)
-    threads.emplace_back([&, rank] {
-      auto& own = wrong[static_cast<std::size_t>(rank)];
-      try {
-        const Task task{rank, ranks, name, device, ""};
-        const auto backend = open(task);
-        const Group group(*backend, {name, rank, ranks, std::uint64_t{2} << 20});
-        for (const Work& work : works) {
-          RankRun run(*backend, task, group.memory(), work.problem);
-          for (const auto& variant : work.variants) {
-            const Plan plan = plan_of(*backend, work.problem, variant);
-            for (const std::uint64_t seed : {1000u, 2000u, 3000u}) own += run.check(plan, seed);
-            group.check();
-          }
+  const auto wrong = on_threads(ranks, [&](int rank) {
+    const Task task{rank, ranks, name, device, ""};
+    const auto backend = open(task);
+    const Group group(*backend, {name, rank, ranks, std::uint64_t{2} << 20});
+    std::string found;
+    for (const Work& work : works) {
+      RankRun run(*backend, task, group.memory(), work.problem);
+      for (const auto& variant : work.variants) {
+        const Plan plan = plan_of(*backend, work.problem, variant);
+        for (const std::uint64_t seed : {1000u, 2000u, 3000u}) {
+          found += run.check(plan, seed);
+          group.check();
         }
-      } catch (const Error& error) {
-        own += error.what();
       }
-    });
-  for (auto& thread : threads) thread.join();
+    }
+    return found;
+  });
   for (const std::string& own : wrong) CHECK(own == "");
 }
 
@@ -802,9 +805,15 @@ TEST_CASE("all-reduce: ranks that are threads have the same bits, on the CPU") {
   run_as_threads(3, "cpu", new_name());
 }
 
-TEST_CASE("all-reduce: ranks that are threads have the same bits, on one GPU", "[gpu]") {
+TEST_CASE("ranks that are threads on one GPU are one line on each", "[gpu]") {
   if (open_first_cuda() == nullptr) FFTUNE_SKIP("no GPU");
-  run_as_threads(2, "cuda:0", new_name());
+  const std::string name = new_name();
+  for (const std::string& own : on_threads(2, [&](int rank) {
+         const auto backend = open({rank, 2, name, "cuda:0", ""});
+         const Group group(*backend, {name, rank, 2, 4096, std::chrono::seconds(20)});
+         return std::string();
+       }))
+    CHECK_THAT(own, Catch::Matchers::Contains("two ranks of this process are on GPU"));
 }
 
 TEST_CASE("ranks meet at the file of a socket, which is gone afterwards") {

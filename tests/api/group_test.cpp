@@ -3,11 +3,11 @@
 #include <unistd.h>
 
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "api/layer.hpp"
 #include "store/preset_file.hpp"
+#include "support/on_threads.hpp"
 #include "support/temporary_folder.hpp"
 
 using namespace fftune;
@@ -30,26 +30,16 @@ template <typename Work>
 std::vector<std::string> on_ranks(int ranks, const Work& work) {
   static int groups = 0;
   const std::string name = fmt::format("api-{}-{}", ::getpid(), groups++);
-  std::vector<std::string> results(static_cast<std::size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank)
-    threads.emplace_back([&, rank] {
-      auto& own = results[static_cast<std::size_t>(rank)];
-      try {
-        const library::Context context(-1);
-        fftune_group_options options{};
-        options.name = name.c_str();
-        options.rank = rank;
-        options.ranks = ranks;
-        options.max_bytes = 4096;
-        const auto group = context.group(options);
-        own = work(context, group);
-      } catch (const library::Exception& error) {
-        own = error.what();
-      }
-    });
-  for (auto& thread : threads) thread.join();
-  return results;
+  return on_threads(ranks, [&](int rank) {
+    const library::Context context(-1);
+    fftune_group_options options{};
+    options.name = name.c_str();
+    options.rank = rank;
+    options.ranks = ranks;
+    options.max_bytes = 4096;
+    const auto group = context.group(options);
+    return work(context, group);
+  });
 }
 
 }  // namespace

@@ -99,6 +99,25 @@ TEST_CASE("quick: --quick keeps the least work of each form, this device's if it
   CHECK(records[0].capped);
 }
 
+TEST_CASE("a record of a group is checked by one rank, unless NCCL adds, which is left out") {
+  const Catalog& catalog = builtin_catalog();
+  for (const char* link : {"peers", "nccl"}) {
+    const Problem problem = canonical(
+        catalog.op("all-reduce"),
+        {"all-reduce", "fwd", DType::bf16, {{"m", 8}, {"d", 64}, {"ranks", 2}}, {{"link", link}}},
+        DeviceKind::cuda);
+    const fftune::testing::TemporaryFolder folder;
+    merge_preset_records(folder.path(), example::device(), "all-reduce",
+                         {example::record(problem)});
+    const auto records = checked_records(PresetLibrary::load({folder.path()}), catalog,
+                                         DeviceKind::cuda, 0, [](const Problem&) { return true; });
+    REQUIRE(records.size() == 1);
+    CHECK((records[0].skipped.find("link=nccl needs the ranks of a group") == 0) ==
+          (problem.option("link") == "nccl"));
+    CHECK(records[0].tokens.empty() == !records[0].skipped.empty());
+  }
+}
+
 TEST_CASE("records that are too large for the machine are named and left out") {
   const std::size_t much = std::size_t{1} << 40;
   std::vector<CheckedRecord> records{record_of(1024, {64})};

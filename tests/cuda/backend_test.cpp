@@ -358,4 +358,20 @@ TEST_CASE("a driver that is missing or does not start says so") {
   CHECK_THROWS_AS(Context(driver, 7), Error);
 }
 
+TEST_CASE("memory of a rank of this process on the same GPU is refused, that of a process opens") {
+  FakeDevice device;
+  if (!device.backend) FFTUNE_SKIP(device.missing);
+  const int before = device.driver->live_objects;
+  {
+    const auto own = device.backend->allocate_shared(64);
+    CHECK_THROWS_WITH(device.backend->open_shared(own->handle(), 64),
+                      Catch::Matchers::Contains("two ranks of this process are on GPU") &&
+                          Catch::Matchers::Contains("give each a GPU of its own, or a process"));
+    SharedHandle of_process = own->handle();
+    ++of_process.key;
+    CHECK(device.backend->open_shared(of_process, 64)->data() == own->data());
+  }
+  CHECK(device.driver->live_objects == before);
+}
+
 }  // namespace fftune::cuda

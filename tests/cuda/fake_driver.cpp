@@ -209,6 +209,31 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
   std::free(host(address));
   return end_one();
 }
+CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+  std::memcpy(handle, &address, sizeof address);
+  return CUDA_SUCCESS;
+}
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned) {
+  std::memcpy(address, &handle, sizeof *address);
+  ++state.live_objects;
+  return CUDA_SUCCESS;
+}
+CUresult cuIpcCloseMemHandle(CUdeviceptr) {
+  return end_one();
+}
+CUresult cuMemHostAlloc(void** address, std::size_t bytes, unsigned) {
+  ++state.live_objects;
+  *address = std::malloc(bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemFreeHost(void* address) {
+  std::free(address);
+  return end_one();
+}
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* address, void* of, unsigned) {
+  *address = reinterpret_cast<CUdeviceptr>(of);
+  return CUDA_SUCCESS;
+}
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, std::size_t bytes, CUstream) {
   std::memcpy(host(to), from, bytes);
   return result_of("cuMemcpyHtoDAsync");

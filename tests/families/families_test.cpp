@@ -109,6 +109,23 @@ void verify_families_on_gpu(const Op& op) {
 
 }  // namespace
 
+TEST_CASE("no small problem of any link needs a group, which one process has not") {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  int links = 0;
+  for (const Op* op : builtin_catalog().ops)
+    for (const auto& pass : op->passes())
+      for (const Options& form : forms_of(*op, pass))
+        for (const Family* family : op->families()) {
+          if (!form.contains("link") || family->device_kind() != facts.kind) continue;
+          ++links;
+          CAPTURE(op->name(), family->name(), form.at("link"));
+          const auto problem = small_problem(*op, *family, pass, DType::bf16, form, facts);
+          if (!problem) continue;
+          for (const TensorSpec& tensor : op->tensors(*problem)) CHECK(tensor.name != "group");
+        }
+  CHECK(links > 0);
+}
+
 FFTUNE_TEST_EACH_OP(verify_families_on_cpu, "a few variants of every CPU family are right", "");
 FFTUNE_TEST_EACH_OP(verify_families_on_gpu, "a few variants of every CUDA family are right",
                     "[gpu][few]");

@@ -36,8 +36,8 @@ bool is_nested(const Op& op);
 /// because one extent has to be long. The family refuses neither.
 Problem shrunk(const Op& op, const Family& family, Problem problem, const DeviceFacts& facts);
 
-/// The first small problem of this pass, dtype and form that the family does not refuse. None over
-/// the memory of other processes, which tests/all_reduce starts.
+/// The first small problem of this pass, dtype and form that the family does not refuse. None that
+/// needs a group, over the ranks' memory or NCCL: tests/all_reduce and python/tests start ranks.
 std::optional<Problem> small_problem(const Op& op, const Family& family, const std::string& pass,
                                      DType dtype, const Options& options, const DeviceFacts& facts);
 

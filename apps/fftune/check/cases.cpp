@@ -24,6 +24,8 @@ std::string unsupported(const Op& op, const Problem& problem, DeviceKind kind) {
   if (std::find(dtypes.begin(), dtypes.end(), problem.dtype) == dtypes.end())
     return fmt::format("{} has no {} {}", op.name(), dtype_name(problem.dtype),
                        kind == DeviceKind::cpu ? "on the CPU" : "on a GPU");
+  // One rank can play the peers of a group, but not NCCL.
+  if (problem.has("link", "nccl")) return "link=" + needs_group_words(problem);
   return fault_of_recorded(op, problem, kind);
 }
 

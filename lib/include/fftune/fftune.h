@@ -227,10 +227,11 @@ FFTUNE_API fftune_status fftune_plan_launch(const fftune_plan* plan, const fftun
 FFTUNE_API fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens);
 
 /* A group: ranks of one host that reach each other's memory, each with a device. They are
- * processes, or threads of one process with a context each. Collectives such as the op all-reduce
- * are plans as others are; their buffer "group" is fftune_group_memory(). On a CPU the memory is
- * shared pages, on CUDA handles of inter-process communication over NVLink or PCIe. All ranks run
- * the same collectives in the same order, on one stream each. */
+ * processes, or threads of one process with a context each, and on CUDA with a GPU each.
+ * Collectives such as the op all-reduce are plans as others are; their buffer "group" is
+ * fftune_group_memory(). On a CPU the memory is shared pages, on CUDA handles of inter-process
+ * communication over NVLink or PCIe. All ranks run the same collectives in the same order, on one
+ * stream each. */
 typedef struct fftune_group fftune_group;
 
 /* Set struct_size to sizeof(fftune_group_options) and what is not wanted to zero. */
@@ -276,7 +277,8 @@ FFTUNE_API fftune_status fftune_group_check(const fftune_group* group);
 /* Searches a problem with link=peers on all ranks at once, and remembers the recipe: plans of this
  * problem that the group's context makes from now on have it, also those of more layers. All ranks
  * call it with the same problem and budget; each candidate runs on all of them together, and its
- * time is the slowest rank's, so every rank chooses the same. Memory for the problem's tensors is
+ * time is the slowest rank's, so every rank chooses the same. One candidate is tried even if the
+ * recipe that the search begins with takes all of the budget. Memory for the problem's tensors is
  * allocated meanwhile.
  *
  * Results are compared with a float64 reference: a variant that is wrong on a rank is not chosen.
