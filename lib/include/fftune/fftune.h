@@ -239,8 +239,8 @@ typedef struct fftune_group_options {
   size_t struct_size;
   /* The same on all ranks, and no other group's; 90 bytes at most. Ranks meet at a socket of that
    * name; one that begins with a slash is the path of its file, for ranks in several containers.
-   * Ranks on several hosts have "tcp://host:port/word", 127 bytes at most: rank 0 listens there, and
-   * ranks with another word are not heard. Such a group shares no memory and has nccl. */
+   * Ranks on several hosts have "tcp://host:port/word", 127 bytes at most: rank 0 listens there,
+   * and ranks with another word are not heard. Such a group shares no memory and has nccl. */
   const char* name;
   int rank; /* 0 to ranks - 1 */
   /* 8 at most; 0: rank and ranks are those of this host's processes by the environment that mpirun,
