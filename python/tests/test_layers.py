@@ -581,3 +581,20 @@ def test_layers_at_several_places(share):
     assert any("is called at several places" in reason for _, reason in report.left), str(report)
     for decoder, exact in zip(decoders, right):
         assert error(states(decoder), exact) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_masks_of_the_caller_mean_what_they_do_unpatched(name, attention):
+    """A boolean mask is added as 0 and 1 by eager attention, and by PyTorch's hides keys."""
+    model = make(name)
+    if attention == "sdpa" and name == "gemma2":
+        pytest.skip("Gemma 2 has eager attention alone")
+    model.set_attn_implementation(attention)
+    own = copy.deepcopy(model)
+    fftune.patch(own, whole_layers=True)
+    ids = inputs(name, 2, 9)["input_ids"]
+    seen = torch.ones(2, 1, 9, 9, dtype=torch.bool).tril()
+    for mask in (seen, torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)):
+        ours, theirs = (m(input_ids=ids, attention_mask=mask).logits for m in (own, model))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

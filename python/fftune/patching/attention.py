@@ -58,13 +58,18 @@ def is_available() -> bool:
             attention_mask = _mask_of(attention_mask, query.shape[2], key.shape[2])
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
+    def added(mask: Tensor | None, query: Tensor) -> Tensor | None:
+        """A boolean mask as what is added to scores."""
+        if mask is None or mask.dtype != torch.bool:
+            return mask
+        zeros = torch.zeros_like(mask, dtype=query.dtype)
+        return zeros.masked_fill(~mask, torch.finfo(query.dtype).min)
+
     def by_module(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                   attention_mask: Tensor | None, **options):
         if _are_lengths(attention_mask):
-            attention_mask = _mask_of(attention_mask, query.shape[2], key.shape[2])
-        if attention_mask is not None and attention_mask.dtype == torch.bool:
-            attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(
-                ~attention_mask, torch.finfo(query.dtype).min)
+            attention_mask = added(_mask_of(attention_mask, query.shape[2], key.shape[2]), query)
+        # A mask of the caller's is added as it is, also a boolean one: as 0 and 1.
         own = sys.modules[type(module).__module__].eager_attention_forward
         return own(module, query, key, value, attention_mask, **options)
 
@@ -89,7 +94,7 @@ def is_available() -> bool:
                 attention_mask = torch.ones(
                     query.shape[2], key.shape[2], dtype=torch.bool,
                     device=query.device).tril()[None, None]
-            return by_module(module, query, key, value, attention_mask, **options)
+            return by_module(module, query, key, value, added(attention_mask, query), **options)
         swapped = (t.transpose(1, 2) for t in (query, key, value))
         return ops.attention(*swapped, attention_mask, causal=causal, **_scores_of(options)), None
 
