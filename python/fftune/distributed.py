@@ -121,7 +121,7 @@ class Group:
                                            dtype=torch.int64)
 
     def link(self, op: str, size: int) -> str:
-        """The way of a message of so many bytes, the same on all ranks: "peers", each other's memory, or
+        """The link of a message of `size` bytes, the same on all ranks: "peers", each other's memory, or
         "nccl"."""
         if size <= self.max_bytes and not self.across_hosts:
             return "peers"

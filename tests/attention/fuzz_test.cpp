@@ -1,5 +1,6 @@
 // Random problems against the float64 reference, on every family of a device; and the CUDA spaces.
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <random>
@@ -187,44 +188,58 @@ TEST_CASE("every way to add up dq is right on the GPU", "[gpu][dq]") {
   verify_chosen(*backend, cases, random);
 }
 
-TEST_CASE("tiles with the fewest registers to spare are right on the GPU", "[gpu][dq]") {
+namespace {
+
+struct BackwardVariants {
+  int seed, draws;
+  std::int64_t elements;  // of a problem, at most
+  std::size_t least, most;
+  std::function<bool(const Problem&)> serves;
+  std::function<bool(const Config&)> is_wanted;
+};
+
+/// Verifies one wanted variant of attention_bwd_sm90 for each random problem that it serves.
+void verify_backward(const BackwardVariants& of) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   const DeviceFacts& facts = backend->facts();
   const Family& family = family_of(attention_op(), "attention_bwd_sm90");
-  Draw draw(9);
+  Draw draw(of.seed);
   std::vector<ChosenVariant> cases;
-  for (int i = 0; i < 600; ++i) {
-    const Problem problem = random_attention(DeviceKind::cuda, draw, std::int64_t{1} << 18);
-    if (problem.pass != "bwd" || problem.size("dim") != 128 || family.refusal(problem, facts))
-      continue;
+  for (int i = 0; i < of.draws && cases.size() < of.most; ++i) {
+    const Problem problem = random_attention(DeviceKind::cuda, draw, of.elements);
+    if (problem.pass != "bwd" || !of.serves(problem) || family.refusal(problem, facts)) continue;
     add_variant(cases, problem, family, family.space(problem, facts).feasible(), draw,
-                [](const Config& config) { return config.at("bm") == 80; });
+                of.is_wanted);
   }
-  CHECK(cases.size() > 10);
+  CHECK(cases.size() > of.least);
   verify_chosen(*backend, cases, draw.random());
 }
 
+}  // namespace
+
+TEST_CASE("tiles with the fewest registers to spare are right on the GPU", "[gpu][dq]") {
+  verify_backward({.seed = 9,
+                   .draws = 600,
+                   .elements = std::int64_t{1} << 18,
+                   .least = 10,
+                   .most = 600,
+                   .serves = [](const Problem& problem) { return problem.size("dim") == 128; },
+                   .is_wanted = [](const Config& config) { return config.at("bm") == 80; }});
+}
+
 TEST_CASE("idle warps that prepare and convert other heads are right on the GPU", "[gpu][dq]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  const DeviceFacts& facts = backend->facts();
-  const Family& family = family_of(attention_op(), "attention_bwd_sm90");
-  Draw draw(11);
-  std::vector<ChosenVariant> cases;
-  for (int i = 0; i < 800 && cases.size() < 32; ++i) {
-    const Problem problem = random_attention(DeviceKind::cuda, draw, std::int64_t{1} << 19);
-    // With three groups or more of one head each.
-    if (problem.pass != "bwd" || family.refusal(problem, facts) ||
-        problem.size("b") * problem.size("kv-heads") < 3)
-      continue;
-    add_variant(cases, problem, family, family.space(problem, facts).feasible(), draw,
-                [](const Config& config) {
-                  return config.word("around") == "beside" && config.at("group") == 1;
-                });
-  }
-  CHECK(cases.size() > 16);
-  verify_chosen(*backend, cases, draw.random());
+  verify_backward({.seed = 11,
+                   .draws = 800,
+                   .elements = std::int64_t{1} << 19,
+                   .least = 16,
+                   .most = 32,
+                   // With three groups or more of one head each.
+                   .serves = [](const Problem& p) { return p.size("b") * p.size("kv-heads") >= 3; },
+                   .is_wanted =
+                       [](const Config& config) {
+                         return config.word("around") == "beside" && config.at("group") == 1;
+                       }});
 }
 
 TEST_CASE("sequences cut among CTAs are right on the GPU", "[gpu][cut]") {

@@ -258,7 +258,7 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   };
   const Dim3 by_queries{static_cast<std::uint32_t>(query_blocks),
                         static_cast<std::uint32_t>(layer.heads), 1};
-  // Heads of queries of so many heads of k and v.
+  // Blocks for the heads of queries that share `matrices` heads of k and v.
   const auto of_heads = [&](std::int64_t matrices) {
     return config.beside ? Dim3{static_cast<std::uint32_t>(query_blocks / layer.b),
                                 static_cast<std::uint32_t>(matrices * layer.group()), 1}

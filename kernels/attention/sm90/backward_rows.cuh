@@ -15,7 +15,7 @@ constexpr int backward_row_threads = 256;
 
 // A query block of a head: delta = rowsum(d_out * out) and lse log2(e), 0 and +inf for rows that
 // see no key or are past the sequence's last, whose probabilities are then zero; zeros to dq and
-// its turns. Work of so many threads, whose passes are unrolled by `unrolled`.
+// its turns. `threads` threads do it, in passes that are unrolled by `unrolled`.
 template <attention_form form, sm90_backward_config config, int threads, int unrolled>
 struct backward_preparation {
   using T = element_type<form.type>;

@@ -76,8 +76,8 @@ __device__ __forceinline__ bool is_complete(u32 barrier, u32 parity) {
 struct no_idle {};
 
 // While the producer waits for a free stage it asks L2 for two ranges of memory side by side, 8 KB
-// at a time. Between two requests lie so many cycles that all SMs together take half of what memory
-// could bring: what other CTAs poll would queue behind more.
+// at a time. It waits `cycles` between two requests, so that all SMs together take half of the
+// memory's rate: what other CTAs poll would queue behind more.
 struct l2_ahead {
   static constexpr int piece = 4096, cycles = 800;
   const u8 *first = nullptr, *second = nullptr;
