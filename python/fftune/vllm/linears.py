@@ -4,15 +4,15 @@ GPTQ, AWQ and compressed-tensors end in one of vLLM's classes, MacheteLinearKern
 with the parameters of the checkpoint. Before such a kernel reorders them they are packed for fftune. The
 layer is compared with vLLM's kernel once, when it is loaded, and vLLM's order of its weight is given up.
 """
-import functools
-
 import torch
 from torch import Tensor, nn
 
 from .. import ops
 from .._codes import codes_of_words, pairs_of_codes
+from .._custom import OPS
+from .._ops.packed import group_word, has_zeros, suffix
 from .imports import wrap_methods
-from .products import adopt, free, give_back, log_layer
+from .products import Product, adopt, free, give_back, log_layer
 from .structure import PACKED
 from .trial import Unfit, reason_of
 
@@ -38,8 +38,7 @@ def _loading(cls: type, process):
             reason = reason_of(error)
         process(self, layer)
         if packed is not None:
-            like = torch.empty(0, dtype=self.config.act_type, device=packed.w.device)
-            reason = adopt(self, apply, layer, functools.partial(_run, packed, order), (packed.k, packed.n), like)
+            reason = adopt(self, apply, layer, _product_of(packed, order), self.config.act_type)
             if not reason:
                 if order is None:
                     setattr(layer, PACKED, packed)  # for whole layers
@@ -95,5 +94,16 @@ def packed_of(kernel, layer: nn.Module) -> tuple[ops.PackedWeight, Tensor | None
     return ops.pack_weight(pairs_of_codes(codes), scale, zero, k=k, group=word), order
 
 
-def _run(packed: ops.PackedWeight, order: Tensor | None, x: Tensor, bias: Tensor | None) -> Tensor:
-    return ops.linear(x if order is None else x.index_select(-1, order), packed, bias)
+def _product_of(packed: ops.PackedWeight, order: Tensor | None) -> Product:
+    n, format = packed.n, packed.format
+    op, word, zeros = getattr(OPS, f"linear_packed{suffix(format)}"), group_word("linear", packed.group, format), \
+        has_zeros(format)
+
+    def run(x, w, scale, zero, order, bias):
+        x = x if order is None else x.index_select(-1, order)
+        weight = (w, scale, zero) if zeros else (w, scale)
+        return op.kernel(x, *weight, bias, None, n, word)  # past the dispatcher, which has brought the call here
+
+    parts = f"{' with zero points' if packed.zero is not None else ''}{' in another order' if order is not None else ''}"
+    kind = f"{format} {n} x {packed.k}, {packed.scale.dtype}, groups {word}{parts}"
+    return Product(kind, run, (packed.w, packed.scale, packed.zero, order), n, packed.k)

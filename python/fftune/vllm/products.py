@@ -1,60 +1,116 @@
-"""Linear layers of vLLM that run one op of fftune: the op of vLLM's traces, and the test of a layer.
+"""Linear layers of vLLM that run one op of fftune: the op of vLLM's traces, the test of a layer, and the key of
+vLLM's compiled code.
 
-A layer serves calls of every number of tokens, so its weight is in memory once. In a trace a layer is one
-op, which has the layer's number.
+A layer serves calls of every number of tokens, so its weight is in memory once. In a trace a layer is one op with
+the layer's tensors and the name of its kind, so the layers of a model share compiled code.
 """
+import hashlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .. import _run as running
 from . import plans
-from .logs import log_once, one_line
-from .trial import difference
+from .logs import log_once
+from .trial import Unfit, difference, reason_of
 
-# By the number that a trace has: what runs a layer, and its problems as plans.prepare() takes them.
-_layers: "dict[str, tuple[Callable[[Tensor, Tensor | None], Tensor], list[tuple[int, dict]], int]]" = {}
+
+class Product(NamedTuple):
+    """A layer's product: run(x, *tensors, bias) is [..., n] for x [..., k]. `tensors` are the weight, its scales, zero
+    points and the order of its columns; layers of one `kind` differ in them alone."""
+
+    kind: str
+    run: Callable
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+    n: int
+    k: int
+
+
+class _Kind(NamedTuple):
+    run: Callable
+    problems: list[tuple[int, dict]]  # as plans.prepare() takes them
+    most: int
+
+
+_kinds: dict[str, _Kind] = {}
+_adopted: dict[int, str] = {}  # the kinds of layers by their numbers, in the order of loading; "" if vLLM's
+_BUFFERS = tuple(f"fftune_{part}" for part in ("weight", "scale", "zero", "order"))
 _ROWS = (4, 300)  # for kernels of few tokens, and of many
 
-
-@torch.library.custom_op("fftune_vllm::linear", mutates_args=())
-def _linear(x: Tensor, bias: Tensor | None, key: str, n: int) -> Tensor:
-    run, problems, most = _layers[key]
-    plans.prepare(x.numel() // x.shape[-1], problems, most)
-    return run(x, bias)
+# Without torch.library.custom_op, whose wrappers cost a host more than the rest of a call.
+_library = torch.library.Library("fftune_vllm", "DEF")
+_library.define("linear(Tensor x, Tensor w, Tensor scale, Tensor? zero, Tensor? order, Tensor? bias, str kind, "
+                "int n) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
 
-@_linear.register_fake
-def _(x, bias, key, n):
+def _linear(x, w, scale, zero, order, bias, kind, n):
+    run, problems, most = _kinds[kind]
+    rows = x.numel() // x.shape[-1]
+    if rows > plans.EXACT:
+        plans.prepare(rows, problems, most)
+    return run(x, w, scale, zero, order, bias)
+
+
+for _backend in ("CPU", "CUDA"):
+    _library.impl("linear", _linear, _backend)
+
+
+@torch.library.register_fake("fftune_vllm::linear", lib=_library)
+def _(x, w, scale, zero, order, bias, kind, n):
     return x.new_empty(*x.shape[:-1], n)
 
 
-def adopt(kernel, apply: Callable, layer: nn.Module, run: Callable, sizes: tuple[int, int], like: Tensor) -> str:
-    """Makes `run(x, bias)` the kernel's apply_weights where it computes what `apply(kernel, layer, x, bias)`
-    does, for x [rows, sizes[0]] of the type and device of `like`: the reason why not, or ""."""
-    k, n = sizes
+def adopt(kernel, apply: Callable, layer: nn.Module, product: Product, dtype: torch.dtype) -> str:
+    """Makes `product` the kernel's apply_weights where it computes what `apply(kernel, layer, x, bias)` does for x of
+    the type `dtype`: the reason why not, or ""."""
+    kind, run, tensors, n, k = product
+    number = kernel.__dict__.setdefault("_fftune_number", len(_adopted))  # a layer may be loaded again
+    _adopted[number] = ""
     problems: dict = {}
     try:
+        _expect_keyed()
         generator = torch.Generator().manual_seed(0)
         for rows in _ROWS:
-            x = torch.randn(rows, k, generator=generator).to(like)
+            x = torch.randn(rows, k, generator=generator).to(tensors[0].device, dtype)
             problems.clear()
             with running.listening(problems):
-                y = run(x, None)
+                y = run(x, *tensors, None)
             reason = difference("results", y, apply(kernel, layer, x, None))
             if reason:
                 return reason
     except Exception as error:
-        return one_line(error)
-    key = kernel.__dict__.get("_fftune_key") or str(len(_layers))
-    _layers[key], kernel._fftune_key = (run, list(problems.values()), plans.most_rows()), key
+        return reason_of(error)
+    _kinds[kind] = _Kind(run, list(problems.values()), plans.most_rows())
+    for name, tensor in zip(_BUFFERS, tensors):
+        layer.register_buffer(name, tensor, persistent=False)
+    _adopted[number] = kind
 
     def apply_weights(layer: nn.Module, x: Tensor, bias: Tensor | None = None, **_) -> Tensor:
-        return torch.ops.fftune_vllm.linear(x, bias, key, n)
+        return torch.ops.fftune_vllm.linear(x, layer.fftune_weight, layer.fftune_scale, layer.fftune_zero,
+                                            layer.fftune_order, bias, kind, n)
 
     kernel.apply_weights = apply_weights
     return ""
+
+
+def _expect_keyed() -> None:
+    """Has vLLM's key of compiled code tell which layers run by the op: vLLM loads such code without tracing again, so
+    an engine with the plugin and one without it would run each other's."""
+    from vllm import envs
+
+    original = getattr(envs, "compile_factors", None)
+    if original is None:
+        raise Unfit("vLLM's key of compiled code is not known")
+    if hasattr(original, "_fftune_original"):
+        return
+
+    def compile_factors() -> dict[str, object]:
+        return {**original(), "fftune": hashlib.sha256(repr(_adopted).encode()).hexdigest()}
+
+    compile_factors._fftune_original = original
+    envs.compile_factors = compile_factors
 
 
 def give_back(kernel) -> None:
