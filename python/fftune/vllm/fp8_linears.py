@@ -31,7 +31,7 @@ def _loading(cls: type, process):
         try:
             weight, scale, words = weight_of(kernel, layer)
             n, k = weight.shape
-            product = Product(f"fp8 {n} x {k}, {words}", _run, (weight, scale, None, None), n, k)
+            product = Product(f"fp8 {n} x {k}, {words}", _run, (weight, scale), n, k)
             reason = adopt(kernel, type(kernel).apply_weights, layer, product, kernel.config.out_dtype)
         except Exception as error:
             reason = reason_of(error)
@@ -82,6 +82,6 @@ def _contiguous(weight: Tensor) -> Tensor:
     return weight
 
 
-def _run(x: Tensor, weight: Tensor, scale: Tensor, zero: None, order: None, bias: Tensor | None) -> Tensor:
+def _run(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     op = OPS.linear_fp8_token if scale.dim() == 1 else OPS.linear_fp8_block
     return op.kernel(x, weight, scale, bias, None)  # past the dispatcher, which has brought the call here

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import ops
 from .._codes import codes_of_words, pairs_of_codes
 from .._custom import OPS
-from .._ops.packed import group_word, has_zeros, suffix
+from .._ops.packed import group_word, parts_of, suffix
 from .imports import wrap_methods
 from .products import Product, adopt, free, give_back, log_layer
 from .structure import PACKED
@@ -96,14 +96,13 @@ def packed_of(kernel, layer: nn.Module) -> tuple[ops.PackedWeight, Tensor | None
 
 def _product_of(packed: ops.PackedWeight, order: Tensor | None) -> Product:
     n, format = packed.n, packed.format
-    op, word, zeros = getattr(OPS, f"linear_packed{suffix(format)}"), group_word("linear", packed.group, format), \
-        has_zeros(format)
+    op, word, tensors = getattr(OPS, f"linear_packed{suffix(format)}"), group_word("linear", packed.group, format), \
+        parts_of(packed)
 
-    def run(x, w, scale, zero, order, bias):
+    def run(x, order, *weight_and_bias):
         x = x if order is None else x.index_select(-1, order)
-        weight = (w, scale, zero) if zeros else (w, scale)
-        return op.kernel(x, *weight, bias, None, n, word)  # past the dispatcher, which has brought the call here
+        return op.kernel(x, *weight_and_bias, None, n, word)  # past the dispatcher, which has brought the call here
 
     parts = f"{' with zero points' if packed.zero is not None else ''}{' in another order' if order is not None else ''}"
     kind = f"{format} {n} x {packed.k}, {packed.scale.dtype}, groups {word}{parts}"
-    return Product(kind, run, (packed.w, packed.scale, packed.zero, order), n, packed.k)
+    return Product(kind, run, (order, *tensors), n, packed.k)

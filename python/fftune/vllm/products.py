@@ -1,5 +1,5 @@
 """Linear layers of vLLM that run one op of fftune: the op of vLLM's traces, the test of a layer, and the key of
-vLLM's compiled code.
+vLLM's compiled code. So are networks.
 
 A layer serves calls of every number of tokens, so its weight is in memory once. In a trace a layer is one op with
 the layer's tensors and the name of its kind, so the layers of a model share compiled code.
@@ -18,12 +18,12 @@ from .trial import Unfit, difference, reason_of
 
 
 class Product(NamedTuple):
-    """A layer's product: run(x, *tensors, bias) is [..., n] for x [..., k]. `tensors` are the weight, its scales, zero
-    points and the order of its columns; layers of one `kind` differ in them alone."""
+    """What a layer, or a network, computes: run(x, *tensors, bias) is [..., n] for x [..., k]. Layers of one `kind`
+    differ in their tensors alone."""
 
     kind: str
     run: Callable
-    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+    tensors: tuple[Tensor | None, ...]
     n: int
     k: int
 
@@ -35,61 +35,72 @@ class _Kind(NamedTuple):
 
 
 _kinds: dict[str, _Kind] = {}
-_adopted: dict[int, str] = {}  # the kinds of layers by their numbers, in the order of loading; "" if vLLM's
-_BUFFERS = tuple(f"fftune_{part}" for part in ("weight", "scale", "zero", "order"))
+_adopted: dict[int, str] = {}  # the kinds of modules by their numbers, in the order of loading; "" if vLLM's
 _ROWS = (4, 300)  # for kernels of few tokens, and of many
 
 # Without torch.library.custom_op, whose wrappers cost a host more than the rest of a call.
 _library = torch.library.Library("fftune_vllm", "DEF")
-_library.define("linear(Tensor x, Tensor w, Tensor scale, Tensor? zero, Tensor? order, Tensor? bias, str kind, "
-                "int n) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define("run(Tensor x, Tensor?[] tensors, Tensor? bias, str kind, int n) -> Tensor",
+                tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def _linear(x, w, scale, zero, order, bias, kind, n):
+def _run(x, tensors, bias, kind, n):
     run, problems, most = _kinds[kind]
     rows = x.numel() // x.shape[-1]
     if rows > plans.EXACT:
         plans.prepare(rows, problems, most)
-    return run(x, w, scale, zero, order, bias)
+    return run(x, *tensors, bias)
 
 
 for _backend in ("CPU", "CUDA"):
-    _library.impl("linear", _linear, _backend)
+    _library.impl("run", _run, _backend)
 
 
-@torch.library.register_fake("fftune_vllm::linear", lib=_library)
-def _(x, w, scale, zero, order, bias, kind, n):
+@torch.library.register_fake("fftune_vllm::run", lib=_library)
+def _(x, tensors, bias, kind, n):
     return x.new_empty(*x.shape[:-1], n)
 
 
-def adopt(kernel, apply: Callable, layer: nn.Module, product: Product, dtype: torch.dtype) -> str:
-    """Makes `product` the kernel's apply_weights where it computes what `apply(kernel, layer, x, bias)` does for x of
-    the type `dtype`: the reason why not, or ""."""
+def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    """Gives the module the tensors of a product that computes what `own(x)` does for x of the type `dtype`; Unfit if it
+    computes something else."""
     kind, run, tensors, n, k = product
-    number = kernel.__dict__.setdefault("_fftune_number", len(_adopted))  # a layer may be loaded again
+    number = module.__dict__.setdefault("_fftune_number", len(_adopted))  # a layer may be loaded again
     _adopted[number] = ""
+    _expect_keyed()
     problems: dict = {}
-    try:
-        _expect_keyed()
-        generator = torch.Generator().manual_seed(0)
-        for rows in _ROWS:
-            x = torch.randn(rows, k, generator=generator).to(tensors[0].device, dtype)
-            problems.clear()
-            with running.listening(problems):
-                y = run(x, *tensors, None)
-            reason = difference("results", y, apply(kernel, layer, x, None))
-            if reason:
-                return reason
-    except Exception as error:
-        return reason_of(error)
+    device = next(tensor.device for tensor in tensors if tensor is not None)
+    generator = torch.Generator().manual_seed(0)
+    for rows in _ROWS:
+        x = torch.randn(rows, k, generator=generator).to(device, dtype)
+        problems.clear()
+        with running.listening(problems):
+            y = run(x, *tensors, None)
+        reason = difference("results", y, own(x))
+        if reason:
+            raise Unfit(reason)
     _kinds[kind] = _Kind(run, list(problems.values()), plans.most_rows())
-    for name, tensor in zip(_BUFFERS, tensors):
-        layer.register_buffer(name, tensor, persistent=False)
+    for name, tensor in zip(names_of(tensors), tensors):
+        module.register_buffer(name, tensor, persistent=False)
     _adopted[number] = kind
 
+
+def names_of(tensors: tuple[Tensor | None, ...]) -> tuple[str, ...]:
+    """The buffers of a module that have a product's tensors."""
+    return tuple(f"fftune_{place}" for place in range(len(tensors)))
+
+
+def adopt(kernel, apply: Callable, layer: nn.Module, product: Product, dtype: torch.dtype) -> str:
+    """Makes `product` the kernel's apply_weights where it computes what `apply(kernel, layer, x, bias)` does: the reason
+    why not, or ""."""
+    try:
+        serve(layer, product, lambda x: apply(kernel, layer, x, None), dtype)
+    except Exception as error:
+        return reason_of(error)
+    kind, n, names = product.kind, product.n, names_of(product.tensors)
+
     def apply_weights(layer: nn.Module, x: Tensor, bias: Tensor | None = None, **_) -> Tensor:
-        return torch.ops.fftune_vllm.linear(x, layer.fftune_weight, layer.fftune_scale, layer.fftune_zero,
-                                            layer.fftune_order, bias, kind, n)
+        return torch.ops.fftune_vllm.run(x, [getattr(layer, name) for name in names], bias, kind, n)
 
     kernel.apply_weights = apply_weights
     return ""
