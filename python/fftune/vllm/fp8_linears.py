@@ -9,7 +9,7 @@ finely.
 import torch
 from torch import Tensor, nn
 
-from .._custom import OPS
+from .._ops.linear import OPS
 from .imports import wrap_methods
 from .products import Product, adopt, give_back, log_layer
 from .trial import Unfit, reason_of
