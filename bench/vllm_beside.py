@@ -19,8 +19,8 @@ serve    --serve N: the time of N requests of 1,024 tokens in and 128 out, 64 at
          decoding. A quarter of them run before, and kernels are compiled. `steps` has for each engine
          the steps with prompts and those of pure decoding: their number and tokens, and milliseconds of
          the host in the model, of the GPU in the model, and of whole steps
-kernels  --kernels: the kernels of one prefill of 8 x 1024 tokens under torch.profiler: milliseconds,
-         launches and names, the longest first
+kernels  --kernels: the kernels of each captured step, and of one prefill of 8 x 1024 tokens, under
+         torch.profiler: milliseconds, launches and names, the longest first
 check    --check: greedy tokens of requests that come and go, some of them aborted, with chunked
          prefill, prefix caching, and a cache that is too small for all. Tokens of both engines are
          compared up to a request's first difference. That difference is fine if the two best logits
@@ -323,13 +323,16 @@ class Engine:
         self.finish()
         return (time.perf_counter() - begin) * 1e3
 
-    def kernels(self, most=30):
-        """Milliseconds, launches and name of the kernels of a prefill of 8 x 1024 tokens."""
+    def kernels(self, batch=0, most=30):
+        """Milliseconds, launches and name of the kernels of one step of decoding, or without a batch of a prefill
+        of 8 x 1024 tokens."""
         import torch
         from torch.profiler import ProfilerActivity, profile
 
+        if batch and not self.graphs.graph:
+            return []
         with profile(activities=[ProfilerActivity.CUDA]) as record:
-            self.prefill(8, 1024)
+            self.graphs.plain(self.graphs.graph) if batch else self.prefill(8, 1024)
             torch.cuda.synchronize()
         found = {}
         for event in record.events():
@@ -566,6 +569,10 @@ def run(model, arguments, folder):
                 add(**row, **({"beside": engine.name} if arguments.invariant else {}), own=statistics.median(own),
                     mine=statistics.median(mine), rounds=[own, mine])
 
+    def add_kernels(*words, **row):
+        for engine, found in zip(engines, each("kernels", *words)):
+            add(work="kernels", **row, engine=engine.name, kernels=found)
+
     def each(*words):
         return [engine.call(*words) for engine in engines]
 
@@ -588,6 +595,8 @@ def run(model, arguments, folder):
             for batch in arguments.batch:
                 each("decode", batch, arguments.context)
                 rounds = [each("step") for _ in range(ROUNDS)]
+                if arguments.kernels:
+                    add_kernels(batch, batch=batch, context=arguments.context)
                 each("finish")
                 for kind in ("gpu", "wall", "launch"):
                     add_beside([[step[kind] for step in own] for own in zip(*rounds)], work="decode", batch=batch,
@@ -602,8 +611,7 @@ def run(model, arguments, folder):
                     mine=mine["seconds"], steps=[own["steps"], mine["steps"]])
             if arguments.kernels:
                 each("prefill", 8, 1024)
-                for name, rows_of in zip(("vLLM", "with fftune"), each("kernels")):
-                    add(work="kernels", batch=8, tokens=1024, engine=name, kernels=rows_of)
+                add_kernels(batch=8, tokens=1024)
             if arguments.invariant:
                 usual, invariant = [engine.call("alone", 24) for engine in engines[-2:]]
                 add(work="alone", requests=24, differ=usual, differ_with_invariance=invariant,
