@@ -296,7 +296,7 @@ def test_networks_of_one_kind_share_compiled_code(stand_in):
     for layer in packed_llama_of(stand_in).layers[:2]:
         network, x = layer.mlp, torch.randn(5, 64).bfloat16()
         right = network(x)
-        networks.fuse(network)
+        networks.fuse(network, 64)
         torch._dynamo.reset()
         y = torch.compile(nn.Sequential(network), fullgraph=True, backend=backend)(x)
         assert (y - right).float().norm() < 0.02 * right.float().norm() and torch.equal(network(x), y)

@@ -17,9 +17,9 @@ from .structure import PACKED, Halves
 from .trial import Unfit
 
 
-def fuse(network: nn.Module) -> None:
-    """Makes vLLM's network with a SiLU one op of fftune. Unfit if that computes something else, or if its weights are
-    no packed ones of one format."""
+def fuse(network: nn.Module, most: int) -> None:
+    """Makes vLLM's network with a SiLU one op of fftune, for batches of up to `most` tokens. Unfit if that computes
+    something else, or if its weights are no packed ones of one format."""
     both, down = (getattr(module, PACKED, None) for module in (network.gate_up_proj, network.down_proj))
     if both is None or down is None or format_of(both) != format_of(down):
         raise Unfit("quantised weights of a network in several formats")
@@ -37,7 +37,7 @@ def fuse(network: nn.Module) -> None:
 
     kind = f"network of {gate.format} {h} x {d}, {gate.scale.dtype}, groups {word}" \
            f"{'' if gate.zero is None else ' with zero points'}"
-    serve(network, Product(kind, run, tensors, d, d), own, dtype)
+    serve(network, Product(kind, run, tensors, d, d), own, dtype, most)
     network.__class__ = _class_of(type(network), kind, d, names_of(tensors))
     setattr(network.gate_up_proj, PACKED, Halves(gate, up))
     for name in [name for name in network.gate_up_proj._buffers if name.startswith("fftune_")]:

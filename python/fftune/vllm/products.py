@@ -61,9 +61,9 @@ def _(x, tensors, bias, kind, n):
     return x.new_empty(*x.shape[:-1], n)
 
 
-def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], dtype: torch.dtype, most: int) -> None:
     """Gives the module the tensors of a product that computes what `own(x)` does for x of the type `dtype`; Unfit if it
-    computes something else."""
+    computes something else. `most`: tokens of a batch."""
     kind, run, tensors, n, k = product
     number = module.__dict__.setdefault("_fftune_number", len(_adopted))  # a layer may be loaded again
     _adopted[number] = ""
@@ -79,7 +79,7 @@ def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], 
         reason = difference("results", y, own(x))
         if reason:
             raise Unfit(reason)
-    _kinds[kind] = _Kind(run, list(problems.values()), plans.most_rows())
+    _kinds[kind] = _Kind(run, list(problems.values()), most)
     for name, tensor in zip(names_of(tensors), tensors):
         module.register_buffer(name, tensor, persistent=False)
     _adopted[number] = kind
@@ -94,7 +94,7 @@ def adopt(kernel, apply: Callable, layer: nn.Module, product: Product, dtype: to
     """Makes `product` the kernel's apply_weights where it computes what `apply(kernel, layer, x, bias)` does: the reason
     why not, or ""."""
     try:
-        serve(layer, product, lambda x: apply(kernel, layer, x, None), dtype)
+        serve(layer, product, lambda x: apply(kernel, layer, x, None), dtype, plans.most_rows())
     except Exception as error:
         return reason_of(error)
     kind, n, names = product.kind, product.n, names_of(product.tensors)

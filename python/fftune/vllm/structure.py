@@ -249,7 +249,7 @@ def _expect_packed(model: nn.Module, found: Model) -> None:
         raise Unfit("quantised weights under tensor parallelism")
     for layer, own in zip(model.layers, found.layers):
         if own.mixture is None:
-            fuse(layer.mlp)
+            fuse(layer.mlp, model.vllm_config.scheduler_config.max_num_batched_tokens)
 
 
 def _expect_deployment(config) -> None:
