@@ -108,12 +108,13 @@ def test_many_tokens_of_requests_share_a_plan(linears, monkeypatch):
         running.forget_plans()
 
 
-def test_batch_invariance_leaves_them_to_vllm(vllm, monkeypatch, caplog):
-    monkeypatch.setenv("FFTUNE_VLLM", "linears")
+@pytest.mark.parametrize("given", ["linears", "1"])
+def test_batch_invariance_leaves_them_to_vllm(vllm, monkeypatch, caplog, given):
+    monkeypatch.setenv("FFTUNE_VLLM", given)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     with caplog.at_level(logging.INFO):
         module("fftune.vllm").register()
-    assert "linears stay vLLM's: VLLM_BATCH_INVARIANT is set, and kernels of weights with codes" in caplog.text
+    assert given == "1" or "linears stay vLLM's: VLLM_BATCH_INVARIANT is set, and kernels of weights with codes" in caplog.text
     cls = module(f"{KERNELS}.machete").MacheteLinearKernel
     assert not hasattr(cls.process_weights_after_loading, "_fftune_original")
 
@@ -222,11 +223,20 @@ def test_an_unknown_key_of_compiled_code_leaves_layers_to_vllm(linears, monkeypa
     assert "apply_weights" not in vars(kernel) and "vLLM's key of compiled code is not known" in caplog.text
 
 
-def test_nobody_gets_it_unasked(vllm, monkeypatch):
-    monkeypatch.setenv("FFTUNE_VLLM", "1")
+@pytest.mark.parametrize("given, formats", [
+    ("1", [4]), ("int4-linears", [4]), ("experts,layers,linears", [4, 8]), ("int4-linears,linears", [4, 8]),
+    ("experts,layers", [])])
+def test_weights_of_8_bits_only_where_they_are_asked_for(vllm, monkeypatch, caplog, given, formats):
+    monkeypatch.setenv("FFTUNE_VLLM", given)
     module("fftune.vllm").register()
-    cls = module(f"{KERNELS}.machete").MacheteLinearKernel
-    assert not hasattr(cls.process_weights_after_loading, "_fftune_original")
+    found = []
+    with caplog.at_level(logging.INFO):
+        for bits in (4, 8):
+            kernel, layer = a_layer(bits=bits)
+            kernel.process_weights_after_loading(layer)
+            found += [bits] * ("apply_weights" in vars(kernel))
+    assert found == formats
+    assert ("FFTUNE_VLLM=experts,layers,linears turns on" in caplog.text) == (formats == [4])
 
 
 @pytest.mark.parametrize("device", [CUDA])

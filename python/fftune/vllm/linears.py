@@ -4,6 +4,8 @@ GPTQ, AWQ and compressed-tensors end in one of vLLM's classes, MacheteLinearKern
 with the parameters of the checkpoint. Before such a kernel reorders them they are packed for fftune. The
 layer is compared with vLLM's kernel once, when it is loaded, and vLLM's order of its weight is given up.
 """
+import functools
+
 import torch
 from torch import Tensor, nn
 
@@ -19,13 +21,14 @@ from .trial import Unfit, reason_of
 CLASSES = ("MacheteLinearKernel", "MarlinLinearKernel")
 # By bits, what is subtracted from codes, and zero points.
 _CODES = {(4, 8, False): "int4", (4, 0, True): "int4", (8, 128, False): "int8"}
+FORMATS = ("int4", "int8")
 
 
-def patch_kernels(module) -> None:
-    wrap_methods(module, CLASSES, "process_weights_after_loading", _loading)
+def patch_kernels(module, formats: tuple[str, ...] = FORMATS) -> None:
+    wrap_methods(module, CLASSES, "process_weights_after_loading", functools.partial(_loading, formats))
 
 
-def _loading(cls: type, process):
+def _loading(formats: tuple[str, ...], cls: type, process):
     apply = cls.apply_weights
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
@@ -33,7 +36,7 @@ def _loading(cls: type, process):
         layer.__dict__.pop(PACKED, None)
         packed, reason = None, ""
         try:
-            packed, order = packed_of(self, layer)
+            packed, order = packed_of(self, layer, formats)
         except Exception as error:
             reason = reason_of(error)
         process(self, layer)
@@ -58,7 +61,7 @@ def _rows_of_outputs(parameter: Tensor) -> Tensor:
     return parameter.data if output == 0 else parameter.data.t()
 
 
-def packed_of(kernel, layer: nn.Module) -> tuple[ops.PackedWeight, Tensor | None]:
+def packed_of(kernel, layer: nn.Module, formats: tuple[str, ...] = FORMATS) -> tuple[ops.PackedWeight, Tensor | None]:
     """The weight in the order of fftune's kernels, and the order of its columns under act-order."""
     config = kernel.config
     k, n = config.partition_weight_shape
@@ -67,6 +70,8 @@ def packed_of(kernel, layer: nn.Module) -> tuple[ops.PackedWeight, Tensor | None
     if code is None:
         raise Unfit(f"weights of {kind}{' with zero points' if config.zero_points else ''}, for which there is no "
                     "kernel")
+    if code not in formats:
+        raise Unfit(f"weights of {kind}, which FFTUNE_VLLM=experts,layers,linears turns on")
     if config.act_type not in (torch.bfloat16, torch.float16) or config.out_type not in (
             None, config.act_type):
         raise Unfit(f"activations of {config.act_type}")

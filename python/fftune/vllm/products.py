@@ -70,9 +70,9 @@ def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], 
     _expect_keyed()
     problems: dict = {}
     device = next(tensor.device for tensor in tensors if tensor is not None)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
     for rows in _ROWS:
-        x = torch.randn(rows, k, generator=generator).to(device, dtype)
+        x = torch.randn(rows, k, generator=generator, device=device, dtype=dtype)
         problems.clear()
         with running.listening(problems):
             y = run(x, *tensors, None)
