@@ -18,8 +18,8 @@ from .trial import Unfit, difference, reason_of
 
 
 class Product(NamedTuple):
-    """What a layer, or a network, computes: run(x, *tensors, bias) is [..., n] for x [..., k]. Layers of one `kind`
-    differ in their tensors alone."""
+    """The result of a layer or a network: run(x, *tensors, bias) is [..., n] for x [..., k]. Layers of one `kind` differ
+    in their tensors alone."""
 
     kind: str
     run: Callable

@@ -1,4 +1,4 @@
-"""What vLLM's key of compiled code has of the environment."""
+"""The part of vLLM's key of compiled code that comes from the environment."""
 
 
 def compile_factors():
