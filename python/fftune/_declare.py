@@ -176,9 +176,11 @@ def _texts(name: str, form: DerivedForm, prepare: Mapping, lays: Mapping, sizes:
 
         def linear_backward(dy, x, w, bias):
             found = find(form, ((bias,), <places of the results that are there>), (dy, x, w))
+
             r0 = empty_like(x) if x.is_contiguous() else x.new_empty(x.shape)
             r1 = empty_like(w) if w.is_contiguous() else w.new_empty(w.shape)
             r2 = None if bias is None or bias is False else dy.new_empty(w.shape[-2])
+
             finish(found, <results>)
             r2 = dy.new_empty(0) if r2 is None else r2
             return r0, r1, r2

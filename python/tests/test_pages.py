@@ -190,6 +190,21 @@ def test_served_requests_are_what_was_recorded():
     assert f"| {served['llama-3.1-8b']:.2f} times as fast; target 1.08 |" in README
 
 
+def test_missed_targets_of_an_h100_are_those_of_the_pages():
+    """Each number of a result, percentages apart, is on a page of measurements, rounded or not."""
+    pages = "".join(path.read_text() for path in (MEASUREMENTS / "h100.md", ROOT / "docs" / "vllm.md",
+                                                  ROOT / "docs" / "distributed.md"))
+    number = r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?![\w%]|[.,]\d)"
+    known = {float(text.replace(",", "")) for text in re.findall(number, pages)}
+    rows = [row for row in cells_of("### Missed targets") if "H100" in row[0]]
+    assert len(rows) > 5
+    for name, result, _ in rows:
+        for text in re.findall(number, result):
+            decimals = len(text.partition(".")[2])
+            given = float(text.replace(",", ""))
+            assert any(round(each, decimals) == given for each in known), (name, text)
+
+
 def vllm_titles() -> dict[str, str]:
     """The titles of bench/vllm_beside.py's models, by the numbers of layers of its configurations."""
     text = (ROOT / "bench" / "vllm_beside.py").read_text()

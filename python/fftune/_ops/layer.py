@@ -375,7 +375,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         multiplier: Factor of what is added to the residual.
         wide_logits: Compute router logits as if x and w_router were float32.
         group: A `fftune.distributed.Group` whose ranks have slices of the layers: some of the heads, and
-            some of the features between up and down. Of a mixture, ranks may have experts / ranks whole
+            some of the features between up and down. Ranks of a mixture may have experts / ranks whole
             experts instead, those of the first rank first, and the whole router. heads and kv_heads are
             the slice's. The outputs of attention and of the MLP are summed over the ranks within the plan. x, and all weights
             that are not sliced, are the same on all ranks; one rank has b_o and b_down, the others zeros.
