@@ -52,9 +52,10 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
     Args:
         model: A model of transformers, or any module with such parts.
         recompute: Save only the inputs of MLPs for the backward pass.
-        memory: Saved for the backward pass. "fast" saves what makes it fastest. "balanced" computes the
-            norms of layers again, a pass over memory each. "small" does so with the norms and, as
-            `recompute` does, the first products of MLPs. torch.compile decides about the norms itself.
+        memory: Activations for the backward pass. Mode "fast" saves all that makes it fast. Mode
+            "balanced" computes the norms of layers again, a pass over memory each. Mode "small" also
+            does so with the first products of MLPs, as `recompute` does. With torch.compile the
+            compiler decides about the norms.
         projections: Whether to replace the projections of attention: True in all calls, "auto" in calls
             of up to 64 tokens without gradients, where they are faster, False in none.
         attention: Whether to replace PyTorch's attention by `fftune.ops.attention`.
