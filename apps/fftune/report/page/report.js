@@ -289,6 +289,7 @@ function recordDetails(record) {
   return details(`${record.layer} ${record.token_size}=${record.tokens}: ties, runners-up, provenance`,
     table("Winner, ties and runners-up of each stage", [{ title: "stage" }, { title: "" }, { title: "µs", number: true }, { title: "of the winner's", number: true }, { title: "variant" }], rows),
     element("p", {}, record.stages.map((stage) => `${stage.stages}: ${stage.measured} of ${stage.feasible} feasible variants ran, ${stage.failed} failed`).join("; ")),
+    ...(record.doubts.length ? [element("p", {}, "Undecided: " + record.doubts.join("; "))] : []),
     ...(record.disturbances.length ? [element("p", {}, "Disturbed: " + record.disturbances.join("; "))] : []),
     element("p", {}, `Error ${record.error.toExponential(1)} of ${record.tolerance.toExponential(1)} allowed; noise floor ${percent(record.noise)}.`),
     element("p", { class: "dim" }, `${record.provenance}, ${record.date}; ${record.file}`),
