@@ -382,6 +382,7 @@ function glanceSection(sections) {
   const cell = (share) => share.count === 0 ? "-" :
     element("a", { href: "#" + share.section }, `${share.words}, ${share.counted} record${share.count > 1 ? "s" : ""}`);
   return element("section", { id: "glance" }, element("h2", {}, "At a glance"), node,
+    element("p", {}, "The limit counts bytes and operations alone: work of a few microseconds, such as that of one token, also takes the time of its launches, and has a small share."),
     table("Median share of the limit, from the least to the most, over those records; the links lead to all of them",
       [{ title: "op, pass, dtype" }, ...devices.map((device) => ({ title: device }))],
       rows.map((row) => [row.name, ...row.shares.map(cell)])));
