@@ -22,7 +22,7 @@ namespace {
 /// The part of the budget that is reserved for end-to-end candidates and baselines.
 constexpr double conclusion_share = 0.15;
 /// Variants of the lowest predicted time that are tried before any group is searched in depth,
-/// shared by the groups: up to four, such as those of experts, have as many as a decided verdict
+/// shared by the groups. Up to four, such as those of experts, have as many as a decided verdict
 /// takes (least_tried), however early the search ends. The cores of a usual host compile as many in
 /// a few seconds. Those of a CPU need no compiling: each has the least.
 constexpr std::size_t promising = 32;
