@@ -1484,7 +1484,7 @@ def cross_entropy_rows_backward(dloss, logits, labels, class_weights, lse, ignor
 
 
 def cross_entropy_backward(dloss, logits, labels, class_weights, items, lse, *rules):
-    of_rows = (dloss / items).expand(labels.shape)
+    of_rows = (dloss / items).reshape(()).expand(labels.shape)
     return cross_entropy_rows_backward(of_rows, logits, labels, class_weights, lse, *rules)
 
 

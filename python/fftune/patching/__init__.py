@@ -6,6 +6,7 @@ replaced; parameters, state dicts and classes stay as they are.
 """
 from torch import nn
 
+from .._checks import expect_module, expect_one_of, flag, named
 from .._library import Error
 from . import attention as attentions
 from .blocks import patch_block, patch_layer
@@ -27,11 +28,6 @@ from .packed_experts import patch_packed_experts
 from .quantised import has_codes, patch_quantised, restore_merged
 from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
-
-
-def expect_module(function: str, model) -> None:
-    if not isinstance(model, nn.Module):
-        raise Error(f"{function}: {type(model).__name__} is not a torch.nn.Module: give a model")
 
 
 def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
@@ -70,13 +66,16 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
         A ``PatchReport``: the modules that were replaced, and those that were not, with reasons.
 
     Raises:
-        fftune.Error: `model` is no ``torch.nn.Module``, or `projections` or `memory` has another value.
+        fftune.Error: `model` is no ``torch.nn.Module``, or an option has another value.
     """
     expect_module("patch", model)
-    if projections not in (True, False, "auto"):
-        raise Error(f"projections is {projections!r}: give True, False or \"auto\"")
-    if memory not in MODES:
-        raise Error(f"memory is {memory!r}: give \"fast\", \"balanced\" or \"small\"")
+    if projections is not True and projections is not False and not (
+            isinstance(projections, str) and projections == "auto"):
+        raise Error(f"patch: projections is {named(projections)}: give True, False or \"auto\"")
+    expect_one_of("patch: memory", memory, MODES)
+    for name, value in dict(recompute=recompute, attention=attention, graphs=graphs,
+                            whole_layers=whole_layers, loss=loss).items():
+        flag("patch", name, value)
     options = Options(recompute or memory == "small", projections, attention, memory != "fast")
     unpatch(model)
     report = PatchReport()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .._checks import expect_module, named
 from .._library import Error
 from .graphs import ModelState
 
@@ -53,8 +54,9 @@ def graphed(model: nn.Module, loss: Callable[..., Tensor] | None = None) -> "Tra
     Raises:
         fftune.Error: `model` is no ``torch.nn.Module``; in a call, there is no loss.
     """
-    if not isinstance(model, nn.Module):
-        raise Error(f"graphed: {type(model).__name__} is not a torch.nn.Module: give a model")
+    expect_module("graphed", model)
+    if loss is not None and not callable(loss):
+        raise Error(f"graphed: loss is {named(loss)}: give a function of the outputs, or None")
     return TrainingStep(model, loss)
 
 
