@@ -66,7 +66,7 @@ Program program_in(const Recipe& recipe, std::size_t place, const Op& op, const 
 /// before it waits, would overtake what wrote them.
 void launch_normally(Program& program);
 
-/// What was made of a variant's program. Throws Error(unavailable) if it does not compile.
+/// The result's executable. Throws Error(unavailable) if the variant does not compile.
 std::shared_ptr<const Executable> executable_of(CompileResult result, const Variant& variant,
                                                 const DeviceFacts& facts);
 

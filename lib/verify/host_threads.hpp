@@ -1,4 +1,4 @@
-// What a verification computes, on threads of the host and on the device.
+// Work of a verification, on threads of the host and on the device.
 #pragma once
 
 #include <atomic>
