@@ -68,6 +68,7 @@ class Buffer {
 
 /// How a peer finds memory that this process shares: another process, or a thread of this one.
 struct SharedHandle {
+  std::uint64_t process = 0;             // that has CUDA's memory: no other has this number
   std::uint64_t key = 0;                 // of CUDA's memory: random, and known in this process
   std::array<std::byte, 64> bytes = {};  // CUDA's handle
   std::array<char, 32> device = {};      // where it is, for messages: a PCI bus, or nothing

@@ -35,7 +35,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint64_t protocol = 0x34304f5254554646;  // "FFUTRO04"
+constexpr std::uint64_t protocol = 0x35304f5254554646;  // "FFUTRO05"
 
 enum class Kind : std::uint32_t { hello, ready, go, failure, gone, value };
 
@@ -46,7 +46,7 @@ struct Message {
   std::int32_t rank = 0, ranks = 0;
   std::uint32_t device_kind = 0;
   std::uint64_t max_bytes = 0;
-  std::uint64_t key = 0;
+  std::uint64_t process = 0, key = 0;
   std::array<std::byte, 64> handle = {};
   std::array<char, 32> device = {};
   std::array<char, 32> library = {};  // its version
@@ -360,6 +360,7 @@ class Group::Members {
     Message message{.kind = Kind::hello, .rank = options_.rank, .ranks = options_.ranks};
     message.device_kind = static_cast<std::uint32_t>(backend.facts().kind);
     message.max_bytes = options_.max_bytes;
+    message.process = own_->handle().process;
     message.key = own_->handle().key;
     message.handle = own_->handle().bytes;
     message.device = own_->handle().device;
@@ -375,6 +376,7 @@ class Group::Members {
     if (from.message.rank == 0) id_ = from.message.id;
     if (over_network_) return;
     SharedHandle handle;
+    handle.process = from.message.process;
     handle.key = from.message.key;
     handle.bytes = from.message.handle;
     handle.device = from.message.device;
