@@ -157,6 +157,8 @@ class Group:
         Returns:
             The problems that were searched.
         """
+        if not callable(call):
+            raise Error(f"tune: call is {named(call)}: give a function without arguments that needs this group")
         milliseconds = _milliseconds("tune: budget", budget)
         folder = os.fsencode(presets) if presets is not None else None
         self.expect_open()
@@ -296,6 +298,15 @@ def _address(first: bool) -> str:
         return f"tcp://{host}:{free.getsockname()[1]}"
 
 
+def _of_all(call: Callable[[], object]) -> None:
+    """A call of torch.distributed, whose errors are one line."""
+    try:
+        call()
+    except RuntimeError as error:
+        raise Error(f"init_group: a rank died, or does not call it in the time of torch.distributed's process "
+                    f"group: {error}") from error
+
+
 def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26, timeout: float = 60,
                nccl: bool = False, address: str | None = None) -> Group:
     """A group of the ranks of a process group of torch.distributed. One whose ranks are on several hosts
@@ -312,6 +323,9 @@ def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26, tim
     if not dist.is_initialized():
         raise Error("init_group: call torch.distributed.init_process_group first, or make "
                     "fftune.distributed.Group with a name, a rank and the number of ranks")
+    rank = dist.get_rank(process_group)
+    if rank < 0:
+        raise Error("init_group: this process has no rank in process_group: call it where it has one")
     names = [secrets.token_hex(16), host(), address]
     first = dist.get_global_rank(process_group, 0) if process_group is not None else 0
     if device is None:
@@ -319,13 +333,12 @@ def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26, tim
     place = torch.device(device) if dist.get_backend(process_group) == "nccl" else None
 
     def share() -> None:
-        dist.broadcast_object_list(names, src=first, group=process_group, device=place)
+        _of_all(lambda: dist.broadcast_object_list(names, src=first, group=process_group, device=place))
 
     share()
-    rank = dist.get_rank(process_group)
     # The highest rank that is elsewhere, which all learn together.
     elsewhere = torch.tensor([rank if names[1] != host() else 0], device=place)
-    dist.all_reduce(elsewhere, op=dist.ReduceOp.MAX, group=process_group)
+    _of_all(lambda: dist.all_reduce(elsewhere, op=dist.ReduceOp.MAX, group=process_group))
     if elsewhere.item() > 0:
         if torch.device(device).type != "cuda":
             raise Error(f"init_group: rank {elsewhere.item()} is on another host than rank 0: on CPUs a group "
