@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(threads)
   constexpr int count = 16 / static_cast<int>(sizeof(T));
   using row_sums = row_sum<1, threads, 1, cluster>;
   __shared__ typename row_sums::memory shared;
-  wait_and_launch_dependents();
+  wait_for_dependencies();
 
   const i64 row = blockIdx.x / cluster;
   const int d = params.d;
@@ -47,6 +47,8 @@ __global__ void __launch_bounds__(threads)
         if (valid(i)) sent_words::send(slot, number(i), own[i]);
     }
   }
+  // The next kernel loads its weights while this one waits, and not while it sends.
+  launch_dependents();
   const bool greets = !has_row && part == 0;
   if (greets) group.send_greeting(static_cast<int>(threadIdx.x));
   // All of the block have read the epoch. The ticket's way to memory and back passes while data are
