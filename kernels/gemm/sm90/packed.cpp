@@ -324,8 +324,11 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const std::int64_t works =
       tile.row_blocks(gemm.n) *
       (gemm.groups.any() ? gemm.groups.most_tiles(gemm.m, tile.tokens) : tile.token_tiles(product));
-  parameters.fields.push_back(
-      {offsetof(sm90_packed_params, works), static_cast<std::int32_t>(works)});
+  // Tokens of a band of tiles stay in L2, while weights, a quarter of their bytes, pass by.
+  constexpr int band_tokens = 1024;
+  parameters.fields.push_back({offsetof(sm90_packed_params, packed) +
+                                   offsetof(packed_params, gemm) + offsetof(gemm_params, group_m),
+                               std::int32_t{std::max(1, band_tokens / tile.tokens)}});
   const std::int64_t resident = std::int64_t{facts.multiprocessors} * tile.ctas;
   KernelLaunch& launch = append_gemm(
       program, "gemm/sm90/packed.cu",
