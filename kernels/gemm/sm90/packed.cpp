@@ -58,9 +58,14 @@ struct Tile : sm90_packed_config {
   /// The usual number, where rows have groups.
   std::int64_t token_tiles(const Product& product) const {
     if (!product.grouped) return ceil_div(product.m, tokens);
-    const double rows = product.usual_rows, height = tokens;
-    // The rows of a group vary: its last tile is half full in the mean.
-    const double of_group = rows * 2 < height ? 1 : std::max(1.0, rows / height + 0.5);
+    // The rows of a group are about a normal distribution's, with their mean as the variance: tile
+    // number i is there with the probability of more than i * height rows.
+    const double rows = product.usual_rows, spread = std::sqrt(2 * rows);
+    double of_group = 1, more = 1;
+    for (int i = 1; more > 0.001; ++i) {
+      more = 0.5 * std::erfc((i * tokens + 0.5 - rows) / spread);
+      of_group += more;
+    }
     return std::max<std::int64_t>(1, std::llround(product.used_groups * of_group));
   }
   std::int64_t tiles_of(const Product& product) const {
@@ -211,8 +216,9 @@ double microseconds(const Tile& tile, const Product& product, const DeviceFacts&
   const double issue = tile.scales_operands(operands, format) ? 28
                        : separate                             ? tile.tokens * 32.0 / run
                                                               : 0;
-  // A warpgroup's stage by itself: accumulators of a group of k wait for its MMAs.
-  const double alone = of_warpgroup * (separate ? tensor + issue : std::max(tensor, issue));
+  // A warpgroup's stage by itself: accumulators of a group of k wait for its MMAs. MMAs whose
+  // operands are registers hold up the warp that issues them, so it expands none meanwhile.
+  const double alone = of_warpgroup * (tensor + issue);
   const double warpgroups = tile.k_groups * resident;  // that work on the same rows' stages
   const double loads =
       tile.k_blocks +
