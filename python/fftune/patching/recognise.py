@@ -137,6 +137,14 @@ def has_kernels(x: Tensor) -> bool:
                                  or torch.get_autocast_dtype(device) in types)
 
 
+def address_of(tensor: Tensor) -> int | None:
+    """Where it lies in memory; None for a tensor of a transform of torch.func, whose place is another's."""
+    return None if is_transformed(tensor) else tensor.data_ptr()
+
+
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+
+
 def in_forward_mode() -> bool:
     """Whether derivatives are computed beside values: torch.func.jvp() and forward_ad.dual_level()."""
     return forward_ad._current_level >= 0
