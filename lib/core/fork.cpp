@@ -1,11 +1,13 @@
 #include "core/fork.hpp"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <new>
+#include <vector>
 
 namespace fftune {
 namespace {
@@ -20,6 +22,14 @@ struct Gate {
   int working = 0;  // threads
   int waiting = 0;  // that fork
 };
+struct Descriptors {
+  std::mutex mutex;  // within UntornByFork
+  std::vector<int> open;
+};
+Descriptors& descriptors() {
+  static Descriptors* const made = new Descriptors;
+  return *made;
+}
 // Never destroyed: threads may outlive main().
 alignas(Gate) unsigned char gate_memory[sizeof(Gate)];
 Gate& gate() {
@@ -47,11 +57,14 @@ void after_fork_in_child() {
   // The threads that waited here, or for which this one did, are not in the child.
   new (&gate()) Gate;
   gate().working = depth > 0 ? 1 : 0;
+  for (const int descriptor : descriptors().open) ::close(descriptor);
+  descriptors().open.clear();
 }
 
 void register_handlers() {
   static const int registered =
-      (gate(), ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child));
+      (gate(), descriptors(),
+       ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child));
   static_cast<void>(registered);
 }
 
@@ -77,6 +90,18 @@ UntornByFork::~UntornByFork() {
     --gate().working;
   }
   gate().changed.notify_all();
+}
+
+void close_in_children(int descriptor) {
+  const UntornByFork untorn;
+  const std::lock_guard lock(descriptors().mutex);
+  descriptors().open.push_back(descriptor);
+}
+
+void forget_in_children(int descriptor) {
+  const UntornByFork untorn;
+  const std::lock_guard lock(descriptors().mutex);
+  std::erase(descriptors().open, descriptor);
 }
 
 }  // namespace fftune

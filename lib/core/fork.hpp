@@ -23,6 +23,11 @@ class UntornByFork {
   UntornByFork& operator=(const UntornByFork&) = delete;
 };
 
+/// A descriptor that every child forked from now on closes, until it is forgotten: its other end is
+/// then told of this process's death, whatever children it leaves. Of this process alone.
+void close_in_children(int descriptor);
+void forget_in_children(int descriptor);
+
 // A mutex that a forked child finds free, whoever held it in the parent.
 
 class ForkMutex {

@@ -58,15 +58,23 @@ struct Message {
   std::array<char, 128> group = {};   // the name of the rank's group
 };
 
+/// A descriptor of this process alone. A data loader's worker that outlives its rank would else
+/// keep the rank's connections open.
 class Socket {
  public:
-  explicit Socket(int descriptor = -1) : descriptor_(descriptor) {}
-  ~Socket() {
-    if (descriptor_ >= 0) ::close(descriptor_);
+  explicit Socket(int descriptor = -1) : descriptor_(descriptor) {
+    if (descriptor_ >= 0) close_in_children(descriptor_);
   }
-  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  ~Socket() {
+    if (descriptor_ < 0 || fork_count() != forks_) return;
+    forget_in_children(descriptor_);
+    ::close(descriptor_);
+  }
+  Socket(Socket&& other) noexcept
+      : descriptor_(std::exchange(other.descriptor_, -1)), forks_(other.forks_) {}
   Socket& operator=(Socket&& other) noexcept {
     std::swap(descriptor_, other.descriptor_);
+    std::swap(forks_, other.forks_);
     return *this;
   }
   int get() const { return descriptor_; }
@@ -74,6 +82,7 @@ class Socket {
 
  private:
   int descriptor_;
+  int forks_ = fork_count();
 };
 
 struct Received {
