@@ -136,7 +136,7 @@ def test_tables_of_an_h100_are_the_recorded_numbers():
                    if label in ("compile+patch", "eager+whole", "compile+whole"))
         assert float(ratio) == round(times["compile"] / best, 2)
     training = read(folder / "training.json")["train"]["llama-1b 4x2048"]
-    text = page.read_text()
+    text = (MEASUREMENTS / "training.md").read_text()
     for label, title in (("eager", "eager"), ("eager+patch", "eager, patch"),
                          ("compile", "`torch.compile`"), ("compile+patch", "`torch.compile`, patch"),
                          ("eager+patch+recompute", "eager, patch with recompute")):
