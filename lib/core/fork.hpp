@@ -24,7 +24,7 @@ class UntornByFork {
 };
 
 /// A descriptor that every child forked from now on closes, until it is forgotten: its other end is
-/// then told of this process's death, whatever children it leaves. Of this process alone.
+/// then told of this process's death, whatever children it leaves. In a child nothing is registered.
 void close_in_children(int descriptor);
 void forget_in_children(int descriptor);
 
