@@ -228,16 +228,6 @@ TEST_CASE("tiles with the fewest registers to spare are right on the GPU", "[gpu
                    .is_wanted = [](const Config& config) { return config.at("bm") == 80; }});
 }
 
-TEST_CASE("parts of dq from tiles of 128 queries are right on the GPU", "[gpu][dq]") {
-  verify_backward({.seed = 13,
-                   .draws = 900,
-                   .elements = std::int64_t{1} << 19,
-                   .least = 12,
-                   .most = 40,
-                   .serves = [](const Problem& problem) { return problem.size("dim") == 256; },
-                   .is_wanted = [](const Config& config) { return config.at("bm") == 128; }});
-}
-
 TEST_CASE("idle warps that prepare and convert other heads are right on the GPU", "[gpu][dq]") {
   verify_backward({.seed = 11,
                    .draws = 800,

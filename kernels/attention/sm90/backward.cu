@@ -32,11 +32,6 @@
 // its registers: the key block has 64 keys, the warpgroups split queries for S and dP, columns for
 // dk and dv, and P goes through shared memory, too.
 //
-// Heads of 256 in tiles of 128 queries: a warpgroup has not the registers for all of its dq. It
-// adds parts of 64 columns and 64 queries to memory, after dv and dk, while the next q and d_out
-// load. S and dP then have MMAs of 64 queries. Those of 32, in tiles of 64 queries, read 3 KB of
-// shared memory in 24 cycles, for 16 cycles of tensor cores.
-//
 // With `ahead` S of the next query block is begun before dq of this one is stored, so that the
 // tensor cores have work while the warps have theirs.
 //
@@ -359,8 +354,6 @@ struct attention_backward {
   using fragments = u32[score_steps][4];
   using gradient = float[gradient_values];
   using dq_tiles = float[plan.dq_tiles][dq_values];
-  // With dq_in_parts; a part has as many queries as a warpgroup's scores.
-  static constexpr int dq_parts_of_tile = plan.dq_columns / score_columns;
 
   // Accumulators that the next MMA overwrites hold nothing: to the compiler their registers would
   // else be in use, or need a value, which serialises the MMAs.
@@ -437,64 +430,17 @@ struct attention_backward {
     wgmma_commit();
   }
 
-  // Register state between S and dS.
-  struct query_state {
-    scores s, dp;  // S, then P; and dP
-    fragments p;   // Pᵀ
-  };
-
-  // Part `part` of dqᵀ: 64 columns of a head times 64 queries. Into accumulators that stay in their
-  // registers: new ones, as forget() makes, do not fit beside dk and dv.
-  __device__ __forceinline__ void multiply_dq_part(scores& c, u32 ds, int part,
-                                                   int warpgroup) const {
-    const int slab = warpgroup * plan.dq_tiles + part / dq_parts_of_tile;
-    const u64 a = wgmma_transposed_descriptor(base + plan.k_at + slab * plan.kv_slab_bytes);
-    const u64 b = wgmma_transposed_descriptor(ds + part % dq_parts_of_tile * wgmma_slab_bytes);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < bn / 16; ++step) {
-      wgmma<T, score_columns, true, true>(c, a + step * 128, b + step * 128, step > 0);
-    }
-    wgmma_commit();
-  }
-
-  // dq part by part, by turns in the registers of S and dP: one is added to memory while the MMAs
-  // of the next one run.
-  __device__ __forceinline__ void add_dq_by_parts(const visit& visit, u32 ds, query_state& state,
-                                                  int warpgroup) const {
-    constexpr int parts = plan.dq_tiles * dq_parts_of_tile, vectors = score_values / 4;
-    float* const own = dq_of(visit, warpgroup) + threadIdx.x % 128 * 4;
-    begin_direct_dq(visit, warpgroup);
-    multiply_dq_part(state.s, ds, 0, warpgroup);
-#pragma unroll
-    for (int part = 0; part < parts; ++part) {
-      if (part + 1 < parts) {
-        multiply_dq_part(part % 2 == 0 ? state.dp : state.s, ds, part + 1, warpgroup);
-        wgmma_wait<1>();
-      } else {
-        wgmma_wait<0>();
-      }
-      const scores& ready = part % 2 == 0 ? state.s : state.dp;
-#pragma unroll
-      for (int i = 0; i < vectors; ++i) {
-        add_global(own + (part * vectors + i) * 128 * 4, ready[i * 4], ready[i * 4 + 1],
-                   ready[i * 4 + 2], ready[i * 4 + 3]);
-      }
-    }
-    end_direct_dq(visit, warpgroup);
-  }
-
   // The first key of this thread's scores, in the tile; the other is 8 later.
   static __device__ __forceinline__ int own_key(int warpgroup) {
     const int thread = threadIdx.x % 128;
     return (splits_dim ? 0 : warpgroup * 64) + thread / 32 * 16 + thread % 32 / 4;
   }
 
-  // Scores to probabilities, in place; fragments of each step of 16 queries to `take`. With a soft
-  // cap the probabilities are then multiplied by the cap's derivative, which dS needs.
-  template <bool masked, class Take>
-  __device__ __forceinline__ void probabilities(scores& s, const visit& visit, u32 lse,
-                                                int warpgroup, const Take& take) const {
+  // Scores to probabilities, in place; to fragments, too. With a soft cap the probabilities are
+  // then multiplied by the cap's derivative, which dS needs.
+  template <bool masked>
+  __device__ __forceinline__ void probabilities(scores& s, fragments& p, const visit& visit,
+                                                u32 lse, int warpgroup) const {
     const int first_column = splits_dim ? warpgroup * score_columns : 0;
     const int own_column = threadIdx.x % 4 * 2;
     const int query = visit.block * bm + first_column + own_column;  // in the sequence
@@ -566,12 +512,10 @@ struct attention_backward {
           }
         }
       }
-      u32 words[4];
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
-        words[pair] = pack<T>(s[step * 8 + pair * 2], s[step * 8 + pair * 2 + 1]);
+        p[step][pair] = pack<T>(s[step * 8 + pair * 2], s[step * 8 + pair * 2 + 1]);
       }
-      take(step, words);
       if constexpr (form.softcap) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) s[step * 8 + i] *= derivative[i];
@@ -604,25 +548,26 @@ struct attention_backward {
 
   // Pᵀ or dSᵀ to shared memory. Keys of each warpgroup in a slab [queries][64 keys], or, where the
   // warpgroups split the queries, slabs [64 keys][64 queries].
-  static __device__ __forceinline__ void store_step(u32 at, int step, const u32 (&values)[4],
-                                                    int warpgroup) {
+  static __device__ __forceinline__ void store_scores(u32 at, const fragments& values,
+                                                      int warpgroup) {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const int matrix = lane / 8, row = lane % 8;
     if constexpr (splits_dim) {
       const int key = warp * 16 + matrix % 2 * 8 + row;
-      const int chunk = (warpgroup * score_columns + step * 16) / 8 + matrix / 2;
-      store_matrices<false>(
-          at + chunk / 8 * wgmma_slab_bytes + key * 128 + ((chunk % 8 ^ row) << 4), values);
+#pragma unroll
+      for (int step = 0; step < score_steps; ++step) {
+        const int chunk = (warpgroup * score_columns + step * 16) / 8 + matrix / 2;
+        store_matrices<false>(
+            at + chunk / 8 * wgmma_slab_bytes + key * 128 + ((chunk % 8 ^ row) << 4), values[step]);
+      }
     } else {
       const u32 own = at + warpgroup * bm * 128 + (matrix / 2 * 8 + row) * 128 +
                       (((warp * 2 + matrix % 2) ^ row) << 4);
-      store_matrices<true>(own + step * 16 * 128, values);
-    }
-  }
-  static __device__ __forceinline__ void store_scores(u32 at, const fragments& values,
-                                                      int warpgroup) {
 #pragma unroll
-    for (int step = 0; step < score_steps; ++step) store_step(at, step, values[step], warpgroup);
+      for (int step = 0; step < score_steps; ++step) {
+        store_matrices<true>(own + step * 16 * 128, values[step]);
+      }
+    }
   }
 
   // Passes this warpgroup's stage of dq to the dq warp, with the visit that it is of.
@@ -631,21 +576,6 @@ struct attention_backward {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(stage.full);
     stage.advance();
-  }
-
-  // Around a warpgroup's sums from registers: its turn, in the deterministic form.
-  __device__ __forceinline__ void begin_direct_dq(const visit& visit, int warpgroup) const {
-    if constexpr (form.deterministic) {
-      if (threadIdx.x % 128 == 0) wait_turn(visit, warpgroup);
-      sync(backward_barrier::warpgroup, 128, warpgroup);
-    }
-  }
-  __device__ __forceinline__ void end_direct_dq(const visit& visit, int warpgroup) const {
-    if constexpr (form.deterministic) {
-      __threadfence();
-      sync(backward_barrier::warpgroup, 128, warpgroup);
-      if (threadIdx.x % 128 == 0) end_turn(visit, warpgroup);
-    }
   }
 
   // Adds to dq in memory. Where a thread's four neighbouring accumulators lie there is known to the
@@ -664,14 +594,21 @@ struct attention_backward {
       async_proxy_fence();
       pass_dq(stage, visit);
     } else {
-      begin_direct_dq(visit, warpgroup);
+      if constexpr (form.deterministic) {
+        if (thread == 0) wait_turn(visit, warpgroup);
+        sync(backward_barrier::warpgroup, 128, warpgroup);
+      }
       float* const own = dq_of(visit, warpgroup) + thread * 4;
 #pragma unroll
       for (int i = 0; i < plan.dq_tiles * dq_values / 4; ++i) {
         const float* const from = dq[i / (dq_values / 4)] + i % (dq_values / 4) * 4;
         add_global(own + i * 128 * 4, from[0], from[1], from[2], from[3]);
       }
-      end_direct_dq(visit, warpgroup);
+      if constexpr (form.deterministic) {
+        __threadfence();
+        sync(backward_barrier::warpgroup, 128, warpgroup);
+        if (thread == 0) end_turn(visit, warpgroup);
+      }
     }
   }
 
@@ -717,29 +654,25 @@ struct attention_backward {
     return next;
   }
 
+  // Register state between S and dS.
+  struct query_state {
+    scores s, dp;  // S, then P; and dP
+    fragments p;   // Pᵀ
+  };
+
   // From S, which with `ahead` is complete and else under way, to P and dP, with dv begun where P
   // is in registers.
   __device__ __forceinline__ void begin_block(query_state& state, gradient& dv, const visit& now,
-                                              const do_ring& d_out, u32 lse, int more, u32 p_at,
+                                              const do_ring& d_out, u32 lse, int more,
                                               int warpgroup) const {
     d_out.wait_full();
     zero_queries(d_out.buffer(), now);
     multiply_scores(state.dp, plan.v_at, d_out.buffer(), warpgroup);
-    // With one stage: the MMAs of the last query block have read it.
-    if constexpr (plan.dq_in_parts) sync(backward_barrier::scores, mma_threads);
     if constexpr (!config.ahead) wgmma_wait<1>();  // S
-    const auto take = [&](int step, const u32(&words)[4]) {
-      if constexpr (plan.dq_in_parts) {  // there are no registers to keep them
-        store_step(p_at, step, words, warpgroup);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) state.p[step][i] = words[i];
-      }
-    };
     if (is_full(now)) {
-      probabilities<false>(state.s, now, lse, warpgroup, take);
+      probabilities<false>(state.s, state.p, now, lse, warpgroup);
     } else {
-      probabilities<true>(state.s, now, lse, warpgroup, take);
+      probabilities<true>(state.s, state.p, now, lse, warpgroup);
     }
     if constexpr (splits_dim) {
       wgmma_wait<0>();  // dP
@@ -777,8 +710,7 @@ struct attention_backward {
     while (now.block >= 0) {
       const u32 q_buffer = q.buffer(), q_empty = q.empty_barrier();
       if constexpr (!config.ahead) multiply_scores(state.s, plan.k_at, q_buffer, warpgroup);
-      const u32 p_at = base + plan.p_at + ds_stage, ds_at = base + plan.ds_at + ds_stage;
-      begin_block(state, dv, now, d_out, lse_at(q), more, p_at, warpgroup);
+      begin_block(state, dv, now, d_out, lse_at(q), more, warpgroup);
       fragments ds;
       const u32 delta_at = base + plan.delta_at + d_out.index * bm * 4;
       if (is_full(now)) {
@@ -788,10 +720,9 @@ struct attention_backward {
       }
 
       // With one stage: the MMAs of the last query block have read it.
-      if constexpr (config.ds_stages == 1 && !plan.dq_in_parts) {
-        sync(backward_barrier::scores, mma_threads);
-      }
-      if constexpr (splits_dim && !plan.dq_in_parts) store_scores(p_at, state.p, warpgroup);
+      if constexpr (config.ds_stages == 1) sync(backward_barrier::scores, mma_threads);
+      const u32 p_at = base + plan.p_at + ds_stage, ds_at = base + plan.ds_at + ds_stage;
+      if constexpr (splits_dim) store_scores(p_at, state.p, warpgroup);
       store_scores(ds_at, ds, warpgroup);
       async_proxy_fence();
       sync(backward_barrier::scores, mma_threads);
@@ -804,47 +735,33 @@ struct attention_backward {
         release(d_out.empty_barrier());
         d_out.advance();
       }
-      if constexpr (plan.dq_in_parts) {
-        // q and d_out have one stage each: the next ones are loaded under dq.
-        multiply_gradient(dk, ds, ds_at, q_buffer, more, warpgroup);
-        more = 1;
-        q.advance();
-        wgmma_wait<1>();  // dv
+      dq_tiles dq;
+      multiply_dq(dq, ds_at, warpgroup);
+      multiply_gradient(dk, ds, ds_at, q_buffer, more, warpgroup);
+      more = 1;
+      q.advance();
+      visit next = now;
+      if constexpr (config.ahead) {
+        // After the last block, of whatever lies there: a branch would serialise the MMAs.
+        next = next_visit(q);
+        multiply_scores(state.s, plan.k_at, q.buffer(), warpgroup);
+      }
+      if constexpr (splits_dim) {
+        wgmma_wait<config.ahead ? 3 : 2>();  // dv
         release(d_out.empty_barrier());
         d_out.advance();
-        wgmma_wait<0>();  // dk
-        release(q_empty);
-        add_dq_by_parts(now, ds_at, state, warpgroup);
-        now = next_visit(q);
-      } else {
-        dq_tiles dq;
-        multiply_dq(dq, ds_at, warpgroup);
-        multiply_gradient(dk, ds, ds_at, q_buffer, more, warpgroup);
-        more = 1;
-        q.advance();
-        visit next = now;
-        if constexpr (config.ahead) {
-          // After the last block, of whatever lies there: a branch would serialise the MMAs.
-          next = next_visit(q);
-          multiply_scores(state.s, plan.k_at, q.buffer(), warpgroup);
-        }
-        if constexpr (splits_dim) {
-          wgmma_wait<config.ahead ? 3 : 2>();  // dv
-          release(d_out.empty_barrier());
-          d_out.advance();
-        }
-        wgmma_wait<config.ahead ? 2 : 1>();
-        add_dq(dq, now, dq_to, warpgroup);
-        wgmma_wait<config.ahead ? 1 : 0>();  // dk
-        release(q_empty);
-        if constexpr (config.ahead) {
-          // S: were it under way across a branch, the compiler would serialise the MMAs.
-          wgmma_wait<0>();
-        } else {
-          next = next_visit(q);
-        }
-        now = next;
       }
+      wgmma_wait<config.ahead ? 2 : 1>();
+      add_dq(dq, now, dq_to, warpgroup);
+      wgmma_wait<config.ahead ? 1 : 0>();  // dk
+      release(q_empty);
+      if constexpr (config.ahead) {
+        // S: were it under way across a branch, the compiler would serialise the MMAs.
+        wgmma_wait<0>();
+      } else {
+        next = next_visit(q);
+      }
+      now = next;
     }
     if (more == 0) {
 #pragma unroll

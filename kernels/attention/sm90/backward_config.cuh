@@ -41,7 +41,6 @@ struct sm90_backward_plan {
   int dq_tiles;          // of 64 columns of dq that a warpgroup computes, transposed
   int dq_columns;        // queries of such a tile
   bool splits_dq_rows;   // narrow heads: the warpgroups split the queries of dq, not its columns
-  bool dq_in_parts;      // wide heads: a warpgroup has not the registers for all of its dq at once
   int dq_words;          // f32 of a query block's dq; its padding included
   int busy_warps;        // of the producers; the others have time for what `beside` gives them
 
@@ -71,7 +70,6 @@ constexpr sm90_backward_plan sm90_backward_plan_of(const attention_form& form,
   plan.splits_dq_rows = plan.slabs < warpgroups;
   plan.dq_tiles = plan.splits_dq_rows ? plan.slabs : plan.slabs / warpgroups;
   plan.dq_columns = plan.splits_dq_rows ? config.bm / warpgroups : config.bm;
-  plan.dq_in_parts = plan.splits_dim && config.bm == 128 && plan.dq_tiles > 1;
   plan.dq_words = config.bm * plan.slabs * 64;
 
   plan.busy_warps = config.dq == dq_path::bulk ? 2 : 1;
@@ -131,16 +129,13 @@ constexpr const char* sm90_backward_misfit(const attention_form& form,
   if (plan.splits_dq_rows && plan.dq_columns % 8 != 0) return "wgmma has n in steps of 8";
   // dk, dv, scores, d_p and what the MMAs in flight hold, of a thread; the rest, addresses and the
   // like, is 12 at least, and 16 with scores ahead, whose MMAs are serialised if they lack one.
-  const int scores = plan.score_columns / 2;
-  const int dq = plan.dq_in_parts ? 2 * scores : plan.dq_tiles * plan.dq_columns / 2;
+  const int scores = plan.score_columns / 2, dq = plan.dq_tiles * plan.dq_columns / 2;
   const int gradients = plan.gradient_columns;
   const int fragments = plan.splits_dim ? 0 : scores / 2;
   const int late = config.ahead ? scores + dq + fragments : dq + fragments;
   const int early = 2 * scores + fragments;
   const int rest = config.ahead ? 16 : 12;
   if (gradients + (late > early ? late : early) + rest > plan.mma_registers) return "registers";
-  if (plan.dq_in_parts && (config.ahead || config.dq == dq_path::bulk))
-    return "parts of dq go from the registers, after all other MMAs of a block";
   if (config.ahead && config.q_stages < 2) return "the next query block needs a stage of its own";
   if (config.beside && form.packed_sequences()) return "a head has its queries in one place";
   if (plan.shared_bytes > 227 * 1024) return "shared memory";
