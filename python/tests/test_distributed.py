@@ -381,11 +381,13 @@ def test_a_group_from_a_process_group(tmp_path):
     start(_from_torch, 2, 2, str(tmp_path / "store"))
 
 
-def _die(rank: int, ranks: int, name: str) -> None:
+def _die(rank: int, ranks: int, name: str, leaves_a_child: bool) -> None:
     group = distributed.Group(name, rank, ranks, max_bytes=4096, timeout=60)
     x = torch.ones(1, 8)
     ops.all_reduce(x, group=group)
     if rank == 1:
+        if leaves_a_child and os.fork() == 0:  # as a data loader's worker
+            time.sleep(20)
         os._exit(0)
     start = time.monotonic()
     with pytest.raises(fftune.Error, match="rank 1 died"):
@@ -396,8 +398,9 @@ def _die(rank: int, ranks: int, name: str) -> None:
     assert time.monotonic() - start < 10
 
 
-def test_a_rank_that_dies_is_an_error():
-    _start(_die, 2)
+@pytest.mark.parametrize("leaves_a_child", [False, True])
+def test_a_rank_that_dies_is_an_error(leaves_a_child):
+    _start(_die, 2, leaves_a_child)
 
 
 def _other_options(rank: int, ranks: int, name: str) -> None:
