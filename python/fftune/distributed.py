@@ -65,15 +65,15 @@ class Group:
     """A rank of a group: of this process, or of this thread with a GPU of its own.
 
     Args:
-        name: The same on all ranks, and no other group's on this host; one that begins with a slash is
-            the path of a socket's file, for ranks in several containers. "tcp://host:port/word" is of
-            ranks on several hosts: rank 0 listens there, and ranks with another word are not heard.
+        name: The same on all ranks, and unique on this host. A name that begins with a slash is the path
+            of a socket's file, for ranks in several containers. Ranks on several hosts have
+            "tcp://host:port/word": rank 0 listens there, and ranks with another word are not heard.
         rank, ranks: This rank, from 0, and how many there are, 8 at most. None: those of this host's
-            processes by the environment that mpirun, torchrun or srun gave them; the name then need
-            only be no other group's of that job.
+            processes, by the environment of mpirun, torchrun or srun. The name then must be unique
+            within that job.
         device: The rank's GPU, or the CPU.
-        max_bytes: Bytes of the largest message. A rank's memory has 2 * ranks * max_bytes, as
-            much again for words, of 64 MB a message at most, and up to 2 MB for each rank besides.
+        max_bytes: Bytes of the largest message. A rank's memory has 2 * ranks * max_bytes, and as much
+            again for words, of 64 MB a message at most. Each rank adds up to 2 MB.
         timeout: Seconds until a rank that does not come is an error: of this call, and of each wait.
         nccl: NCCL too, for all-reduce of larger messages than max_bytes. A group across hosts has it
             alone.

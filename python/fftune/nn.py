@@ -341,10 +341,13 @@ class QuantLinear(nn.Module):
     Maps [..., in_features] to [..., out_features]. The weight is kept in the layout that kernels read.
     State dicts have the tensors of compressed-tensors:
 
-    - int4, ``(q - 8) · scale``, or with `zeros` ``(q - zero) · scale``: those of pack-quantized, weight_packed,
-      weight_scale, weight_shape and with `zeros` weight_zero_point.
+    - int4, ``(q - 8) · scale``, or with `zeros` ``(q - zero) · scale``: weight_packed, weight_scale,
+      weight_shape and with `zeros` weight_zero_point, as in pack-quantized.
+
     - mxfp4, ``e2m1 · 2 ** (scale - 127)``: weight_packed and weight_scale, of uint8.
+
     - nvfp4, ``e2m1 · scale / global_scale``: weight_packed, weight_scale and weight_global_scale.
+
     - fp8, ``e4m3 · scale``, and int8, ``q · scale``: weight and weight_scale.
 
     Args:

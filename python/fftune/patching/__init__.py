@@ -35,9 +35,9 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
           whole_layers: bool = False, loss: bool = True) -> PatchReport:
     """Replaces parts of a transformers model with fused ops, in place.
 
-    These are norms, gated MLPs and their norm and residual, bias and gelu, rotary embeddings, linear
-    layers with weights of 4 bits, experts and routers, causal masks that need not be made, the loss in
-    training, and the blocking of repeated n-grams in ``generate``. A module is replaced only if what it
+    These are norms, MLPs with their norm and residual, bias and gelu, rotary embeddings, quantised linear
+    layers, experts and routers, and causal masks that need not be made. In training the loss is one of
+    them, in ``generate`` the blocking of repeated n-grams. A module is replaced only if what it
     computes is recognised for every input; all others are left alone, and the report says why. Nothing is
     raised for them, and nothing of the model runs during patch().
 
@@ -48,9 +48,10 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
     Args:
         model: A model of transformers, or any module with such parts.
         recompute: Save only the inputs of MLPs for the backward pass.
-        memory: How much the backward pass may find saved. "fast" saves what makes it fastest, "balanced"
-            computes the norms of layers again, a pass over memory each, and "small" the norms and, as
-            `recompute` does, the first products of MLPs. torch.compile decides about the norms itself.
+        memory: Activations for the backward pass. Mode "fast" saves all that makes it fast. Mode
+            "balanced" computes the norms of layers again, a pass over memory each. Mode "small" also
+            does so with the first products of MLPs, as `recompute` does. With torch.compile the
+            compiler decides about the norms.
         projections: Whether to replace the projections of attention: True in all calls, "auto" in calls
             of up to 64 tokens without gradients, where they are faster, False in none.
         attention: Whether to replace PyTorch's attention by `fftune.ops.attention`.

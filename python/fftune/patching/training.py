@@ -42,8 +42,9 @@ def graphed(model: nn.Module, loss: Callable[..., Tensor] | None = None) -> "Tra
     addresses or another dtype of autocast the next call is captured anew; the last 8 graphs are kept.
 
     Calls run as usual where a graph would leave something out: on the CPU, with hooks of modules or
-    parameters, under DistributedDataParallel and FSDP, with inputs that need gradients, or where the
-    capture fails, as it does when the model waits for the device. A warning then names the reason once.
+    parameters, under DistributedDataParallel and FSDP, and with inputs that need gradients. So they do
+    where the capture fails, as it does when the model waits for the device. A warning then names the reason
+    once.
 
     Args:
         model: A model of transformers, or any module; `patch` it before or not.
