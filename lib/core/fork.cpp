@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -22,18 +23,21 @@ struct Gate {
   int working = 0;  // threads
   int waiting = 0;  // that fork
 };
-struct Descriptors {
-  std::mutex mutex;  // within UntornByFork
-  std::vector<int> open;
-};
-Descriptors& descriptors() {
-  static Descriptors* const made = new Descriptors;
-  return *made;
-}
 // Never destroyed: threads may outlive main().
 alignas(Gate) unsigned char gate_memory[sizeof(Gate)];
 Gate& gate() {
   static Gate* const made = new (gate_memory) Gate;
+  return *made;
+}
+
+/// Descriptors that children close, in memory that is never given back.
+struct Closed {
+  std::mutex mutex;
+  std::vector<int> descriptors;
+};
+alignas(Closed) unsigned char closed_memory[sizeof(Closed)];
+Closed& closed() {
+  static Closed* const made = new (closed_memory) Closed;
   return *made;
 }
 
@@ -54,17 +58,16 @@ void after_fork_in_parent() {
 
 void after_fork_in_child() {
   forks.fetch_add(1, std::memory_order_relaxed);
+  for (const int descriptor : closed().descriptors) ::close(descriptor);
+  closed().descriptors.clear();
   // The threads that waited here, or for which this one did, are not in the child.
   new (&gate()) Gate;
   gate().working = depth > 0 ? 1 : 0;
-  for (const int descriptor : descriptors().open) ::close(descriptor);
-  descriptors().open.clear();
 }
 
 void register_handlers() {
   static const int registered =
-      (gate(), descriptors(),
-       ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child));
+      (gate(), closed(), ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child));
   static_cast<void>(registered);
 }
 
@@ -73,6 +76,16 @@ void register_handlers() {
 int fork_count() {
   register_handlers();
   return forks.load(std::memory_order_relaxed);
+}
+
+void closes_in_children(int descriptor, bool does) {
+  const UntornByFork untorn;
+  const std::lock_guard lock(closed().mutex);
+  auto& all = closed().descriptors;
+  if (does)
+    all.push_back(descriptor);
+  else
+    all.erase(std::remove(all.begin(), all.end(), descriptor), all.end());
 }
 
 UntornByFork::UntornByFork() {
@@ -90,18 +103,6 @@ UntornByFork::~UntornByFork() {
     --gate().working;
   }
   gate().changed.notify_all();
-}
-
-void close_in_children(int descriptor) {
-  const UntornByFork untorn;
-  const std::lock_guard lock(descriptors().mutex);
-  descriptors().open.push_back(descriptor);
-}
-
-void forget_in_children(int descriptor) {
-  const UntornByFork untorn;
-  const std::lock_guard lock(descriptors().mutex);
-  std::erase(descriptors().open, descriptor);
 }
 
 }  // namespace fftune

@@ -23,10 +23,9 @@ class UntornByFork {
   UntornByFork& operator=(const UntornByFork&) = delete;
 };
 
-/// A descriptor that every child forked from now on closes, until it is forgotten: its other end is
-/// then told of this process's death, whatever children it leaves. In a child nothing is registered.
-void close_in_children(int descriptor);
-void forget_in_children(int descriptor);
+/// Has a child of fork() close the descriptor: else the other end would not learn that this process
+/// ended as long as the child lives. `closes_in_children(descriptor, false)` before it is closed.
+void closes_in_children(int descriptor, bool does = true);
 
 // A mutex that a forked child finds free, whoever held it in the parent.
 

@@ -366,7 +366,15 @@ def _from_torch(rank: int, ranks: int, store: str) -> None:
         names = [None] * ranks
         torch.distributed.all_gather_object(names, name)
         assert names == [name] * ranks
-    torch.distributed.destroy_process_group()
+    # A process without a part in it, and one that ends before the others have met.
+    one = torch.distributed.new_group([0])
+    if rank == 1:
+        with pytest.raises(fftune.Error, match="of which this process is a rank"):
+            distributed.init_group(one, device="cpu")
+        os._exit(0)
+    with pytest.raises(fftune.Error, match="init_group: a rank died, or does not call it") as error:
+        distributed.init_group(device="cpu")
+    assert "\n" not in str(error.value)
 
 
 def test_a_group_from_a_process_group(tmp_path):
@@ -423,6 +431,7 @@ def test_wrong_arguments_are_one_line():
                 (lambda: distributed.Group("wrong", 0, 1, timeout=math.nan), "timeout is nan: give"),
                 (lambda: distributed.Group("\ud800", 0, 1), "name is '.ud800': give a text"),
                 (lambda: group.tune(lambda: None, budget=math.inf), "budget is inf: give"),
+                (lambda: group.tune(None), "call is of type NoneType: give a function"),
                 (lambda: pickle.dumps(group), "a group cannot be pickled"),
                 (lambda: distributed.Group("wrong", 0, 1, device="meta"), "device is meta")):
             with pytest.raises(fftune.Error, match=words) as error:
