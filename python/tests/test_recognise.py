@@ -16,10 +16,10 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 import fftune
-from fftune.patching import experts, norms
+from fftune.patching import experts, masks, norms
 from fftune.patching.recognise import (Foreign, Numbers, Options, Unfit, activation_name, identify,
                                        stand_in)
-from models import RELEASE
+from models import RELEASE, make
 from test_left_alone import Experts
 
 pytestmark = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5,
@@ -330,3 +330,13 @@ def test_experts_are_not_filled_to_try_a_mask(monkeypatch):
     report = fftune.patch(model.to_empty(device="cpu"))
     assert any("without the causal mask" in words for _, words in report.replaced), report
     assert max(drawn) < 1 << 18
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3-moe"])
+@pytest.mark.parametrize("fits", [True, False])
+def test_parts_that_see_no_mask_are_passed_over_or_run(name, fits, monkeypatch):
+    monkeypatch.setattr(masks, "_LARGE", 0)
+    if not fits:  # as where a part gives more than hidden states
+        monkeypatch.setattr(masks._Passing, "forward", lambda self, x: None)
+    report = fftune.patch(make(name))
+    assert any("without the causal mask" in words for _, words in report.replaced), report
