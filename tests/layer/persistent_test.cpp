@@ -657,6 +657,21 @@ TEST_CASE("persistent layers with windows of several tokens, and parts of heads 
   verify_uses(uses(), 18, uses().size());
 }
 
+// Few and small, for memcheck and racecheck.
+TEST_CASE("persistent layers with weights ahead in L2 against the reference", "[gpu][ahead]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const Use& use : {Use{DType::bf16, {{"batch", 2}, {"cache", 40}}, {}},
+                         Use{DType::bf16, {{"s", 5}, {"cache", 40}}, {}}, uses_of_experts()[0]}) {
+    const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+    const Family& family = family_for(problem);
+    if (family.refusal(problem, backend->facts())) return;
+    Config config = family.default_config(problem, backend->facts());
+    config.set("ahead_kb", 32);
+    verify_layers(*backend, use, 2, config);
+  }
+}
+
 TEST_CASE("persistent layers of a rank's slice against the reference", "[gpu]") {
   verify_uses(uses_of_ranks(), 0, uses_of_ranks().size());
 }
