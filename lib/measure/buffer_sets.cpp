@@ -7,6 +7,7 @@
 
 #include "core/distribution.hpp"
 #include "device/parallel.hpp"
+#include "registry/noise_draw.hpp"
 #include "verify/drawn.hpp"
 #include "verify/host_threads.hpp"
 
@@ -51,18 +52,40 @@ class NormalSource {
   std::uint64_t state_;
 };
 
+/// The first `given` bytes at `address` are there; those from `from` on are repeated up to `bytes`.
+void repeat(Backend& backend, void* address, std::size_t from, std::size_t given,
+            std::size_t bytes) {
+  auto* base = static_cast<std::byte*>(address);
+  for (std::size_t filled = given; filled < bytes;) {
+    const std::size_t more = std::min(filled - from, bytes - filled);
+    backend.copy(base + filled, base + from, more);
+    filled += more;
+  }
+}
+
+/// The elements that are drawn of a tensor of noise; the others repeat those behind `from`.
+std::int64_t drawn_of(const NoiseDraw& noise, std::int64_t elements) {
+  const auto units = static_cast<std::int64_t>(drawn_elements) / noise.unit + 1;
+  return std::min(elements, noise.from + units * noise.unit);
+}
+
 void fill_random(Backend& backend, const TensorSpec& tensor, void* address, NormalSource& source,
-                 std::uint64_t seed) {
+                 std::uint64_t seed, Parallel& parallel) {
   if (const auto pattern = parse_pattern(tensor.pattern)) {
     const auto marks = draw_pattern(*pattern, tensor.elements(), seed);
     return backend.write(address, marks.data(), marks.size());
   }
   const auto elements = static_cast<std::size_t>(tensor.elements());
   if (tensor.draw) {
-    HostThreads threads;
-    auto encoded = large_vector<std::byte>(tensor.bytes(), threads);
-    draw_encoded(tensor, seed, encoded.data(), threads);
-    return backend.write(address, encoded.data(), encoded.size());
+    const auto* const noise = tensor.draw.target<NoiseDraw>();
+    const std::int64_t drawn = noise ? drawn_of(*noise, tensor.elements()) : tensor.elements();
+    const std::size_t each = dtype_bytes(tensor.dtype);
+    auto encoded = large_vector<std::byte>(static_cast<std::size_t>(drawn) * each, parallel);
+    draw_encoded(tensor, seed, drawn, encoded.data(), parallel);
+    backend.write(address, encoded.data(), encoded.size());
+    const std::int64_t from = noise ? noise->from : 0;
+    return repeat(backend, address, static_cast<std::size_t>(from) * each, encoded.size(),
+                  tensor.bytes());
   }
   std::vector<float> values(std::min(elements, drawn_elements));
   const auto scale = static_cast<float>(tensor.scale);
@@ -71,21 +94,15 @@ void fill_random(Backend& backend, const TensorSpec& tensor, void* address, Norm
   std::vector<std::byte> encoded(values.size() * dtype_bytes(tensor.dtype));
   encode(tensor.dtype, std::span<const float>(values), encoded.data());
   backend.write(address, encoded.data(), encoded.size());
-  auto* base = static_cast<std::byte*>(address);
-  for (std::size_t filled = encoded.size(); filled < tensor.bytes();) {
-    const std::size_t more = std::min(filled, tensor.bytes() - filled);
-    backend.copy(base + filled, base, more);
-    filled += more;
-  }
+  repeat(backend, address, 0, encoded.size(), tensor.bytes());
 }
 
 /// Whether it was given.
 bool fill_given(Backend& backend, const TensorSpec& tensor, void* address,
-                const GivenTensors* given) {
+                const GivenTensors* given, Parallel& parallel) {
   if (given == nullptr || tensor.role == Role::intermediate) return false;
-  HostThreads threads;
-  auto values = large_vector<std::byte>(tensor.bytes(), threads);
-  if (!given->fill(tensor, values, threads)) return false;
+  auto values = large_vector<std::byte>(tensor.bytes(), parallel);
+  if (!given->fill(tensor, values, parallel)) return false;
   backend.write(address, values.data(), values.size());
   return true;
 }
@@ -140,10 +157,12 @@ BufferSets::BufferSets(Backend& backend, const std::vector<TensorSpec>& tensors,
     addresses_.push_back(std::move(addresses));
   }
   NormalSource source(data.seed);
+  HostThreads threads;
   for (std::size_t i = 0; i < tensors.size() && count > 0; ++i) {
     void* const address = addresses_.front()[i];
-    if (tensors[i].role != Role::output && !fill_given(backend, tensors[i], address, data.given))
-      fill_random(backend, tensors[i], address, source, data.seed);
+    if (tensors[i].role != Role::output &&
+        !fill_given(backend, tensors[i], address, data.given, threads))
+      fill_random(backend, tensors[i], address, source, data.seed, threads);
   }
 }
 

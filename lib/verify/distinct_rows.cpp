@@ -97,7 +97,7 @@ void DistinctRows::draw_inputs() {
 void DistinctRows::draw(const TensorSpec& spec, std::span<std::byte> out) const {
   if (data_.given != nullptr && data_.given->fill(spec, out, *parallel_)) return;
   if (spec.draw) {
-    draw_encoded(spec, data_.seed ^ fnv1a(spec.name), out.data(), *parallel_);
+    draw_encoded(spec, data_.seed ^ fnv1a(spec.name), spec.elements(), out.data(), *parallel_);
     return;
   }
   const std::int64_t rows = spec.shape.at(0);

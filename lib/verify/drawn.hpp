@@ -11,11 +11,12 @@
 
 namespace fftune {
 
-inline void draw_encoded(const TensorSpec& spec, std::uint64_t seed, std::byte* out,
-                         Parallel& parallel) {
-  auto values = large_vector<double>(static_cast<std::size_t>(spec.elements()), parallel);
+/// The first `elements` of them.
+inline void draw_encoded(const TensorSpec& spec, std::uint64_t seed, std::int64_t elements,
+                         std::byte* out, Parallel& parallel) {
+  auto values = large_vector<double>(static_cast<std::size_t>(elements), parallel);
   spec.draw(seed, values);
-  for_each_block(spec.elements(), 1, parallel, [&](const Block& block) {
+  for_each_block(elements, 1, parallel, [&](const Block& block) {
     const auto first = static_cast<std::size_t>(block.first_row);
     const auto count = static_cast<std::size_t>(block.last_row) - first;
     encode(spec.dtype, std::span<const double>(values).subspan(first, count),

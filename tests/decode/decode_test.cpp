@@ -17,6 +17,7 @@
 #include "kernels/head/head.hpp"
 #include "kernels/layer/persistent.cuh"
 #include "layer/problems.hpp"
+#include "registry/part_family.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
 #include "store/example.hpp"
@@ -88,6 +89,22 @@ std::vector<Use> uses_of_ranks() {
           {{{"batch", 1}, {"cache", 20}, {"ranks", 3}}, {{"choose", "sample"}}}};
 }
 
+/// Plans of one layer and of three.
+void verify_plans(Backend& backend, const SmallModel& model, DType dtype,
+                  const std::vector<Use>& all) {
+  for (const Use& use : all)
+    for (const std::int64_t layers : {1, 3}) {
+      Sizes sizes = use.sizes;
+      if (layers > 1) sizes["layers"] = layers;
+      verify_plan(backend, decode_op(),
+                  problem_of(model, backend.facts().kind, dtype, sizes, use.options), 1);
+    }
+}
+
+bool is_no_part(const Family& family) {
+  return dynamic_cast<const PartFamily*>(&family) == nullptr;
+}
+
 void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more,
                   const std::vector<Use>& all = uses()) {
   const DeviceKind kind = backend.facts().kind;
@@ -96,11 +113,8 @@ void verify_model(Backend& backend, const SmallModel& model, DType dtype, int mo
     CAPTURE(model.name);
     const Problem problem = problem_of(model, kind, dtype, use.sizes, use.options);
     CHECK(verify_variants(backend, decode_op(), problem, random, more) > 0);
-    verify_plan(backend, decode_op(), problem, 1);
-    Sizes several = use.sizes;
-    several["layers"] = 3;
-    verify_plan(backend, decode_op(), problem_of(model, kind, dtype, several, use.options), 2);
   }
+  verify_plans(backend, model, dtype, all);
 }
 
 // ---- steps one by one ---------------------------------------------------------------------------
@@ -714,7 +728,18 @@ TEST_CASE("decode: slices of a group's ranks are right on a GPU", "[gpu]") {
 TEST_CASE("decode: stages and plans of every small model are right on a GPU", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  for (const SmallModel& model : small_models()) verify_model(*backend, model, DType::bf16, 0);
+  std::mt19937_64 random(1);
+  for (const SmallModel& model : small_models()) {
+    CAPTURE(model.name);
+    std::vector<Problem> problems;
+    for (const Use& use : uses())
+      problems.push_back(problem_of(model, DeviceKind::cuda, DType::bf16, use.sizes, use.options));
+    // The stages of layers and heads are theirs: their own tests run them for every model.
+    const bool is_first = model.name == std::string_view(small_models().front().name);
+    verify_families(*backend, decode_op(), problems, random, 0,
+                    is_first ? every_family : is_no_part);
+    verify_plans(*backend, model, DType::bf16, uses());
+  }
 }
 
 TEST_CASE("decode: n runs are n times embedding, layers, head and the host's steps, on a GPU",

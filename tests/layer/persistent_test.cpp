@@ -111,7 +111,10 @@ std::vector<Use> uses() {
       // Keys and values of a head side by side.
       {DType::bf16,
        {{"batch", 3}, {"cache", 500}, {"page", 16}, {"kv-heads", 4}, {"kv-head", 128}},
-       {{"lengths", "ragged"}}}};
+       {{"lengths", "ragged"}}},
+      // Activations of down in several parts, which are asked for ahead.
+      {DType::bf16, {{"h", 4352}, {"batch", 4}, {"cache", 40}}, {{"lengths", "ragged"}}},
+      {DType::fp16, {{"h", 4352}, {"s", 5}, {"cache", 40}}, {}}};
 }
 /// And with experts.
 std::vector<Use> uses_of_experts() {
@@ -520,7 +523,7 @@ TEST_CASE("one launch for all layers serves few tokens, even beside records of t
   CHECK(choice.reason.find("records of qkv") != std::string::npos);
 }
 
-TEST_CASE("one launch for all layers serves one token with experts") {
+TEST_CASE("one launch for all layers serves few tokens with experts") {
   const auto facts = facts_of_architecture("sm_90a");
   const auto family_of_first = [&](std::int64_t batch, std::int64_t h) {
     const Problem problem = problem_of(
@@ -530,9 +533,34 @@ TEST_CASE("one launch for all layers serves one token with experts") {
     return choose(builtin_catalog(), layer_op(), problem, facts, {}).recipe.front().family;
   };
   CHECK(family_of_first(1, 768) == with_experts);
-  CHECK(family_of_first(2, 768) != with_experts);
+  CHECK(family_of_first(4, 768) == with_experts);
+  CHECK(family_of_first(5, 768) != with_experts);
   CHECK(family_of_first(1, 5120) == with_experts);
   CHECK(family_of_first(1, 5152) != with_experts);
+}
+
+TEST_CASE("one launch for all layers serves up to five new tokens of a sequence") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const auto family_of_first = [&](std::int64_t batch, std::int64_t s) {
+    const Problem problem = problem_of(
+        DType::bf16,
+        {{"batch", batch}, {"s", s}, {"d", 2048}, {"h", 8192}, {"cache", 512}, {"layers", 3}});
+    return choose(builtin_catalog(), layer_op(), problem, facts, {}).recipe.front().family;
+  };
+  CHECK(family_of_first(1, 3) == persistent);
+  CHECK(family_of_first(1, 5) == persistent);
+  CHECK(family_of_first(1, 8) != persistent);
+  CHECK(family_of_first(2, 3) != persistent);
+}
+
+TEST_CASE("layers hold as many weights in registers as do not spill") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const Family& family = family_of(layer_op(), persistent);
+  const auto held = [&](Sizes sizes) {
+    return family.default_config(problem_of(DType::bf16, std::move(sizes)), facts).get("held");
+  };
+  CHECK(held({{"d", 2048}, {"h", 8192}}) == 4);
+  CHECK(held({{"d", 4096}, {"h", 14336}, {"heads", 32}, {"dim", 128}}) == 2);
 }
 
 TEST_CASE(
@@ -654,7 +682,27 @@ TEST_CASE("persistent layers with windows and sinks against the reference", "[gp
 }
 
 TEST_CASE("persistent layers with windows of several tokens, and parts of heads rotated", "[gpu]") {
-  verify_uses(uses(), 18, uses().size());
+  verify_uses(uses(), 18, uses().size() - 2);
+}
+
+TEST_CASE("persistent layers whose activations come in several parts, against the reference",
+          "[gpu]") {
+  verify_uses(uses(), uses().size() - 2, uses().size());
+}
+
+// Few and small, for memcheck and racecheck.
+TEST_CASE("persistent layers with weights ahead in L2 against the reference", "[gpu][ahead]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const Use& use : {Use{DType::bf16, {{"batch", 2}, {"cache", 40}}, {}},
+                         Use{DType::bf16, {{"s", 5}, {"cache", 40}}, {}}, uses_of_experts()[0]}) {
+    const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+    const Family& family = family_for(problem);
+    if (family.refusal(problem, backend->facts())) return;
+    Config config = family.default_config(problem, backend->facts());
+    config.set("ahead_kb", 32);
+    verify_layers(*backend, use, 2, config);
+  }
 }
 
 TEST_CASE("persistent layers of a rank's slice against the reference", "[gpu]") {

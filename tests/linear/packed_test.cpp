@@ -11,7 +11,10 @@
 #include "core/error.hpp"
 #include "cpu/open.hpp"
 #include "kernels/linear/linear.hpp"
+#include "measure/buffer_sets.hpp"
+#include "registry/noise_draw.hpp"
 #include "runtime/plan.hpp"
+#include "support/host_backend.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
 #include "support/verify_variants.hpp"
@@ -516,4 +519,40 @@ TEST_CASE("linear's baseline with packed weights writes the same on a GPU too", 
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   check_baselines(*backend, linear_op(), problem_of({40, 256, 264}, DType::bf16, {}), 2e-2);
+}
+
+TEST_CASE("inputs to be timed repeat a part of packed weights behind their header") {
+  HostBackend backend;
+  for (const char* weights : {"int4", "fp8", "mxfp4", "nvfp4"}) {
+    CAPTURE(weights);
+    const Op& op = linear_op();
+    const auto tensors = op.tensors(canonical(op,
+                                              {"linear",
+                                               "fwd",
+                                               DType::bf16,
+                                               {{"m", 1}, {"k", 4096}, {"n", 4096}},
+                                               {{"weights", weights}}},
+                                              DeviceKind::cuda));
+    BufferSets sets(backend, tensors, 1, 5);
+    int draws = 0;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const auto* const noise = tensors[i].draw.target<NoiseDraw>();
+      if (noise == nullptr) continue;
+      ++draws;
+      const auto* const bytes = static_cast<const std::uint8_t*>(sets.tensors(0)[i]);
+      const auto all = static_cast<std::size_t>(tensors[i].elements());
+      const std::size_t from = static_cast<std::size_t>(noise->from);
+      const std::size_t drawn =
+          std::min(all, from + ((std::size_t{1} << 21) / noise->unit + 1) * noise->unit);
+      std::vector<double> values(drawn);
+      tensors[i].draw(5, values);
+      CHECK(std::equal(values.begin(), values.end(), bytes));
+      CHECK(std::equal(bytes + drawn, bytes + all, bytes + from));
+      // A shorter span has the same values.
+      std::vector<double> part(from + noise->unit);
+      tensors[i].draw(5, part);
+      CHECK(std::equal(part.begin(), part.end(), values.begin()));
+    }
+    CHECK(draws > 0);
+  }
 }

@@ -12,6 +12,7 @@
 
 #include "core/hash.hpp"
 #include "device/parallel.hpp"
+#include "registry/noise_draw.hpp"
 
 namespace fftune {
 namespace {
@@ -54,11 +55,11 @@ std::int64_t only_group(packed_code code) {
 /// An e8m0 scale near 2^exponent.
 TensorSpec e8m0_scales(std::string_view name, std::vector<std::int64_t> shape, double exponent) {
   TensorSpec scales{std::string(name), DType::u8, std::move(shape), Role::input};
-  scales.draw = [middle = std::round(exponent) + 127](std::uint64_t seed,
-                                                      std::span<double> values) {
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = middle - 1 + static_cast<double>(mix(seed + golden * (i + 1)) % 3);
-  };
+  scales.draw = NoiseDraw{
+      [middle = std::round(exponent) + 127](std::uint64_t seed, std::span<double> values) {
+        for (std::size_t i = 0; i < values.size(); ++i)
+          values[i] = middle - 1 + static_cast<double>(mix(seed + golden * (i + 1)) % 3);
+      }};
   return scales;
 }
 
@@ -79,7 +80,7 @@ void put_word(std::span<double> bytes, std::size_t index, std::uint32_t word) {
 TensorSpec nvfp4_scales(std::string_view name, std::vector<std::int64_t> shape, double scale) {
   TensorSpec scales{std::string(name), DType::u8, std::move(shape), Role::input};
   const auto of_tile = static_cast<std::size_t>(scales.shape[1] * scales.shape[2]);
-  scales.draw = [=](std::uint64_t seed, std::span<double> values) {
+  const auto draw = [=](std::uint64_t seed, std::span<double> values) {
     constexpr std::size_t row_bytes = packed_rows * sizeof(float);
     for (std::size_t i = 0; i < values.size(); ++i) {
       const std::uint64_t bits = mix(seed + golden * (i + 1));
@@ -93,6 +94,7 @@ TensorSpec nvfp4_scales(std::string_view name, std::vector<std::int64_t> shape, 
             static_cast<float>(scale / 64 * (0.75 + 0.5 * static_cast<double>(bits) * 0x1p-32)));
       }
   };
+  scales.draw = NoiseDraw{draw, static_cast<std::int64_t>(of_tile)};
   return scales;
 }
 
@@ -289,7 +291,7 @@ std::vector<TensorSpec> packed_tensors(const PackedWeight& weight, double deviat
                    DType::u8,
                    {packed_all_parts(n, k, weight.format.code), packed_part_bytes},
                    Role::input};
-  codes.draw = [=, code = weight.format.code](std::uint64_t seed, std::span<double> values) {
+  const auto draw = [=, code = weight.format.code](std::uint64_t seed, std::span<double> values) {
     for (std::size_t i = 0; i < values.size(); i += 8) {
       const std::uint64_t bits = mix(seed + golden * (i + 1));
       for (std::size_t j = 0; j < 8; ++j) values[i + j] = static_cast<double>(bits >> 8 * j & 255);
@@ -299,6 +301,7 @@ std::vector<TensorSpec> packed_tensors(const PackedWeight& weight, double deviat
     std::fill_n(values.begin(), packed_part_bytes, 0.0);
     std::copy(header.begin(), header.end(), values.begin());
   };
+  codes.draw = NoiseDraw{draw, packed_part_bytes, packed_part_bytes};
   if (weight.format.code == packed_code::mxfp4)
     return {codes, e8m0_scales(weight.scales, shape, std::log2(scale))};
   if (packed_scales_rows(weight.format.code))
@@ -309,10 +312,10 @@ std::vector<TensorSpec> packed_tensors(const PackedWeight& weight, double deviat
        scale / 4, scale}};
   if (weight.zeros.empty()) return tensors;
   TensorSpec zeros{std::string(weight.zeros), DType::u8, shape, Role::input};
-  zeros.draw = [](std::uint64_t seed, std::span<double> values) {
+  zeros.draw = NoiseDraw{[](std::uint64_t seed, std::span<double> values) {
     for (std::size_t i = 0; i < values.size(); ++i)
       values[i] = static_cast<double>(mix(seed + golden * (i + 1)) >> 60);
-  };
+  }};
   tensors.push_back(zeros);
   return tensors;
 }

@@ -145,4 +145,18 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
+// A word that has not been written is zero: what is exchanged is stored as its complement.
+__device__ __forceinline__ bool has_zero_half(u32 word) {
+  return ((word - 0x00010001u) & ~word & 0x80008000u) != 0;
+}
+__device__ __forceinline__ bool is_missing(const vector16& halves) {
+  return has_zero_half(halves.word[0]) || has_zero_half(halves.word[1]) ||
+         has_zero_half(halves.word[2]) || has_zero_half(halves.word[3]);
+}
+__device__ __forceinline__ vector16 complement(vector16 value) {
+#pragma unroll
+  for (u32& word : value.word) word = ~word;
+  return value;
+}
+
 }  // namespace fftune
