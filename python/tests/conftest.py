@@ -67,6 +67,8 @@ def vllm(monkeypatch):
     from pathlib import Path
 
     def forget():
+        if products := sys.modules.get("fftune.vllm.products"):
+            products._library._destroy()  # its op is defined anew
         for name in list(sys.modules):
             if name.split(".")[0] == "vllm" or name.startswith("fftune.vllm"):
                 del sys.modules[name]
