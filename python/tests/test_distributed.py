@@ -433,7 +433,7 @@ def test_wrong_arguments_are_one_line():
                 (lambda: group.tune(lambda: None, budget=math.inf), "budget is inf: give"),
                 (lambda: group.tune(None), "call is of type NoneType: give a function"),
                 (lambda: pickle.dumps(group), "a group cannot be pickled"),
-                (lambda: distributed.Group("wrong", 0, 1, device="meta"), "device is meta")):
+                (lambda: distributed.Group("wrong", 0, 1, device="meta"), "device is 'meta'")):
             with pytest.raises(fftune.Error, match=words) as error:
                 call()
             assert "\n" not in str(error.value)
