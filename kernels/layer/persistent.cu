@@ -271,7 +271,10 @@ struct persistent_layers {
       if (cta.chooses()) head.choose(best);
     }
     if constexpr (c.post_norms) {
-      if (!cta.chooses()) input.load(x, c.d, 0, c.d, true, false, true);
+      if (!cta.chooses()) {
+        typename persistent_input<T, c, norm>::vectors_of_thread vectors;
+        input.load(vectors, false, x, c.d, 0, c.d, true, false, true);
+      }
     }
     // Thread 0 of each CTA has an element of every row of exchanges.
     if constexpr (c.ranks > 0)

@@ -123,6 +123,15 @@ struct persistent_config {
     return has_experts() ? most : fit < least ? least : fit < most ? fit : most;
   }
 
+  // Whether the next part of a product's activations is asked for while the MMAs of one run. On an
+  // H100 it makes 16 layers of Llama-3.2-1B with four tokens 794 us instead of 803, and with eight
+  // 1,024 instead of 977: the words take 32 registers.
+  static constexpr int most_requested_tokens = 5;
+  constexpr bool requests() const {
+    return tokens > 1 && tokens <= most_requested_tokens && !has_experts() && !packs() &&
+           (input_length() < hidden() || input_length() < q_rows());
+  }
+
   // Attention: each CTA has one split of the keys of one sequence, for a group of heads. A warp has
   // a kv head, and as many warps as there are of them every groups()-th block of 16 keys. Its
   // queries are those of the sequence's tokens, token by token; 8 are the columns of an MMA.

@@ -20,6 +20,7 @@ struct persistent_cta {
   static constexpr int key_bytes = 2 * c.own_kv_rows();
   static constexpr int key_stride = key_bytes + c.row_padding;
   static constexpr int value_stride = key_bytes + c.value_padding;
+  static_assert(c.block_rows * key_stride <= c.stage_bytes(), "a stage has 16 keys");
   static constexpr int token_places = c.tokens <= 1 ? 1 : c.tokens <= 2 ? 2 : c.tokens <= 4 ? 4 : 8;
   static constexpr choice_form choice{.draws = c.draws, .sums = c.sums};
   static constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);

@@ -70,12 +70,30 @@ struct persistent_input {
     }
   }
 
+  static constexpr int lanes = c.consumers() / layout::token_places;  // of a token
+  static constexpr int each = ceil_div(c.input_length() / 8, lanes);
+  // A thread's vectors of a part of the activations, as they are exchanged.
+  using vectors_of_thread = vector16[each];
+
+  // Asks for elements `begin` to `end` of the rows of `from` [tokens, k], for load() later.
+  __device__ __forceinline__ void request(vectors_of_thread& value, const T* from, int k, int begin,
+                                          int end) const {
+    const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;
+    const int vectors = row < c.tokens ? (end - begin) / 8 - place : 0;
+    const T* const at = from + static_cast<i64>(row) * k + begin + place * 8;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      value[i] = {~0u, ~0u, ~0u, ~0u};
+      if (i * lanes < vectors) value[i] = load_relaxed(at + i * lanes * 8);
+    }
+  }
+
   // Elements `begin` to `end` of the rows of `from` [tokens, k] to shared memory, normalised on the
-  // way or not. Unless they are plain, they are waited for. With `ends` they go to y instead.
-  __device__ __forceinline__ void load(const T* from, int k, int begin, int end, bool normalises,
-                                       bool plain, bool ends = false) const {
-    constexpr int lanes = c.consumers() / layout::token_places;
-    constexpr int each = ceil_div(c.input_length() / 8, lanes);
+  // way or not. Unless they are plain, they are waited for. `requested`: request() has been called.
+  // With `ends` they go to y instead.
+  __device__ __forceinline__ void load(vectors_of_thread& value, bool requested, const T* from,
+                                       int k, int begin, int end, bool normalises, bool plain,
+                                       bool ends = false) const {
     const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;
     const int vectors = row < c.tokens ? (end - begin) / 8 - place : 0;
     const T* row_at_x = from + static_cast<i64>(row) * k;
@@ -83,11 +101,12 @@ struct persistent_input {
       if (plain && row < c.tokens) row_at_x = cta.row_of_x(row);
     }
     const T* const at = row_at_x + begin + place * 8;
-    vector16 value[each];
+    if (!requested) {
 #pragma unroll
-    for (int i = 0; i < each; ++i) {
-      value[i] = {~0u, ~0u, ~0u, ~0u};
-      if (i * lanes < vectors) value[i] = {};
+      for (int i = 0; i < each; ++i) {
+        value[i] = {~0u, ~0u, ~0u, ~0u};
+        if (i * lanes < vectors) value[i] = {};
+      }
     }
     int spins = 0;
     bool missing;

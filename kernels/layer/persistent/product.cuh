@@ -125,6 +125,7 @@ struct persistent_product {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
     // A block of a mixture has a part for each slot.
     const int parts = c.has_experts() && by_slot ? c.slots() : 1;
+    typename persistent_input<T, c, norm>::vectors_of_thread vectors;
 #pragma unroll 1
     for (int begin = 0; begin < k; begin += c.input_length()) {
       const int end = smaller(k, begin + c.input_length());
@@ -141,9 +142,12 @@ struct persistent_product {
         pipeline.release();
       }
       if (!(c.has_experts() || c.has_head()) || loads)
-        activations.load(from, k, begin, end, Weights::normalises && normalises, plain);
+        activations.load(vectors, c.requests() && begin > 0, from, k, begin, end,
+                         Weights::normalises && normalises, plain);
       else
         cta.sync_consumers();
+      if (c.requests() && end < k)
+        activations.request(vectors, from, k, end, smaller(k, end + c.input_length()));
       u32 to = cta.shared + c.sums_at() + warp * c.sums_stride();
 #pragma unroll 1
       for (int block = 0; block < blocks; ++block, to += c.warps * c.sums_stride()) {
