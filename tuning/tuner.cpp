@@ -22,10 +22,10 @@ namespace {
 /// The part of the budget that is reserved for end-to-end candidates and baselines.
 constexpr double conclusion_share = 0.15;
 /// Variants of the lowest predicted time that are tried before any group is searched in depth,
-/// shared by the groups: as many as the cores of a usual host compile at once. A single group has
-/// so many that a search which ends then was begun. Those of a CPU need no compiling: each has the
-/// least.
-constexpr std::size_t promising = 16;
+/// shared by the groups. Up to four, such as those of experts, have as many as a decided verdict
+/// takes (least_tried), however early the search ends. The cores of a usual host compile as many in
+/// a few seconds. Those of a CPU need no compiling: each has the least.
+constexpr std::size_t promising = 32;
 constexpr std::size_t least_of_group = 4;
 constexpr std::size_t most_of_group = 8;
 /// A group of few variants needs time for its finals too.

@@ -362,9 +362,8 @@ std::vector<OptionField> option_fields() {
       rare_number("eps", "added to the norms' mean square", "1e-06", {0, 1}),
       rare_option("qkv-bias", "whether q, k and v have a bias", {"no", "yes"}),
       rare_option("qkv-weights",
-                  "the weights of q, k and v: separate; or packed in w_qkv, whose rows are those "
-                  "of q, of k and of v, or (grouped) of each head of k those of its heads of q, "
-                  "its own and those of v",
+                  "the weights of q, k and v: separate, or rows of one w_qkv: all of q, then of k, "
+                  "then of v. In grouped each head of k follows its heads of q, and v follows it",
                   {"separate", "packed", "grouped"}),
       rare_option("qk-norm",
                   "whether heads of q and k are normalised, with weights of their own; rows: all "
@@ -394,8 +393,8 @@ std::vector<OptionField> option_fields() {
   for (OptionField& field : packed_options()) {
     if (field.name == "weights")
       field.help =
-          "format of the weights of qkv, which are one w_qkv, of the output product and the "
-          "gated network or the experts: those of x, or packed in that format";
+          "format of w_qkv, the output product and the gated network or experts: dense, or packed "
+          "as linear has it";
     fields.push_back(std::move(field));
   }
   fields.push_back(rare_option(

@@ -224,7 +224,8 @@ class PersistentLayers final : public Family {
                           batch * problem.size("cache") <= most_preferred_keys;
     if (!experts_) return batch <= most_preferred || is_short;
     const std::int64_t hidden = problem.size("h") * experts_of_token(problem);
-    return hidden <= most_preferred_hidden && (batch == 1 || is_short && packing_ == Packing::none);
+    return hidden <= most_preferred_hidden &&
+           (batch == 1 || (is_short && packing_ == Packing::none));
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,

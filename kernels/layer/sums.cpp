@@ -2,7 +2,6 @@
 // (all_reduce/product.cu, product_sm90.cu). The norm behind a sum is then a kernel of its own.
 #include <fmt/format.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,22 +15,14 @@
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/engine.hpp"
+#include "kernels/layer/fused_parts.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/norm/norm.hpp"
 #include "registry/catalog.hpp"
-#include "registry/part_family.hpp"
 
 namespace fftune::layer {
 namespace {
-
-/// The places of a part's tensors, by their names there, among those of one layer.
-std::vector<std::size_t> places_of(const Problem& problem, const std::vector<std::string>& names) {
-  const auto whole = layer_op().tensors(unrepeated(layer_op(), problem));
-  std::vector<std::size_t> places;
-  for (const std::string& name : names) places.push_back(tensor_index(whole, name));
-  return places;
-}
 
 /// A kernel of a product and its sum: the engine whose space and tiles it has, and its launch with
 /// all of its parameters but those that the fields are of.
@@ -109,25 +100,14 @@ const SummedKernel sm90_kernel{sm90_engine, "all_reduce/product_sm90.cu", DType:
 constexpr std::int64_t most_message = most_packet_message;
 
 /// A product of a rank's slice and the sum of its result.
-struct SummedStage {
-  std::string_view family, summary;
-  std::string part, stage, sum;  // names: the product's part and its last stage, the sum's part
-  GemmProblem (*gemm)(const Problem&);
-  const SummedKernel& kernel;
-};
-
-class SummedProduct final : public Family {
+class SummedProduct final : public FusedParts {
  public:
-  SummedProduct(SummedStage of) : of_(std::move(of)) {}
+  using Gemm = GemmProblem (*)(const Problem&);
+  SummedProduct(FusedStages of, Gemm gemm, const SummedKernel& kernel)
+      : FusedParts(std::move(of)), gemm_(gemm), kernel_(kernel) {}
 
-  std::string_view name() const override { return of_.family; }
-  std::string_view summary() const override { return of_.summary; }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
-  std::vector<std::string> stages() const override {
-    return {of_.part + "." + of_.stage, of_.sum + "." + stage_forward};
-  }
   std::vector<std::string> sources() const override {
-    return {of_.kernel.source, "norm/forward_rows.cu"};
+    return {kernel_.source, "norm/forward_rows.cu"};
   }
   bool is_preferred(const Problem&, const DeviceFacts&) const override { return false; }
 
@@ -136,38 +116,26 @@ class SummedProduct final : public Family {
     if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
     if (facts.compute_capability < 90)
       return "the kernel needs compute capability 9.0: blocks that share k are a cluster";
-    const auto parts = parts_of(problem);
-    const OpPart *const product = part_named(parts, of_.part), *const sum =
-                                                                   part_named(parts, of_.sum);
-    if (!product || !sum) return "the layer has no " + (product ? of_.sum : of_.part);
-    if (product->tensor("y") != sum->tensor("x"))
-      return "the result of " + of_.part + " is not what " + of_.sum + " adds";
-    if (product->op->stages(product->problem).back().name != of_.stage)
-      return "there is no stage " + product->stage(of_.stage);
-    if (message(*sum).normalises && !message(*sum).adds)
+    if (auto reason = refuse_parts(parts_of(problem))) return reason;
+    const auto [product, sum] = parts(problem);
+    if (message(sum).normalises && !message(sum).adds)
       return "the kernel has no place for a sum without a residual in front of a norm";
-    if (packed_format(product->problem).packed) return "the kernel reads weights of x's type";
-    if (auto refusal = all_reduce::refuse_peers(sum->problem, facts)) return refusal;
-    const GemmProblem gemm = of_.gemm(product->problem);
+    if (packed_format(product.problem).packed) return "the kernel reads weights of x's type";
+    if (auto refusal = all_reduce::refuse_peers(sum.problem, facts)) return refusal;
+    const GemmProblem gemm = gemm_(product.problem);
     if (gemm.epilogue.adds()) return "the kernel adds no bias, and no factor, to a rank's summand";
     if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
       return "a packet has summands of bf16 and fp16 products";
-    if (message(*sum).bytes() > most_message)
-      return fmt::format("{} bytes of summands are more than go at once, {}", message(*sum).bytes(),
+    if (message(sum).bytes() > most_message)
+      return fmt::format("{} bytes of summands are more than go at once, {}", message(sum).bytes(),
                          most_message);
-    return of_.kernel.engine.can_implement({gemm}, facts);
-  }
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return of_.kernel.engine.search.space({gemm(problem)}, facts);
-  }
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return of_.kernel.engine.search.default_config({gemm(problem)}, facts);
+    return of_.engine.can_implement({gemm}, facts);
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
-    const auto parts = parts_of(problem);
-    const OpPart &product = *part_named(parts, of_.part), &sum = *part_named(parts, of_.sum);
+    const Parts two = parts(problem);
+    const auto& [product, sum] = two;
     // The product's tensors, then those of the sum.
     auto own = product.op->tensors(product.problem);
     std::vector<std::string> names;
@@ -179,10 +147,10 @@ class SummedProduct final : public Family {
       return TensorArgument{of_sum + tensor_index(sums, name)};
     };
     const all_reduce::Form form = message(sum);
-    const auto& fields = of_.kernel.fields;
+    const auto& fields = kernel_.fields;
     Program from, program;
     KernelLaunch& launch =
-        of_.kernel.append(from, gemm(problem), TensorPlaces(std::move(own)), facts, config, form);
+        kernel_.append(from, chain(two).front(), TensorPlaces(std::move(own)), facts, config, form);
     launch.programmatic = true;
     const auto set = [&](std::size_t offset, Argument value) {
       launch.parameters->fields.push_back({offset, std::move(value)});
@@ -194,12 +162,10 @@ class SummedProduct final : public Family {
     const auto tag = all_reduce::tag_of(
         product.problem, fmt::format("{} {}", from.kernels.back().expression, config.text()));
     set(fields.tag, static_cast<std::int32_t>(tag));
-    const auto tensors = layer_op().tensors(unrepeated(layer_op(), problem)).size();
-    append_moved(program, std::move(from), places_of(problem, names), tensors);
+    append_in_layer(program, std::move(from), problem, names);
     if (form.normalises)
-      append_moved(program, norm_behind(sum, facts),
-                   places_of(problem, {sum.tensor("sum"), sum.tensor("w"), sum.tensor("y")}),
-                   tensors);
+      append_in_layer(program, norm_behind(sum, facts), problem,
+                      {sum.tensor("sum"), sum.tensor("w"), sum.tensor("y")});
     return program;
   }
 
@@ -219,15 +185,15 @@ class SummedProduct final : public Family {
     return family_of(op, variant.family).program(problem, facts, variant.config);
   }
 
-  GemmProblem gemm(const Problem& problem) const {
-    GemmProblem gemm = of_.gemm(part_named(parts_of(problem), of_.part)->problem);
+  GemmChain chain(const Parts& two) const override {
+    GemmProblem gemm = gemm_(two.first.problem);
     gemm.follows = true;
-    return gemm;
+    return {gemm};
   }
   /// The message of a rank.
   all_reduce::Form message(const OpPart& sum) const {
     all_reduce::Form form = all_reduce::form_of(sum.problem);
-    form.as_words = of_.kernel.summands != DType::f32;
+    form.as_words = kernel_.summands != DType::f32;
     if (!form.as_words) {
       form.dtype = DType::f32;
       form.d = quotient_up(form.d, 8) * 8;  // eight columns are together
@@ -235,41 +201,44 @@ class SummedProduct final : public Family {
     return form;
   }
 
-  SummedStage of_;
+  Gemm gemm_;
+  const SummedKernel& kernel_;
 };
 
 }  // namespace
 
 std::vector<const Family*> sums() {
+  const auto out = [](std::string_view family, std::string_view summary,
+                      const SummedKernel& kernel) {
+    return SummedProduct({.family = family,
+                          .summary = summary,
+                          .first = "out",
+                          .first_stage = linear::stage_product,
+                          .second = "attn_reduce",
+                          .second_stage = stage_forward,
+                          .engine = kernel.engine},
+                         linear::product_gemm, kernel);
+  };
+  const auto down = [](std::string_view family, std::string_view summary,
+                       const SummedKernel& kernel) {
+    return SummedProduct({.family = family,
+                          .summary = summary,
+                          .first = "ffn",
+                          .first_stage = ffn::stage_down,
+                          .second = "ffn_reduce",
+                          .second_stage = stage_forward,
+                          .engine = kernel.engine},
+                         ffn::down_gemm, kernel);
+  };
   static const SummedProduct products[] = {
-      {{.family = "out.summed_decode",
-        .summary = "the output product and its sum over the ranks in one launch, up to 16 tokens",
-        .part = "out",
-        .stage = linear::stage_product,
-        .sum = "attn_reduce",
-        .gemm = linear::product_gemm,
-        .kernel = decode_kernel}},
-      {{.family = "out.summed_sm90",
-        .summary = "the same for as many tokens as go as packets",
-        .part = "out",
-        .stage = linear::stage_product,
-        .sum = "attn_reduce",
-        .gemm = linear::product_gemm,
-        .kernel = sm90_kernel}},
-      {{.family = "ffn.summed_down_decode",
-        .summary = "the product down and its sum over the ranks in one launch, up to 16 tokens",
-        .part = "ffn",
-        .stage = ffn::stage_down,
-        .sum = "ffn_reduce",
-        .gemm = ffn::down_gemm,
-        .kernel = decode_kernel}},
-      {{.family = "ffn.summed_down_sm90",
-        .summary = "the same for as many tokens as go as packets",
-        .part = "ffn",
-        .stage = ffn::stage_down,
-        .sum = "ffn_reduce",
-        .gemm = ffn::down_gemm,
-        .kernel = sm90_kernel}}};
+      out("out.summed_decode",
+          "the output product and its sum over the ranks in one launch, up to 16 tokens",
+          decode_kernel),
+      out("out.summed_sm90", "the same for as many tokens as go as packets", sm90_kernel),
+      down("ffn.summed_down_decode",
+           "the product down and its sum over the ranks in one launch, up to 16 tokens",
+           decode_kernel),
+      down("ffn.summed_down_sm90", "the same for as many tokens as go as packets", sm90_kernel)};
   std::vector<const Family*> list;
   for (const SummedProduct& family : products) list.push_back(&family);
   return list;

@@ -49,8 +49,8 @@ std::vector<OptionField> option_fields() {
     option.pass.clear();
     if (option.name == "weights") {
       option.help =
-          "format of the weights: integers of 4 bits, e2m1 with e8m0 scales, e4m3 or integers of "
-          "8 bits with f32 scales, or e2m1 with e4m3 scales and an f32 scale of each row";
+          "format of the weights: integers (int4, int8), e4m3 (fp8), e2m1 with e8m0 scales of 32 "
+          "(mxfp4) or e4m3 scales of 16 (nvfp4)";
       std::erase(option.choices, "dense");
       option.rare = false;
     }

@@ -155,9 +155,8 @@ std::vector<OptionField> option_fields() {
   std::vector<OptionField> fields{
       rare_option(
           "weights",
-          "one weight (and bias) each of q, k and v, or all rows in one; grouped: of each head "
-          "of k the rows of its heads of q, then its own, then those of v; " +
-              packed_names() + ": all rows in one packed weight of that format",
+          "weights and biases of q, k and v: separate, or all rows in one, dense (packed) or of a "
+          "packed format. In grouped each head of k follows its heads of q, and v follows it",
           std::move(weights)),
       rare_option("bias", "whether q, k and v have a bias", {"no", "yes"}),
       rare_option(

@@ -8,11 +8,12 @@ dimensions by the op's kinds of tensors; what shapes have in common is checked b
 cause of a failure before that is found by explain().
 """
 import math
+import os
 from dataclasses import dataclass
 from typing import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ._library import Error, on_two_devices
 
@@ -179,11 +180,51 @@ def expect_tensors(op: str, kinds: Mapping[str, Kind], **named: Tensor | None) -
         return
     there = [(name, tensor) for name, tensor in named.items() if tensor is not None]
     for name, tensor in there:
-        problem = _unlike_tensor(tensor)
-        if problem:
-            raise Error(f"{op}: {name} is {problem}: give a tensor")
+        expect_tensor(op, name, tensor)
     expect_one_device(op, [tensor for _, tensor in there])
     check_tensors(op, kinds, there)
+
+
+def expect_tensor(op: str, name: str, value) -> None:
+    """That this is a tensor whose elements have strides."""
+    problem = _unlike_tensor(value)
+    if problem:
+        raise Error(f"{op}: {name} is {problem}: give a tensor")
+
+
+def expect_module(function: str, model) -> None:
+    if not isinstance(model, nn.Module):
+        raise Error(f"{function}: {type(model).__name__} is not a torch.nn.Module: give a model")
+
+
+def expect_one_of(what: str, value, words: Iterable[str]) -> None:
+    if not isinstance(value, str) or value not in words:
+        raise Error(f"{what} is {named(value)}: give one of {', '.join(words)}")
+
+
+def device_of(what: str, value) -> torch.device:
+    """The CPU, or a GPU with its number."""
+    try:
+        given = torch.device(value)
+    except (RuntimeError, TypeError, ValueError):
+        given = None
+    if given is None or given.type not in ("cpu", "cuda"):
+        raise Error(f"{what} is {named(value)}: give 'cpu', 'cuda' or 'cuda:0'")
+    if given.type == "cuda" and given.index is None:
+        return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    return given
+
+
+def folder_of(what: str, value) -> str:
+    """A folder's path as text."""
+    try:
+        path = os.fsdecode(value)
+        encodable = bool(os.fsencode(path)) and "\0" not in path
+    except (TypeError, UnicodeError):
+        encodable = False
+    if not encodable:
+        raise Error(f"{what} is {named(value)}: give the path of a folder")
+    return path
 
 
 def several(op: str, name: str, value, count: int, words: str) -> tuple:

@@ -172,13 +172,15 @@ def _prepared(form: DerivedForm, prepare: Mapping, lays: Mapping, typed: str) ->
 
 def _texts(name: str, form: DerivedForm, prepare: Mapping, lays: Mapping, sizes: Mapping,
            as_list: bool) -> str:
-    """Python's text of an op's kernel and of its fake kernel. For linear_backward it is
+    """Python's text of an op's kernel and of its fake kernel. For linear_backward it is::
 
         def linear_backward(dy, x, w, bias):
             found = find(form, ((bias,), <places of the results that are there>), (dy, x, w))
+
             r0 = empty_like(x) if x.is_contiguous() else x.new_empty(x.shape)
             r1 = empty_like(w) if w.is_contiguous() else w.new_empty(w.shape)
             r2 = None if bias is None or bias is False else dy.new_empty(w.shape[-2])
+
             finish(found, <results>)
             r2 = dy.new_empty(0) if r2 is None else r2
             return r0, r1, r2
@@ -259,10 +261,10 @@ def declare(name: str, of: str, arguments: str, results: str, *, back: bool = Fa
 
     `check(**arguments)` raises Error for what does not go together in Python's words. `fill(fields,
     **arguments)` changes options and sizes by the library's names. `sizes` has functions of sizes
-    that no extent is. `prepare` has functions (tensor, ...) of arguments that the library takes
-    otherwise, and `lays` those of tensors whose strides it takes, which give the tensor and these
-    strides, with the strides' names; parameters are the arguments of that name, and x_, x_0, x_1
-    what the function of x, before this one, gave. `words` has the
+    that are no extent. `prepare` has functions (tensor, ...) of arguments that the library takes in
+    another form. `lays` has functions that return a tensor and its strides, with the strides' names,
+    of tensors whose strides the library takes. Parameters of these functions are the arguments of
+    the same name; x_, x_0 and x_1 are the results of x's function before. `words` has the
     library's words for the values of arguments. The options `loose` count only where their buffers
     are given. `shapes` and `names` are those of `arguments_of`. A list is returned, without the
     results that are not there, if `returns` is "Tensor[]". `kernel(form, *arguments)` runs the op

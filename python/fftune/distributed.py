@@ -21,7 +21,7 @@ from typing import Callable, Mapping
 import torch
 
 from . import _run
-from ._checks import named
+from ._checks import device_of, expect_one_of, expect_tensor, flag, folder_of, named
 from ._library import Error, check_status, context, library
 
 __all__ = ["Group", "init_group", "slice_layer"]
@@ -65,15 +65,15 @@ class Group:
     """A rank of a group: of this process, or of this thread with a GPU of its own.
 
     Args:
-        name: The same on all ranks, and no other group's on this host; one that begins with a slash is
-            the path of a socket's file, for ranks in several containers. "tcp://host:port/word" is of
-            ranks on several hosts: rank 0 listens there, and ranks with another word are not heard.
+        name: The same on all ranks, and unique on this host. A name that begins with a slash is the path
+            of a socket's file, for ranks in several containers. Ranks on several hosts have
+            "tcp://host:port/word": rank 0 listens there, and ranks with another word are not heard.
         rank, ranks: This rank, from 0, and how many there are, 8 at most. None: those of this host's
-            processes by the environment that mpirun, torchrun or srun gave them; the name then need
-            only be no other group's of that job.
+            processes, by the environment of mpirun, torchrun or srun. The name then must be unique
+            within that job.
         device: The rank's GPU, or the CPU.
-        max_bytes: Bytes of the largest message. A rank's memory has 2 * ranks * max_bytes, as
-            much again for words, of 64 MB a message at most, and up to 2 MB for each rank besides.
+        max_bytes: Bytes of the largest message. A rank's memory has 2 * ranks * max_bytes, and as much
+            again for words, of 64 MB a message at most. Each rank adds up to 2 MB.
         timeout: Seconds until a rank that does not come is an error: of this call, and of each wait.
         nccl: NCCL too, for all-reduce of larger messages than max_bytes. A group across hosts has it
             alone.
@@ -86,23 +86,19 @@ class Group:
         self._handle = None
         if not isinstance(name, str) or "\0" in name or not _is_utf8(name):
             raise Error(f"a group's name is {name!r}: give a text without a zero")
-        if (rank is None) != (ranks is None) or ranks == 0:
+        if (rank is None) != (ranks is None):
             raise Error(f"a group's rank is {rank} and its ranks are {ranks}: give both, or neither")
         if rank is not None:
             ranks = _integer("a group's number of ranks", ranks, 1, 8)
             rank = _integer("a group's rank", rank, 0, ranks - 1)
         max_bytes = _integer("a group's max_bytes", max_bytes, 1, _MOST)
         milliseconds = _milliseconds("a group's timeout", timeout)
-        self.device = torch.device("cpu" if device is None else device)
-        if self.device.type == "cuda" and self.device.index is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())
-        if self.device.type not in ("cpu", "cuda"):
-            raise Error(f"a group's device is {self.device}: use a CUDA device or the CPU")
+        self.device = device_of("a group's device", "cpu" if device is None else device)
         self.max_bytes, self.timeout = max_bytes, timeout
         self.across_hosts = name.startswith("tcp://")
-        self.nccl = bool(nccl or self.across_hosts)
+        self.nccl = flag("Group", "nccl", nccl) or self.across_hosts
         ordinal = self.device.index if self.device.type == "cuda" else -1
-        if ordinal >= 0:
+        if ordinal >= 0 and torch.cuda.is_available():
             torch.cuda.init()
         options = _Options(ctypes.sizeof(_Options), name.encode(), rank or 0, ranks or 0, max_bytes,
                            milliseconds, self.nccl)
@@ -158,7 +154,9 @@ class Group:
             The problems that were searched.
         """
         milliseconds = _milliseconds("tune: budget", budget)
-        folder = os.fsencode(presets) if presets is not None else None
+        if not callable(call):
+            raise Error(f"tune: call is {named(call)}: give a function without arguments")
+        folder = os.fsencode(folder_of("tune: presets", presets)) if presets is not None else None
         self.expect_open()
         found: dict[str, tuple[int, dict]] = {}
         with _run.listening(found):
@@ -239,13 +237,12 @@ def slice_layer(weights: Mapping[str, torch.Tensor], rank: int, ranks: int, head
     rank = _integer("slice_layer: rank", rank, 0, ranks - 1)
     heads, kv_heads = (_integer(f"slice_layer: {name}", count, 1, _MOST)
                        for name, count in (("heads", heads), ("kv_heads", kv_heads)))
-    if packing not in ("halves", "interleaved"):
-        raise Error(f"slice_layer: packing is {named(packing)}: give 'halves' or 'interleaved'")
+    expect_one_of("slice_layer: packing", packing, ("halves", "interleaved"))
+    flag("slice_layer", "grouped", grouped), flag("slice_layer", "whole_experts", whole_experts)
     if not isinstance(weights, Mapping):
         raise Error(f"slice_layer: weights is {named(weights)}: give tensors by the names of layer")
     for name, tensor in weights.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise Error(f"slice_layer: {name} is {named(tensor)}: give a tensor")
+        expect_tensor("slice_layer", str(name), tensor)
     if heads % ranks or kv_heads % ranks:
         raise Error(f"slice_layer: {heads} heads of q and {kv_heads} of k: {ranks} ranks do not divide them")
 
@@ -312,11 +309,17 @@ def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26, tim
     if not dist.is_initialized():
         raise Error("init_group: call torch.distributed.init_process_group first, or make "
                     "fftune.distributed.Group with a name, a rank and the number of ranks")
+    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+        raise Error(f"init_group: process_group is {named(process_group)}: give one of torch.distributed of "
+                    "which this process is a rank, or None for all processes")
+    if address is not None and not isinstance(address, str):
+        raise Error(f"init_group: address is {named(address)}: give 'tcp://host:port'")
     names = [secrets.token_hex(16), host(), address]
     first = dist.get_global_rank(process_group, 0) if process_group is not None else 0
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = torch.device(device) if dist.get_backend(process_group) == "nccl" else None
+    device = device_of("init_group: device", device)
+    place = device if dist.get_backend(process_group) == "nccl" else None
 
     def share() -> None:
         dist.broadcast_object_list(names, src=first, group=process_group, device=place)
@@ -327,7 +330,7 @@ def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26, tim
     elsewhere = torch.tensor([rank if names[1] != host() else 0], device=place)
     dist.all_reduce(elsewhere, op=dist.ReduceOp.MAX, group=process_group)
     if elsewhere.item() > 0:
-        if torch.device(device).type != "cuda":
+        if device.type != "cuda":
             raise Error(f"init_group: rank {elsewhere.item()} is on another host than rank 0: on CPUs a group "
                         "has the ranks of one host; make one of each host's process group")
         why = ""

@@ -1,9 +1,11 @@
 """Modules over fftune.ops, with the state dicts of the modules that they replace."""
+import math
+
 import torch
 from torch import Tensor, nn
 
 from . import ops
-from ._checks import flag, named
+from ._checks import expect_module, expect_one_of, expect_tensor, flag, named
 from ._codes import ONLY_GROUP, codes_of_words, pairs_of_codes, words_of_codes
 from ._layer_form import WIDE_SCALES
 from ._library import Error
@@ -15,19 +17,22 @@ __all__ = ["GatedMLP", "GatedMLPFp8", "RMSNorm", "BiasGELU", "RotaryEmbedding", 
            "MaskedMLP", "MoE", "QuantLinear", "LinearCrossEntropy", "quantise"]
 
 
-def _expect_one_of(name: str, value: str, words) -> None:
-    if not isinstance(value, str) or value not in words:
-        raise Error(f"{name} is {named(value)}: give one of {', '.join(words)}")
-
-
 def _expect_activation(act: str) -> None:
-    _expect_one_of("act", act, ACTIVATIONS)
+    expect_one_of("act", act, ACTIVATIONS)
 
 
 def _expect_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if type(size) is not int or size < 1:
-            raise Error(f"{name} is {named(size)}: give a positive integer")
+        if type(size) is not int or not 1 <= size < 2**31:
+            raise Error(f"{name} is {named(size)}: give an integer from 1 to {2**31 - 1}")
+
+
+def _expect_rows(name: str, x: Tensor, weight: Tensor) -> None:
+    """That x is floating point whose rows a weight [out_features, in_features] multiplies."""
+    features = weight.shape[-1]
+    expect_tensor(name, "x", x)
+    if not x.is_floating_point() or not x.dim() or x.shape[-1] != features or x.device != weight.device:
+        raise Error(f"{name}: x is {named(x)}: give floating point [..., {features}] on {weight.device}")
 
 
 class GatedMLP(nn.Module):
@@ -76,6 +81,12 @@ class GatedMLP(nn.Module):
         return GatedMLPFp8(self, example)
 
 
+def _scale_of(x: Tensor) -> Tensor:
+    """By which the largest element is 448, that of float8_e4m3fn; 1 for zeros."""
+    largest = x.float().abs().max().reshape(1)
+    return torch.where(largest > 0, largest / 448, 1.0)
+
+
 class GatedMLPFp8(nn.Module):
     """A ``GatedMLP`` in float8_e4m3fn, made by ``GatedMLP.to_fp8``. Maps [..., hidden] to bfloat16."""
 
@@ -89,13 +100,18 @@ class GatedMLPFp8(nn.Module):
             self.register_buffer(f"{name}_scale", scale)
         x_scale = hidden_scale = None
         if not block:
-            gate, up = layer.gate_proj(example), layer.up_proj(example)
-            x_scale = (example.float().abs().max() / 448).reshape(1)
-            hidden_scale = ((ACTIVATIONS[self.act](gate) * up).float().abs().max() / 448).reshape(1)
+            weight = layer.gate_proj.weight
+            _expect_rows("to_fp8", example, weight)
+            if not example.numel() or not example.float().isfinite().all():
+                raise Error(f"to_fp8: {named(example)} is no example: give one of finite numbers")
+            gate, up = (proj(example.to(weight.dtype)) for proj in (layer.gate_proj, layer.up_proj))
+            x_scale = _scale_of(example)
+            hidden_scale = _scale_of(ACTIVATIONS[self.act](gate) * up)
         self.register_buffer("x_scale", x_scale)
         self.register_buffer("hidden_scale", hidden_scale)
 
     def forward(self, x: Tensor) -> Tensor:
+        _expect_rows("GatedMLPFp8", x, self.gate_proj)
         x, scale = quantise_tensor(x, self.x_scale)
         return ops.ffn_fp8(x, self.gate_proj, self.up_proj, self.down_proj, scale,
                            self.gate_proj_scale, self.up_proj_scale, self.down_proj_scale,
@@ -116,7 +132,7 @@ class RMSNorm(nn.Module):
                  dtype=None):
         super().__init__()
         _expect_sizes(features=features)
-        _expect_one_of("convention", convention, ("llama", "t5", "gemma"))
+        expect_one_of("convention", convention, ("llama", "t5", "gemma"))
         start = torch.zeros if convention == "gemma" else torch.ones
         self.weight = nn.Parameter(start(features, device=device, dtype=dtype))
         self.eps = eps
@@ -303,10 +319,7 @@ class MoE(nn.Module):
                            top_groups=top_groups, group_score=group_score, scale=scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        if (not isinstance(x, Tensor) or not x.is_floating_point() or not x.dim() or x.size(-1) != self.gate.in_features
-                or x.device != self.gate.weight.device):
-            raise Error(f"MoE: x is {named(x)}: give floating point [..., {self.gate.in_features}] "
-                        f"on {self.gate.weight.device}")
+        _expect_rows("MoE", x, self.gate.weight)
         logits = nn.functional.linear(x.to(self.gate.weight.dtype), self.gate.weight)
         bias = getattr(self.gate, "e_score_correction_bias", None)
         ids, weights = ops.moe_route(logits, self.top_k, bias=bias, **self.router)
@@ -315,16 +328,26 @@ class MoE(nn.Module):
         return y if self.shared_experts is None else self.shared_experts(x, y)
 
 
+def _group_of(label: str, group: int, format: str) -> int:
+    """Elements that share a scale: those given, or those of the format, if it has only one number."""
+    group = ONLY_GROUP.get(format, group) if type(group) is int and group == 128 else group
+    group_word(label, group, format)
+    return group
+
+
 class QuantLinear(nn.Module):
     """A linear layer whose weight has 4 or 8 bits.
 
     Maps [..., in_features] to [..., out_features]. The weight is kept in the layout that kernels read.
     State dicts have the tensors of compressed-tensors:
 
-    - int4, ``(q - 8) · scale``, or with `zeros` ``(q - zero) · scale``: those of pack-quantized, weight_packed,
-      weight_scale, weight_shape and with `zeros` weight_zero_point.
+    - int4, ``(q - 8) · scale``, or with `zeros` ``(q - zero) · scale``: weight_packed, weight_scale,
+      weight_shape and with `zeros` weight_zero_point, as in pack-quantized.
+
     - mxfp4, ``e2m1 · 2 ** (scale - 127)``: weight_packed and weight_scale, of uint8.
+
     - nvfp4, ``e2m1 · scale / global_scale``: weight_packed, weight_scale and weight_global_scale.
+
     - fp8, ``e4m3 · scale``, and int8, ``q · scale``: weight and weight_scale.
 
     Args:
@@ -341,9 +364,8 @@ class QuantLinear(nn.Module):
                  zeros: bool = False, device=None, dtype=None, format: str = "int4"):
         super().__init__()
         _expect_sizes(in_features=in_features, out_features=out_features)
-        _expect_one_of("format", format, FORMATS)
-        group = ONLY_GROUP.get(format, group) if group == 128 else group
-        group_word("QuantLinear", group, format)
+        expect_one_of("format", format, FORMATS)
+        group = _group_of("QuantLinear", group, format)
         bias, self.zeros = flag("QuantLinear", "bias", bias), flag("QuantLinear", "zeros", zeros)
         if zeros and format != "int4":
             raise Error(f"QuantLinear: {format} has no zero points: leave out zeros")
@@ -393,6 +415,8 @@ class QuantLinear(nn.Module):
     def from_linear(cls, linear: nn.Linear, group: int = 128, zeros: bool = False,
                     format: str = "int4") -> "QuantLinear":
         """The layer with its weight rounded to the nearest codes."""
+        if not isinstance(linear, nn.Linear):
+            raise Error(f"QuantLinear: {type(linear).__name__} is no torch.nn.Linear: give one")
         w = linear.weight
         layer = cls(linear.in_features, linear.out_features, linear.bias is not None, group, zeros,
                     w.device, w.dtype, format)
@@ -448,6 +472,10 @@ class QuantLinear(nn.Module):
         if absent:
             return
         try:
+            for name in names:
+                expect_tensor("QuantLinear", name, state_dict[name])
+                if state_dict[name].is_meta:
+                    raise Error(f"QuantLinear: {name} is on meta: give its values")
             self._load(prefix, *(state_dict[name].to(self.packed.device) for name in names))
         except Error as error:
             error_msgs.append(str(error))
@@ -456,7 +484,7 @@ class QuantLinear(nn.Module):
         n, k = self.out_features, self.in_features
         if self.format == "nvfp4":
             own, shape = shape, None
-            if own.numel() != 1 or not own.dtype.is_floating_point or not (own.isfinite() & (own != 0)).all():
+            if own.numel() != 1 or not own.dtype.is_floating_point or not 0 < own.float().abs().item() < math.inf:
                 raise Error(f"{prefix}weight_global_scale is {named(own)}: give one number that is not 0")
         if shape is not None and shape.tolist() != [n, k]:
             raise Error(f"{prefix}weight_shape is {shape.tolist()}, not {[n, k]}")
@@ -560,9 +588,12 @@ def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: b
     Returns:
         The module, or the ``QuantLinear`` in the place of an ``nn.Linear``.
     """
-    _expect_one_of("format", format, FORMATS)
-    group = ONLY_GROUP.get(format, group) if group == 128 else group
-    group_word("quantise", group, format)
+    expect_one_of("format", format, FORMATS)
+    group = _group_of("quantise", group, format)
+    expect_module("quantise", module)
+    flag("quantise", "zeros", zeros)
+    if not isinstance(skip, (tuple, list, set, frozenset)) or not all(isinstance(n, str) for n in skip):
+        raise Error(f"quantise: skip is {named(skip)}: give a tuple of the last parts of names")
     if type(module) is nn.Linear:
         _expect_no_hooks("the layer", module)
         return QuantLinear.from_linear(module, group, zeros, format)

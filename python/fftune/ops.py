@@ -4,10 +4,14 @@ Conventions that every function shares:
 
 * Activations are ``[..., features]`` with any leading dimensions. Weights are
   ``[out_features, in_features]``, as in ``torch.nn.Linear``.
+
 * Element types are bfloat16, float16 and float32 on a GPU, and bfloat16 and float32 on the CPU. All
   tensors of a call have one element type unless an argument says otherwise. Sums are float32.
+
 * Tensors that are not contiguous are copied, except where a function takes strides.
+
 * Results are new contiguous tensors of x's element type unless a function says otherwise.
+
 * Wrong shapes, element types, devices and values raise ``fftune.Error``, before a kernel is launched.
 
 Each function is backed by custom ops (``torch.ops.fftune.*``) with fake kernels, gradients and

@@ -948,7 +948,7 @@ def act_mul_packed_backward(dy, gate_up, act):
 # rope
 
 def _frequencies(rotary: int, rule: str, numbers: list[float]) -> tuple[Tensor, float]:
-    """Of the pairs, and the factor of sines and cosines (kernels/rope/rope.hpp has the rules)."""
+    """Frequencies of the pairs, and the factor of sines and cosines, by kernels/rope/rope.hpp."""
     base, factor, context, low, high, beta_fast, beta_slow, scale = numbers
     exponents = torch.arange(0, rotary, 2, dtype=torch.float64) / rotary
     plain = base**-exponents
@@ -1484,7 +1484,7 @@ def cross_entropy_rows_backward(dloss, logits, labels, class_weights, lse, ignor
 
 
 def cross_entropy_backward(dloss, logits, labels, class_weights, items, lse, *rules):
-    of_rows = (dloss / items).expand(labels.shape)
+    of_rows = (dloss / items).reshape(()).expand(labels.shape)
     return cross_entropy_rows_backward(of_rows, logits, labels, class_weights, lse, *rules)
 
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from . import _library, _run
 from .__main__ import tool_environment
-from ._checks import named
+from ._checks import device_of, expect_module, flag, folder_of, named
 from ._library import Error, Plan, tool_path
-from .patching import expect_module, patch, unpatch
+from .patching import patch, unpatch
 
 @functools.cache
 def _token_sizes() -> dict[str, str]:
@@ -37,17 +37,8 @@ def _device_name(device: int) -> str:
 def _device_number(device) -> int:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        given = torch.device(device)
-    except (RuntimeError, TypeError, ValueError):
-        given = None
-    if given is None or given.type not in ("cpu", "cuda"):
-        raise Error(f"device is {named(device)}: give 'cpu', 'cuda' or 'cuda:0'")
-    if given.type == "cpu":
-        return -1
-    if given.index is not None:
-        return given.index
-    return torch.cuda.current_device() if torch.cuda.is_available() else 0
+    given = device_of("device", device)
+    return -1 if given.type == "cpu" else given.index
 
 
 def _call(model, example):
@@ -117,6 +108,8 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
     expect_module("tune", model)
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
         raise Error(f"tune: budget is {named(budget)}: give seconds")
+    flag("tune", "train", train)
+    folder = Path(folder_of("tune: presets", presets)) if presets is not None else user_presets()
     found: dict[str, tuple[int, dict]] = {}
     with _run.listening(found):
         if train:
@@ -127,7 +120,7 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
                 _call(model, example)
     if not found:
         raise Error("tune: the model runs no op of fftune: patch it first")
-    report = TuneReport(presets=Path(presets) if presets else user_presets())
+    report = TuneReport(presets=folder)
     searches: dict[str, tuple[int, dict, list]] = {}  # problems that differ in their tokens alone
     for device, problem in found.values():
         described = Plan(device, problem).describe()

@@ -143,6 +143,68 @@ def test_tables_of_an_h100_are_the_recorded_numbers():
         assert f"| {title} | {training[label] / 1e3:.1f} | {training[label + ' GB']:.1f} |" in text
 
 
+def test_headline_numbers_of_an_h100_are_those_of_their_sections():
+    """Each time of the first table is in the section or page that its row, or one above, links to;
+    ratios and shares are those of the times. Rows with a raw file are those of the file."""
+    page = MEASUREMENTS / "h100.md"
+    text = page.read_text()
+    sections = {heading.lower().replace("'", "").replace(" ", "-"): body for heading, body in
+                re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.M | re.S)}
+    table = sections["headline-numbers"].strip().split("\n\n")[0].split("\n")[2:]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+    assert len(rows) > 20
+    source = None
+    machete = []
+    for work, size, ours, peer, ratio, share, day, command in rows:
+        if link := re.search(r"\]\(([^)]+)\)", work):
+            file, _, anchor = link[1].partition("#")
+            source = (page.parent / file).read_text() if file else sections[anchor]
+        numbers = source.replace(",", "")
+        times = [re.findall(r"\d[\d,.]*", re.sub(r", [\d.]+ GB", "", cell))[-1].replace(",", "")
+                 for cell in (ours, peer) if cell]
+        for time in times:
+            assert re.search(rf"(?<![\d.]){re.escape(time)}(?![\d]|\.\d)", numbers), (work, size, time)
+        assert bool(peer) == bool(ratio) and day in ("25", "26", "27") and command
+        if ratio:
+            assert abs(float(times[1]) / float(times[0]) - float(ratio)) < 0.011, (work, size)
+        if share:
+            assert re.fullmatch(r"\d\d%", share)
+        if peer.startswith("Machete"):
+            machete.append([size, times])
+    recorded = {row["m"]: row for row in read(MEASUREMENTS / "h100" / "vllm-int4-linears.json")["rows"]
+                if (row["k"], row["n"]) == (4096, 28672)}
+    for size, times in machete:
+        row = recorded[int(size.split(" ")[0].replace(",", ""))]
+        assert times == [f"{row[name]:.{1 if row[name] < 100 else 0}f}"
+                         for name in ("fftune", "machete")]
+    assert len(machete) == 3
+
+
+def test_served_requests_are_what_was_recorded():
+    """The ratios of 512 requests in the README, by the last recorded run without FFTUNE_VLLM."""
+    served = {row["model"]: row["own"] / row["mine"]
+              for row in read(MEASUREMENTS / "h100" / "vllm-kinds.json")["rows"]
+              if row["work"] == "serve" and row["parts"] == "default"}
+    assert f"served {served['qwen3-30b-a3b-12-layers']:.2f} times as fast" in README
+    assert f"and {served['llama-3.1-8b']:.2f} times for Llama-3.1-8B" in README
+    assert f"| {served['llama-3.1-8b']:.2f} times as fast; target 1.08 |" in README
+
+
+def test_missed_targets_of_an_h100_are_those_of_the_pages():
+    """Each number of a result, percentages apart, is on a page of measurements, rounded or not."""
+    pages = "".join(path.read_text() for path in (MEASUREMENTS / "h100.md", ROOT / "docs" / "vllm.md",
+                                                  ROOT / "docs" / "distributed.md"))
+    number = r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?![\w%]|[.,]\d)"
+    known = {float(text.replace(",", "")) for text in re.findall(number, pages)}
+    rows = [row for row in cells_of("### Missed targets") if "H100" in row[0]]
+    assert len(rows) > 5
+    for name, result, _ in rows:
+        for text in re.findall(number, result):
+            decimals = len(text.partition(".")[2])
+            given = float(text.replace(",", ""))
+            assert any(round(each, decimals) == given for each in known), (name, text)
+
+
 def vllm_titles() -> dict[str, str]:
     """The titles of bench/vllm_beside.py's models, by the numbers of layers of its configurations."""
     text = (ROOT / "bench" / "vllm_beside.py").read_text()

@@ -1,4 +1,5 @@
 """Every kind of wrong value at every argument of every public function: one line, and no crash."""
+import functools
 import inspect
 import math
 import os
@@ -274,18 +275,22 @@ def refuses_type(name, good, changed, dtype, on) -> None:
             function(**given)
 
 
-@pytest.mark.parametrize("name, good, calls", [
-    ("GatedMLP", dict(hidden=8, intermediate=6, act="silu", bias=False, recompute=False), 1),
-    ("RMSNorm", dict(features=8, eps=1e-6, convention="llama"), 1),
-    ("BiasGELU", dict(features=8, approximate="none"), 1),
-    ("MaskedLinear", dict(in_features=8, out_features=6, pattern=None), 2),
-    ("MaskedMLP", dict(hidden=8, intermediate=6, act="silu", pattern=None), 2),
-    ("MoE", dict(hidden=8, intermediate=6, experts=4, top_k=2, act="silu", recompute=False,
+# Arguments of a module, and the number of tensors that it is called with.
+MODULES = {
+    "GatedMLP": (dict(hidden=8, intermediate=6, act="silu", bias=False, recompute=False), 1),
+    "RMSNorm": (dict(features=8, eps=1e-6, convention="llama"), 1),
+    "BiasGELU": (dict(features=8, approximate="none"), 1),
+    "MaskedLinear": (dict(in_features=8, out_features=6, pattern=None), 2),
+    "MaskedMLP": (dict(hidden=8, intermediate=6, act="silu", pattern=None), 2),
+    "MoE": (dict(hidden=8, intermediate=6, experts=4, top_k=2, act="silu", recompute=False,
                  score="softmax", order="before", renormalise=False, groups=0, top_groups=0,
-                 group_score="max", scale=1.0, bias=False, shared=0), 1)])
+                 group_score="max", scale=1.0, bias=False, shared=0), 1)}
+
+
+@pytest.mark.parametrize("name", MODULES)
 @pytest.mark.filterwarnings("ignore")
-def test_modules_take_no_wrong_value(name, good, calls):
-    kind = getattr(nn, name)
+def test_modules_take_no_wrong_value(name):
+    kind, (good, calls) = getattr(nn, name), MODULES[name]
     inputs = (X, MASK)[:calls]
     module = kind(**good)
     module(*inputs)
@@ -299,19 +304,113 @@ def test_modules_take_no_wrong_value(name, good, calls):
             accepts(lambda: kind(**{**good, option: wrong})(*inputs))
 
 
-@pytest.mark.parametrize("call", [
-    lambda wrong: fftune.patch(wrong), lambda wrong: fftune.unpatch(wrong),
-    lambda wrong: fftune.tune(wrong, X), lambda wrong: fftune.check(1 if wrong is None else wrong, X),
-    lambda wrong: fftune.explain(wrong), lambda wrong: fftune.explain({"op": wrong}),
-    lambda wrong: fftune.explain({"op": "rmsnorm", "m": wrong, "d": 8}, "cpu"),
-    lambda wrong: fftune.explain({"op": "rmsnorm", "m": 1, "d": 8}, wrong),
-    lambda wrong: fftune.MaskedLinear.apply(wrong, W.T, W.T, MASK),
-    lambda wrong: fftune.MaskedLinear.apply(X, wrong, W.T, MASK),
-    lambda wrong: fftune.MaskedFFN.apply(X, W.T, D.T, wrong, W.T, D.T, W.T, MASK)])
+LINEAR = torch.nn.Linear(64, 32)
+
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+    return LlamaForCausalLM(LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=20, max_position_embeddings=32)).eval()
+
+
+def group(**options):
+    return fftune.distributed.Group(**{**dict(name="wrong-values", rank=0, ranks=1, max_bytes=64, timeout=0.01), **options})
+
+
+def in_group(call):
+    with group(name="wrong-calls") as own:
+        call(own)
+
+
+def options_of(function, good: dict, **others) -> list:
+    """Calls with a wrong value for each of the options, and for none that is PyTorch's own."""
+    return [lambda wrong, name=name: function(**{**good, **others, name: wrong}) for name in good]
+
+
+def generated(model, **options):
+    fftune.patch(model, whole_layers=True)
+    return lambda: options_of(functools.partial(fftune.generate, model), options)
+
+
+# Calls of all other public functions with a wrong value, by the name in their module. PyTorch checks a
+# module's `device` and `dtype`, and a model its own example.
+CALLS = {
+    "patch": lambda: [fftune.patch, *options_of(fftune.patch, dict(
+        recompute=False, memory="fast", projections=False, attention=False, graphs=False,
+        whole_layers=False, loss=True), model=torch.nn.Sequential(LINEAR))],
+    "unpatch": lambda: [fftune.unpatch],
+    "quantise": lambda: [fftune.quantise, *options_of(
+        lambda **options: fftune.quantise(torch.nn.Sequential(LINEAR), **options),
+        dict(format="int4", group=32, zeros=False, skip=()))],
+    "QuantLinear": lambda: [*options_of(nn.QuantLinear.from_linear, dict(
+        linear=LINEAR, group=32, zeros=False, format="int4")), *options_of(nn.QuantLinear, dict(
+            in_features=64, out_features=32, bias=True, group=32, zeros=False, format="int4"))],
+    "GatedMLPFp8": lambda: [nn.GatedMLP(8, 6).to_fp8, nn.GatedMLP(8, 6).to_fp8(X), nn.GatedMLP(8, 6).to_fp8()],
+    "RotaryEmbedding": lambda: [lambda wrong: nn.RotaryEmbedding(rule=wrong)(Q, K), nn.RotaryEmbedding(),
+                                lambda wrong: nn.RotaryEmbedding(base=wrong)(Q)],
+    "LinearCrossEntropy": lambda: [*options_of(nn.LinearCrossEntropy, dict(features=8, vocab=6, bias=False)),
+                                   *options_of(nn.LinearCrossEntropy(8, 6), dict(
+                                       x=X, labels=torch.zeros(3, dtype=torch.int64), reduction="sum"))],
+    "tune": lambda: [lambda wrong: fftune.tune(wrong, X), *options_of(
+        fftune.tune, dict(budget=1, train=False, presets="/nowhere"), model=LINEAR, example=torch.randn(1, 64))],
+    "check": lambda: [lambda wrong: fftune.check(1 if wrong is None else wrong, X)],
+    "explain": lambda: [
+        fftune.explain, lambda wrong: fftune.explain({"op": wrong}),
+        lambda wrong: fftune.explain({"op": "rmsnorm", "m": wrong, "d": 8}, "cpu"),
+        lambda wrong: fftune.explain({"op": "rmsnorm", "m": 1, "d": 8, "pass": wrong, "dtype": wrong}, "cpu"),
+        lambda wrong: fftune.explain({"op": "rmsnorm", "m": 1, "d": 8}, wrong)],
+    "graphed": lambda: [fftune.graphed, lambda wrong: fftune.graphed(LINEAR, wrong)],
+    "generate": lambda: [lambda wrong: fftune.generate(wrong, IDS, 2), *generated(
+        llama(), ids=IDS.long(), max_new_tokens=2, stop=[3], pad=0, temperature=1.0, top_k=2, top_p=0.5,
+        min_p=0.0, seeds=1)()],
+    "Group": lambda: [*options_of(lambda **options: group(**options).close(), dict(
+        name="wrong-values", rank=0, ranks=1, device="cpu", max_bytes=64, timeout=0.01, nccl=False)), *(
+            lambda wrong, name=name: in_group(lambda own: own.tune(**{"call": int, name: wrong}))
+            for name in ("call", "budget", "presets"))],
+    "slice_layer": lambda: options_of(fftune.distributed.slice_layer, dict(
+        weights=WEIGHTS, rank=0, ranks=2, heads=2, kv_heads=2, grouped=False, packing="halves",
+        whole_experts=False)) + [lambda wrong: fftune.distributed.slice_layer({**WEIGHTS, "w_q": wrong}, 0, 2, 2, 2)],
+    "init_group": lambda: [fftune.distributed.init_group],
+    "MaskedLinear": lambda: [lambda wrong: fftune.MaskedLinear.apply(wrong, W.T, W.T, MASK),
+                             lambda wrong: fftune.MaskedLinear.apply(X, wrong, W.T, MASK)],
+    "MaskedFFN": lambda: [lambda wrong: fftune.MaskedFFN.apply(X, W.T, D.T, wrong, W.T, D.T, W.T, MASK)],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.filterwarnings("ignore")
-def test_the_top_level_takes_no_wrong_value(call):
-    for wrong in WRONG_VALUES:
-        accepts(lambda: call(wrong))
+def test_other_functions_take_no_wrong_value(name):
+    torch.manual_seed(0)
+    for call in CALLS[name]():
+        for wrong in wrong_values(X):
+            if not (type(wrong) is int and 2**30 < wrong < 2**60):  # so much memory is there, or not
+                accepts(lambda: call(wrong))
+
+
+def test_every_public_function_is_called():
+    without_arguments = {"register_attention", "register_experts"}
+    others = {"Error", "PatchReport", "ops", "nn", "reference", "distributed"}
+    assert set(fftune.__all__) - set(CALLS) == others | without_arguments
+    assert {*nn.__all__, *fftune.distributed.__all__} <= {*CALLS, *MODULES}
+
+
+@pytest.mark.parametrize("format", ["int4", "mxfp4", "nvfp4", "fp8", "int8"])
+@pytest.mark.filterwarnings("ignore")
+def test_state_dicts_of_quantised_layers_have_no_wrong_value(format):
+    layer = nn.QuantLinear.from_linear(LINEAR, 32 if format != "nvfp4" else 16, format=format)
+    saved = layer.state_dict()
+    for name in saved.keys() - {"bias"}:
+        for wrong in wrong_values(saved[name]):
+            try:
+                layer.load_state_dict({**saved, name: wrong})
+            except RuntimeError as error:
+                assert "Error(s) in loading" in str(error), error
+
+
+def test_examples_of_zeros_calibrate_a_layer():
+    layer = nn.GatedMLP(8, 6).to_fp8(torch.zeros(3, 8))
+    assert layer(X).isfinite().all()
 
 
 def test_another_library_is_one_error(run_python):

@@ -49,6 +49,24 @@ TEST_CASE("records are shown, merged and compared") {
   CHECK(sandbox.fftune("presets diff presets copy --exit-code").code == 1);
 }
 
+TEST_CASE("presets show says of records that are not decided why") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1,4");
+  Json file = parse_json(text_of(path));
+  file["records"][0]["verdict"]["decided"] = true;
+  Json& record = file["records"][1];
+  record["verdict"]["decided"] = record["verdict"]["complete"] = false;
+  for (Json& stage : record["stages"])
+    stage["measured"] = 3, stage["failed"] = 0, stage["feasible"] = 50;
+  write_text(path, file.dump());
+  CHECK(sandbox.fftune("presets show").out.find("1 of 2 records undecided: -v says why") !=
+        std::string::npos);
+  const Finished all = sandbox.fftune("presets show -v");
+  CHECK(all.out.find("undecided: ") != std::string::npos);
+  CHECK(all.out.find("m=4: only 3 of 50 variants of ") != std::string::npos);
+  CHECK(all.out.find("undecided: -v") == std::string::npos);
+}
+
 TEST_CASE("a record is no longer stale once its kernel is known to compile to the same PTX") {
   const Sandbox sandbox;
   const std::string kernels = FFTUNE_SOURCE_DIR "/kernels";

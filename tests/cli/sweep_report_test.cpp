@@ -43,6 +43,15 @@ TEST_CASE("a search in which nothing verified has its first failure and the numb
   CHECK(parsed(sweep_json({result})).at(0).at("first_failure").is_null());
 }
 
+TEST_CASE("the last line of a search has no bar of a phase that was cut short") {
+  Progress progress;
+  progress.problem = {"ffn", "fwd", DType::f32, {{"m", 1}}, {}};
+  progress.done = 1, progress.total = 4, progress.phase = Phase::combine;
+  CHECK(progress_text(progress, "m").find("combine [####") != std::string::npos);
+  progress.phase = Phase::done;
+  CHECK(progress_text(progress, "m").find("done, 0 compiled") != std::string::npos);
+}
+
 TEST_CASE("undecided problems of a busy machine have one line that says what to do") {
   const auto result = [](std::int64_t m, bool decided, double noise, bool disturbed) {
     TuneResult found;

@@ -460,6 +460,36 @@ ReferenceTensors draw_inputs(const GemmCase& gemm_case, std::uint64_t seed) {
   return tensors;
 }
 
+namespace {
+
+struct Sum {
+  double value = 0, magnitude = 0;
+};
+
+/// Adds the products of two strided runs, four sums at a time: no addition waits for the one
+/// before.
+void add_products(const double* a, std::int64_t a_step, const double* b, std::int64_t b_step,
+                  std::int64_t count, Sum& sum) {
+  Sum parts[4];
+  const auto add = [&](Sum& part) {
+    const double product = *a * *b;
+    part.value += product;
+    part.magnitude += std::abs(product);
+    a += a_step;
+    b += b_step;
+  };
+  std::int64_t left = count;
+  for (; left >= 4; left -= 4)
+    for (Sum& part : parts) add(part);
+  for (; left > 0; --left) add(sum);
+  for (const Sum& part : parts) {
+    sum.value += part.value;
+    sum.magnitude += part.magnitude;
+  }
+}
+
+}  // namespace
+
 void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
                     ReferenceTensors& magnitudes) {
   const Epilogue& epilogue = gemm.epilogue;
@@ -475,9 +505,6 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
   const bool in_blocks = gemm.quantisation.scaling == Scaling::block;
   const std::int64_t k_blocks = ceil_div(gemm.k, scale_block);
   const std::int64_t b_scales = in_blocks ? ceil_div(gemm.n, scale_block) * k_blocks : 1;
-  struct Sum {
-    double value = 0, magnitude = 0;
-  };
   // The sum of pair `pair` for places `row` and `column`, over the places [first, last) of k.
   const auto add_pair = [&](Sum& sum, std::size_t a, std::size_t b, std::int64_t group,
                             std::int64_t row, std::int64_t column, std::int64_t first,
@@ -486,15 +513,17 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
     const auto& of_b = tensors.at(std::string(named(gemm.b[b], by_rows ? group : 0)));
     const std::int64_t b_base = by_rows && gemm.b[b].size() == 1 ? group * gemm.n * gemm.k : 0;
     const std::int64_t a_row = by_rows ? token(row, gemm.a_sorted) : row;
+    const bool a_by_k = gemm.a_major == Major::k, b_by_k = gemm.b_major == Major::k;
+    const double* const row_of_a = of_a.data() + (a_by_k ? a_row * gemm.k : a_row);
+    const double* const column_of_b = of_b.data() + b_base + (b_by_k ? column * gemm.k : column);
+    const std::int64_t a_step = a_by_k ? 1 : gemm.m, b_step = b_by_k ? 1 : gemm.n;
+    if (!by_k && !gemm.quantisation.any())
+      return add_products(row_of_a + first * a_step, a_step, column_of_b + first * b_step, b_step,
+                          last - first, sum);
     for (std::int64_t place = first; place < last; ++place) {
       const std::int64_t a_k = by_k ? token(place, gemm.a_sorted) : place;
       const std::int64_t b_k = by_k ? token(place, gemm.b_sorted) : place;
-      const std::int64_t at_a =
-          gemm.a_major == Major::k ? a_row * gemm.k + a_k : a_k * gemm.m + a_row;
-      const std::int64_t at_b =
-          gemm.b_major == Major::k ? column * gemm.k + b_k : b_k * gemm.n + column;
-      double product =
-          of_a[static_cast<std::size_t>(at_a)] * of_b[static_cast<std::size_t>(b_base + at_b)];
+      double product = row_of_a[a_k * a_step] * column_of_b[b_k * b_step];
       if (gemm.quantisation.any()) {
         const std::int64_t a_at = in_blocks ? a_row * k_blocks + a_k / scale_block : 0;
         const std::int64_t b_at =

@@ -99,16 +99,13 @@ Memory run(const Engine& engine, const GemmChain& chain, const Config& config,
   return memory;
 }
 
-void check_case(const Engine& engine, const GemmCase& gemm_case, Pool& pool) {
+void check_case(const Engine& engine, const GemmCase& gemm_case, const ReferenceTensors& inputs,
+                const ReferenceTensors& expected, const ReferenceTensors& magnitudes, Pool& pool) {
   const GemmProblem& gemm = gemm_case.gemm;
-  const auto specs = tensors_of(gemm);
-  const ReferenceTensors inputs = draw_inputs(gemm_case, 7);
-  ReferenceTensors expected = inputs, magnitudes;
-  reference_gemm(gemm, expected, magnitudes);
   const GemmChain chain{gemm};
   for (const Config& config : some_configs(engine, chain, cpu_facts())) {
     INFO(engine.name << ": " << gemm_case.name << " " << config.text());
-    const Memory memory = run(engine, chain, config, specs, inputs, pool);
+    const Memory memory = run(engine, chain, config, tensors_of(gemm), inputs, pool);
     const auto wrong = wrong_output(gemm, expected, magnitudes,
                                     [&](const std::string& name) { return memory.values(name); });
     if (wrong) FAIL(*wrong);
@@ -116,15 +113,19 @@ void check_case(const Engine& engine, const GemmCase& gemm_case, Pool& pool) {
   SUCCEED();
 }
 
-void check_cases(const Engine& engine, const std::vector<GemmCase>& cases) {
+/// Each engine serves each case, and agrees with its one reference.
+void check_cases(const std::vector<const Engine*>& engines, const std::vector<GemmCase>& cases) {
   Pool pool(threads);
-  std::size_t checked = 0;
   for (const GemmCase& gemm_case : cases) {
-    if (engine.can_implement({gemm_case.gemm}, cpu_facts())) continue;
-    check_case(engine, gemm_case, pool);
-    ++checked;
+    const ReferenceTensors inputs = draw_inputs(gemm_case, 7);
+    ReferenceTensors expected = inputs, magnitudes;
+    reference_gemm(gemm_case.gemm, expected, magnitudes);
+    for (const Engine* engine : engines) {
+      INFO(engine->name << ": " << gemm_case.name);
+      CHECK_FALSE(engine->can_implement({gemm_case.gemm}, cpu_facts()));
+      check_case(*engine, gemm_case, inputs, expected, magnitudes, pool);
+    }
   }
-  CHECK(checked == cases.size());
 }
 
 /// The tensors of both GEMMs, and their inputs; weights are scaled so that y is about 1.
@@ -175,19 +176,14 @@ void check_chain(const Engine& engine, const GemmChain& chain, Pool& pool) {
 
 }  // namespace
 
-TEST_CASE("cpu_blas: every form, grouping and epilogue is the one of float64") {
+TEST_CASE("cpu_blas and cpu_plain: every form, grouping and epilogue is the one of float64") {
   for (const DType dtype : {DType::f32, DType::bf16})
-    check_cases(cpu_blas_engine, gemm_cases(dtype));
-}
-
-TEST_CASE("cpu_plain: every form, grouping and epilogue is the one of float64") {
-  for (const DType dtype : {DType::f32, DType::bf16})
-    check_cases(cpu_plain_engine, gemm_cases(dtype));
+    check_cases({&cpu_blas_engine, &cpu_plain_engine}, gemm_cases(dtype));
 }
 
 TEST_CASE("cpu_plain: fp8 with scales of tensors and of blocks") {
-  check_cases(cpu_plain_engine, quantised_gemm_cases());
-  check_cases(cpu_plain_engine, grouped_quantised_gemm_cases());
+  check_cases({&cpu_plain_engine}, quantised_gemm_cases());
+  check_cases({&cpu_plain_engine}, grouped_quantised_gemm_cases());
 }
 
 TEST_CASE("a gated layer's chain on every CPU engine, in every configuration") {

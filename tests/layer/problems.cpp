@@ -1,9 +1,20 @@
 #include "layer/problems.hpp"
 
+#include "core/error.hpp"
+
 namespace fftune::test {
 
 Problem layer_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options) {
   return canonical(layer_op(), {"layer", "fwd", dtype, std::move(sizes), std::move(options)}, kind);
+}
+
+std::string layer_complaint(const Sizes& sizes, const Options& options) {
+  try {
+    layer_problem(DeviceKind::cuda, DType::bf16, sizes, options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
 }
 
 std::vector<SmallModel> small_models() {

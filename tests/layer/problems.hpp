@@ -13,8 +13,12 @@ namespace fftune::test {
 
 using Sizes = std::map<std::string, std::int64_t>;
 using Options = std::map<std::string, std::string>;
+using Names = std::vector<std::string>;
 
 Problem layer_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options = {});
+
+/// Why a GPU has no layer of bf16 with these, or "".
+std::string layer_complaint(const Sizes& sizes, const Options& options = {});
 
 /// A model's layer, in the form that it has, with sizes of its own.
 struct SmallModel {

@@ -13,8 +13,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Names = std::vector<std::string>;
-
 Sizes llama(Sizes more) {
   more.insert({{"d", 144}, {"h", 208}, {"heads", 4}, {"kv-heads", 2}, {"dim", 32}});
   return more;
@@ -31,16 +29,6 @@ std::vector<std::pair<Sizes, Options>> forms() {
           {experts, {{"quantise", "block"}, {"ffn", "moe"}, {"qkv-weights", "packed"}}},
           {shared, {{"quantise", "token"}, {"ffn", "moe"}, {"attn-weights", "dense"}}},
           {shared, {{"quantise", "block"}, {"ffn", "moe"}, {"shared-gate", "yes"}}}};
-}
-
-std::string complaint(Options options) {
-  try {
-    layer_problem(DeviceKind::cuda, DType::bf16, llama({{"batch", 1}, {"cache", 8}}),
-                  std::move(options));
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 void verify_layers(Backend& backend, DType dtype, const Sizes& tokens) {
@@ -75,13 +63,14 @@ TEST_CASE("layers that quantise have their weights' scales in the order that the
 }
 
 TEST_CASE("layers that quantise refuse what does not go together in one line") {
-  CHECK(complaint({{"quantise", "token"}, {"weights", "fp8"}}) ==
+  const Sizes sizes = llama({{"batch", 1}, {"cache", 8}});
+  CHECK(layer_complaint(sizes, {{"quantise", "token"}, {"weights", "fp8"}}) ==
         "layer: quantise=token with weights=fp8: the weight is e4m3, and not packed");
-  CHECK(complaint({{"quantise", "block"}, {"qkv-weights", "grouped"}}) ==
+  CHECK(layer_complaint(sizes, {{"quantise", "block"}, {"qkv-weights", "grouped"}}) ==
         "layer: qkv-weights=grouped with quantise=block: its rows are those of q, of k and of v");
-  CHECK(complaint({{"attn-weights", "dense"}}).find("is of packed weights and quantise") !=
-        std::string::npos);
-  CHECK(complaint({{"quantise", "token"}, {"attn-weights", "dense"}}) == "");
+  CHECK(layer_complaint(sizes, {{"attn-weights", "dense"}})
+            .find("is of packed weights and quantise") != std::string::npos);
+  CHECK(layer_complaint(sizes, {{"quantise", "token"}, {"attn-weights", "dense"}}) == "");
 }
 
 TEST_CASE("layers that quantise are right on the CPU", "[quantise]") {

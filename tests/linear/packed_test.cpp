@@ -328,7 +328,7 @@ TEST_CASE("the kernel for packed weights of compute capability 9.0 has any numbe
   const auto recipe_of = [](const char* arch, std::int64_t m, std::int64_t n = 4096) {
     const DeviceFacts facts = facts_of_architecture(arch);
     const Problem problem =
-        canonical(linear_op(), problem_of({m, n, 4096}, DType::bf16, {}), DeviceKind::cuda);
+        canonical(linear_op(), problem_of({m, 4096, n}, DType::bf16, {}), DeviceKind::cuda);
     std::vector<std::string> families;
     for (const auto& variant : default_recipe(linear_op(), problem, facts))
       families.push_back(variant.family);

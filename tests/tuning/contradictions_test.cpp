@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "fake_evaluator.hpp"
 #include "fake_op.hpp"
@@ -13,6 +14,8 @@
 using namespace fftune;
 
 namespace {
+
+using Texts = std::vector<std::string>;
 
 PresetRecord record_of(double whole_us, std::vector<double> stages_us) {
   PresetRecord record;
@@ -118,6 +121,32 @@ TEST_CASE("a winner that its runners-up contradict is chosen again") {
     std::set<std::string> ids;
     for (const auto& outcome : result.outcomes) CHECK(ids.insert(outcome.id).second);
   }
+}
+
+TEST_CASE("a record that is not decided says why, by what it holds") {
+  FakeCatalog fake(2);
+  const auto why = [&](const PresetRecord& record, DeviceKind kind = DeviceKind::cuda) {
+    return doubts(record, fake.catalog(), kind);
+  };
+  PresetRecord record = record_of(100, {60, 40});
+  CHECK(why(record).empty());  // a version that does not say
+  record.verdict.decided = true;
+  CHECK(why(record).empty());
+
+  record.verdict.decided = false;
+  record.verdict.complete = false;
+  record.stages[0].measured = 5, record.stages[0].failed = 1, record.stages[0].feasible = 90;
+  record.stages[1].measured = record.stages[1].feasible = 4;  // all there are
+  CHECK(why(record) == Texts{"only 6 of 90 variants of a were tried"});
+  record.stages[0].measured = 7;
+  CHECK(why(record) == Texts{"the search ended before all variants could be told apart"});
+  record.verdict.complete = true;
+  CHECK(why(record) == Texts{"some variants cannot be told from the fastest"});
+  record.verdict.noise = 0.04;
+  CHECK(why(record, DeviceKind::cpu) ==
+        Texts{"the noise floor of 4.0% is above the tie band of 2.0%"});
+  record.verdict.median_us = 300;
+  CHECK(why(record) == Texts{"the whole took 300 µs, and its stages 100 together"});
 }
 
 TEST_CASE("a whole that stays slower than its stages is not decided, and the record says why") {

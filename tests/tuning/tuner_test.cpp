@@ -247,21 +247,25 @@ TEST_CASE("a search that hardly began says so, and decides nothing") {
   }));
 }
 
-TEST_CASE("a search on a GPU compiles as many at first as say something about a single group") {
-  for (const auto kind : {DeviceKind::cpu, DeviceKind::cuda}) {
-    FakeCatalog fake(1);
-    fake.op.add("f", {"a"}, 500).kind = kind;
-    FakeEvaluator evaluator(valley);
-    evaluator.set_kind(kind);
-    evaluator.compile_seconds = 1;
-    const auto result =
-        tune(fake.catalog(), evaluator, fake.problem(), evaluator.options(12, "guided"));
-    REQUIRE(result.record);
-    CHECK(evaluator.compiled.size() >= (kind == DeviceKind::cuda ? 8 : 5));
-    CHECK(std::any_of(result.notes.begin(), result.notes.end(), [](const std::string& note) {
-            return note.find("undecided: only ") == 0;
-          }) == (kind == DeviceKind::cpu));
-  }
+TEST_CASE("a search on a GPU compiles as many at first as decide about each of four groups") {
+  for (const int groups : {1, 4})
+    for (const auto kind : {DeviceKind::cpu, DeviceKind::cuda}) {
+      CAPTURE(groups, kind == DeviceKind::cuda);
+      FakeCatalog fake(groups);
+      for (const char* stage : {"a", "b", "c", "d"})
+        if (stage[0] < 'a' + groups) fake.op.add(stage, {stage}, 500).kind = kind;
+      FakeEvaluator evaluator(valley);
+      evaluator.set_kind(kind);
+      evaluator.compile_seconds = 1;
+      const auto result =
+          tune(fake.catalog(), evaluator, fake.problem(), evaluator.options(12 * groups, "guided"));
+      REQUIRE(result.record);
+      const auto each = evaluator.compiled.size() / static_cast<std::size_t>(groups);
+      CHECK(each >= (kind == DeviceKind::cuda ? 8 : 5));
+      CHECK(std::any_of(result.notes.begin(), result.notes.end(), [](const std::string& note) {
+              return note.find("undecided: only ") == 0;
+            }) == (kind == DeviceKind::cpu));
+    }
 }
 
 TEST_CASE(

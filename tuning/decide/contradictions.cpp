@@ -5,6 +5,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
+
+#include "registry/catalog.hpp"
+#include "tuning/strategies/search.hpp"
 
 namespace fftune {
 namespace {
@@ -94,6 +98,31 @@ std::vector<std::string> contradictions(const PresetRecord& record) {
   if (stages_us > 0 && (longer || whole_us * stages_over_whole < stages_us))
     found.push_back(fmt::format("the whole took {} µs, and its stages {} together",
                                 note_microseconds(whole_us), note_microseconds(stages_us)));
+  return found;
+}
+
+std::vector<std::string> doubts(const PresetRecord& record, const Catalog& catalog,
+                                DeviceKind kind) {
+  const Verdict& verdict = record.verdict;
+  if (verdict.decided.value_or(true)) return {};
+  std::vector<std::string> found;
+  for (const auto& stage : record.stages)
+    if (const int tried = stage.measured + stage.failed;
+        !verdict.complete && tried < least_tried && tried < stage.feasible)
+      found.push_back(fmt::format("only {} of {} variants of {} were tried", tried, stage.feasible,
+                                  fmt::join(stage.stages, "+")));
+  // In place the times of stages by themselves decide nothing.
+  const bool in_place = std::any_of(catalog.ops.begin(), catalog.ops.end(), [&](const Op* op) {
+    return op->name() == record.problem.op && !op->parts(record.problem).empty();
+  });
+  if (!in_place)
+    for (auto& contradiction : contradictions(record)) found.push_back(std::move(contradiction));
+  if (const double band = TuneOptions().tie_band; kind == DeviceKind::cpu && verdict.noise > band)
+    found.push_back(fmt::format("the noise floor of {:.1f}% is above the tie band of {:.1f}%",
+                                100 * verdict.noise, 100 * band));
+  if (found.empty())
+    found.push_back(verdict.complete ? "some variants cannot be told from the fastest"
+                                     : "the search ended before all variants could be told apart");
   return found;
 }
 

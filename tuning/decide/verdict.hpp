@@ -74,6 +74,11 @@ void repeat_finals(Session& session, std::vector<Searched>& groups);
 /// variant of it, and a whole that took longer than its stages together, or a fraction of that.
 std::vector<std::string> contradictions(const PresetRecord& record);
 
+/// Why the record is not decided, a clause each, by what it holds; empty where it is decided, or of
+/// a version that does not say.
+std::vector<std::string> doubts(const PresetRecord& record, const Catalog& catalog,
+                                DeviceKind kind);
+
 // --same-bits: a search among variants that agree bit for bit with the recorded winner, so that a
 // model's results do not change.
 

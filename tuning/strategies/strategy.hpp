@@ -40,9 +40,7 @@ std::vector<std::size_t> half_by_prediction(const std::vector<double>& estimates
 class HalvingStrategy : public Strategy {
  public:
   std::string_view name() const override { return "halving"; }
-  std::string_view summary() const override {
-    return "screen all briefly, then interleave ever fewer with ever more samples";
-  }
+  std::string_view summary() const override { return "screen all, then fewer with more samples"; }
   std::vector<std::size_t> run(Search& search) const override;
 };
 
@@ -50,8 +48,7 @@ class GuidedStrategy : public Strategy {
  public:
   std::string_view name() const override { return "guided"; }
   std::string_view summary() const override {
-    return "begin where the cost model expects most, learn from what is measured, and end "
-           "when little is left to gain";
+    return "begin with the cost model's best and learn, until little is left to gain";
   }
   std::vector<std::size_t> run(Search& search) const override;
 };
@@ -59,16 +56,14 @@ class GuidedStrategy : public Strategy {
 class ExhaustiveStrategy : public Strategy {
  public:
   std::string_view name() const override { return "exhaustive"; }
-  std::string_view summary() const override { return "measure every feasible variant fully"; }
+  std::string_view summary() const override { return "measure all variants"; }
   std::vector<std::size_t> run(Search& search) const override;
 };
 
 class RandomStrategy : public Strategy {
  public:
   std::string_view name() const override { return "random"; }
-  std::string_view summary() const override {
-    return "measure a random quarter of the feasible variants fully";
-  }
+  std::string_view summary() const override { return "measure a quarter"; }
   std::vector<std::size_t> run(Search& search) const override;
 };
 

@@ -143,14 +143,15 @@ void add_problem_options(Command& command, const Op& op, Sizes sizes, ProblemOpt
                                fmt::join(sharded, ", ")),
                    group);
   for (const OptionField& field : op.options()) {
-    const std::string help =
-        fmt::format("{}{}: {} (default: {})", field.pass.empty() ? "" : "pass " + field.pass + ": ",
-                    field.help, choices_text(field), field.choices.at(0));
+    const std::string meaning =
+        fmt::format("{}: {} (default: {})", field.help, choices_text(field), field.choices.at(0));
     // The same option of another pass is one word of the command line with two meanings.
     if (Option* const known = command.find("--" + field.name)) {
-      known->help += "; " + help;
+      known->help += fmt::format(". Pass {}: {}", field.pass, meaning);
       continue;
     }
+    const std::string help =
+        field.pass.empty() ? meaning : fmt::format("pass {}: {}", field.pass, meaning);
     const char* const type = field.number    ? "NUMBER"
                              : field.pattern ? "PATTERN"
                              : field.routing ? "ROUTING"

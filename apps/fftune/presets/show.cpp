@@ -1,5 +1,6 @@
 // fftune presets show: the records of files as a table.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "apps/fftune/presets/presets.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
+#include "tuning/decide/verdict.hpp"
 #include "tuning/log.hpp"
 
 namespace fftune::tool {
@@ -27,7 +29,22 @@ std::string decided_text(const Verdict& verdict) {
   return verdict.disturbances.empty() ? decided : decided + ", disturbed";
 }
 
-void print_file(const PresetFile& file, const Output& output) {
+/// Why records are not decided: a line for each where the user wants more, else for all.
+void print_doubts(const PresetFile& file, const Session& session) {
+  std::vector<std::string> lines;
+  for (const PresetRecord& record : file.records)
+    if (const auto found = doubts(record, session.catalog, file.device.kind); !found.empty())
+      lines.push_back(fmt::format("undecided: {}: {}", problem_without_op(record.problem),
+                                  fmt::join(found, "; ")));
+  if (session.output.verbose())
+    for (const std::string& line : lines) session.output.line(line);
+  else if (!lines.empty())
+    session.output.line(fmt::format("{} of {} undecided: -v says why", lines.size(),
+                                    counted(file.records.size(), "record")));
+}
+
+void print_file(const PresetFile& file, const Session& session) {
+  const Output& output = session.output;
   output.heading(
       fmt::format("{}: {} ({})", file.path.string(), file.device.name, file.device.arch));
   TextTable table({{"problem"},
@@ -49,6 +66,7 @@ void print_file(const PresetFile& file, const Output& output) {
                record.provenance.date.substr(0, 10)});
   }
   output.table(table);
+  print_doubts(file, session);
   output.line("");
 }
 
@@ -65,7 +83,7 @@ int run(const Options& options, const Session& session) {
     for (const std::string& complaint : file.complaints)
       logging::warn("{}; it is skipped", complaint);
     if (!file.misplaced.empty()) logging::warn("{}", file.misplaced);
-    if (!file.records.empty()) print_file(file, session.output);
+    if (!file.records.empty()) print_file(file, session);
     Json records = Json::Array();
     for (const PresetRecord& record : file.records) records.push_back(to_json(record));
     document.push_back({{"path", file.path.string()},

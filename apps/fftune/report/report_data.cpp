@@ -11,6 +11,7 @@
 #include "apps/fftune/bench/comparison.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
+#include "tuning/decide/verdict.hpp"
 
 namespace fftune::tool {
 
@@ -94,6 +95,7 @@ Json record_data(const PresetRecord& record, const PresetFile& file, std::size_t
       {"strategy", verdict.strategy},
       {"complete", verdict.complete},
       {"decided", verdict.decided},
+      {"doubts", doubts(record, catalog, file.device.kind)},
       {"disturbances", verdict.disturbances},
       {"error", record.error},
       {"tolerance", record.tolerance},

@@ -22,7 +22,8 @@ std::string progress_text(const Progress& progress, const std::string& token_siz
                                  progress.problem_count);
   if (!progress.group.empty()) text += " " + progress.group;
   text += fmt::format(" {}", phase_name(progress.phase));
-  if (progress.total > 0)
+  // In the end the last phase's bar, which may have been cut short, says nothing.
+  if (progress.total > 0 && progress.phase != Phase::done)
     text += fmt::format(" {} {}/{}", bar_text(static_cast<double>(progress.done) / progress.total),
                         progress.done, progress.total);
   text += fmt::format(", {} compiled, {} failed", progress.compiled, progress.failed);

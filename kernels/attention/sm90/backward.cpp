@@ -12,14 +12,13 @@
 #include "kernels/attention/engine.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm90/backward_config.cuh"
+#include "kernels/attention/sm90/tile_search.hpp"
 #include "kernels/common/cuda_kernel.hpp"
-#include "kernels/common/least_cost.hpp"
 
 namespace fftune::attention {
 namespace {
 
 constexpr const char* file = "attention/sm90/backward.cu";
-constexpr std::string_view name = "attention_bwd_sm90";
 constexpr int row_threads = 256;  // backward_row_threads of backward_rows.cuh
 
 /// A configuration: the kernel's template argument, and its run-time argument.
@@ -156,9 +155,15 @@ void set(Tile& tile, std::int64_t value) {
   tile.block_cycles = 0;
 }
 
-Config default_config(const Layer& layer, const DeviceFacts& facts);
+struct Model {
+  static constexpr std::string_view name = "attention_bwd_sm90";
+  static Tiles tiles(const Layer& layer, const DeviceFacts& facts);
+  static Tile tile(const Layer&, const Config& config) { return Tile(config); }
+  static constexpr auto cycles = attention::cycles;
+};
+using Search = TileSearch<Model>;
 
-Tiles tiles_of(const Layer& layer, const DeviceFacts& facts) {
+Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
   Tiles space{Tile()};
   space.parameter("bm", "queries of a tile", set<&Tile::bm>, {48, 64, 80, 96, 112, 128})
       .parameter("bn", "keys of a tile, and of a CTA", set<&Tile::bn>, {64, 128, 192})
@@ -181,7 +186,7 @@ Tiles tiles_of(const Layer& layer, const DeviceFacts& facts) {
       .when_absent(0)
       .parameter("group", "heads of k and v whose blocks of keys are scheduled together",
                  Tiles::to<&Tile::group>, {1, 2, 4, 8, 16, 32, 64, 128})
-      .when_absent_by([layer, facts] { return default_config(layer, facts).at("group"); });
+      .when_absent_by([layer, facts] { return Search::default_config(layer, facts).at("group"); });
   space.constraint(
       "tiles split evenly among the MMA warpgroups, and fit in registers and shared memory",
       {"bm", "bn", "mma_warpgroups", "q_stages", "do_stages", "ds_stages", "dq", "ahead", "around"},
@@ -190,21 +195,6 @@ Tiles tiles_of(const Layer& layer, const DeviceFacts& facts) {
       "no more heads together than there are", {"group"},
       [heads = kv_matrices(layer)](const Tile& t) { return t.group == 1 || t.group < 2 * heads; });
   return space;
-}
-
-Space space(const Layer& layer, const DeviceFacts& facts) {
-  return tiles_of(layer, facts).space();
-}
-
-Config default_config(const Layer& layer, const DeviceFacts& facts) {
-  const attention_form form = form_of(layer);
-  return least_cost(tiles_of(layer, facts), name,
-                    [&](const Tile& tile) { return cycles(layer, facts, form, tile); });
-}
-
-std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, const Config& config) {
-  if (facts.clock_hz <= 0) return std::nullopt;
-  return cycles(layer, facts, form_of(layer), Tile(config)) / facts.clock_hz;
 }
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
@@ -281,11 +271,11 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
 }  // namespace
 
 constinit const Engine sm90_backward_engine{
-    .name = name,
+    .name = Model::name,
     .summary = "TMA and wgmma, a block of keys of a head for each CTA",
     .backward = true,
     .can_implement = refuse_sm90,
-    .search = {space, default_config, estimate},
+    .search = Search::side,
     .program = program,
     .sources = {file}};
 

@@ -15,15 +15,14 @@
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm90/config.cuh"
 #include "kernels/attention/sm90/params.cuh"
+#include "kernels/attention/sm90/tile_search.hpp"
 #include "kernels/common/cuda_kernel.hpp"
-#include "kernels/common/least_cost.hpp"
 #include "kernels/gemm/engine.hpp"
 
 namespace fftune::attention {
 namespace {
 
 constexpr const char* file = "attention/sm90/forward.cu";
-constexpr std::string_view name = "attention_sm90";
 
 /// In the order of the parameter's words.
 enum class Scheduler { single, stays, dynamic, paired };
@@ -261,9 +260,15 @@ void set(Tile& tile, std::int64_t value) {
   tile.tile_cycles = unknown;
 }
 
-Config default_config(const Layer& layer, const DeviceFacts& facts);
+struct Model {
+  static constexpr std::string_view name = "attention_sm90";
+  static Tiles tiles(const Layer& layer, const DeviceFacts& facts);
+  static Tile tile(const Layer& layer, const Config& config) { return Tile(layer, config); }
+  static constexpr auto cycles = attention::cycles;
+};
+using Search = TileSearch<Model>;
 
-Tiles tiles_of(const Layer& layer, const DeviceFacts& facts) {
+Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
   const attention_form form = form_of(layer);
   Tiles space{Tile(layer)};
   space
@@ -310,7 +315,7 @@ Tiles tiles_of(const Layer& layer, const DeviceFacts& facts) {
       .when_absent(0)
       .parameter("group", "heads of k and v whose tiles are scheduled together",
                  Tiles::to<&Tile::group>, {1, 2, 4, 8, 16, 32, 64, 128})
-      .when_absent_by([layer, facts] { return default_config(layer, facts).at("group"); });
+      .when_absent_by([layer, facts] { return Search::default_config(layer, facts).at("group"); });
   space.constraint(
       "the keys and values of heads together fit in L2, and where all do, all are", {"group"},
       [usual = usual_group(layer, facts), all = heads_in_l2(layer, facts) >= kv_matrices(layer)](
@@ -399,21 +404,6 @@ Tiles tiles_of(const Layer& layer, const DeviceFacts& facts) {
   return space;
 }
 
-Space space(const Layer& layer, const DeviceFacts& facts) {
-  return tiles_of(layer, facts).space();
-}
-
-Config default_config(const Layer& layer, const DeviceFacts& facts) {
-  const attention_form form = form_of(layer);
-  return least_cost(tiles_of(layer, facts), name,
-                    [&](const Tile& tile) { return cycles(layer, facts, form, tile); });
-}
-
-std::optional<double> estimate(const Layer& layer, const DeviceFacts& facts, const Config& config) {
-  if (facts.clock_hz <= 0) return std::nullopt;
-  return cycles(layer, facts, form_of(layer), Tile(layer, config)) / facts.clock_hz;
-}
-
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   Program program;
   Launch launch(program, problem, facts, sizeof(attention_sm90_params),
@@ -480,10 +470,10 @@ std::optional<std::string> refuse_beside_sm90(const Layer& layer, const DeviceFa
                      most_queries);
 }
 
-constinit const Engine sm90_engine{.name = name,
+constinit const Engine sm90_engine{.name = Model::name,
                                    .summary = "TMA and wgmma, MMA warpgroups in turn",
                                    .can_implement = refuse_sm90,
-                                   .search = {space, default_config, estimate},
+                                   .search = Search::side,
                                    .program = program,
                                    .batch_invariant = true,
                                    .sources = {file}};

@@ -148,9 +148,8 @@ std::vector<OptionField> packed_options() {
   return {
       rare_option(
           "weights",
-          "format of the weights: those of x, or packed: integers of 4 bits with scales, "
-          "e2m1 with e8m0 scales of 32 (OCP MX), e4m3 or integers of 8 bits with f32 scales, "
-          "or e2m1 with e4m3 scales of 16",
+          "format of the weights: dense, or packed integers (int4, int8), e2m1 (mxfp4, nvfp4) or "
+          "e4m3 (fp8) with scales",
           formats, "fwd"),
       rare_option("group",
                   "weights=int4, fp8 or int8: elements of a row of the weight that share a scale",

@@ -60,7 +60,7 @@ extern "C" {
 
 typedef enum fftune_status {
   FFTUNE_OK = 0,
-  FFTUNE_INVALID_INPUT = 1, /* the caller's words are wrong: a NULL, a field, a size, a buffer */
+  FFTUNE_INVALID_INPUT = 1, /* an argument is wrong: a NULL, a field, a size, a buffer */
   FFTUNE_UNAVAILABLE = 2,   /* the machine lacks something: a driver, a device, memory */
   FFTUNE_DEVICE_FAULT = 3,  /* the device refused or failed; its CUDA context may be lost */
   FFTUNE_IO_ERROR = 4,      /* a file could not be read or written */
@@ -92,8 +92,8 @@ FFTUNE_API fftune_status fftune_context_create(int device, const char* preset_pa
 typedef void (*fftune_parallel_for)(void* pool, int tasks, void (*task)(void* state, int index),
                                     void* state);
 
-/* How a context is opened. Set struct_size to sizeof(fftune_context_options) and the rest to zero
- * but for what is wanted: later versions add fields at the end. */
+/* How a context is opened. Set struct_size to sizeof(fftune_context_options) and unused fields to
+ * zero: later versions add fields at the end. */
 typedef struct fftune_context_options {
   size_t struct_size;
   const char* preset_path; /* as fftune_context_create takes it */
@@ -119,7 +119,7 @@ FFTUNE_API fftune_status fftune_context_create_with(int device,
                                                     const fftune_context_options* options,
                                                     fftune_context** out);
 
-/* Where the kernels of a context's plans came from since it was created, and what that took. Set
+/* Where the kernels of a context's plans came from since it was created, and the time spent. Set
  * struct_size to sizeof(fftune_counters): no more is written. */
 typedef struct fftune_counters {
   size_t struct_size;
@@ -164,30 +164,31 @@ FFTUNE_API void fftune_plan_destroy(fftune_plan* plan);
 FFTUNE_API size_t fftune_plan_buffer_count(const fftune_plan* plan);
 FFTUNE_API size_t fftune_plan_buffer_bytes(const fftune_plan* plan, size_t index);
 
-/* Bytes of memory of the device (of the host, on the CPU) that one run uses besides its buffers.
- * The same for every run of the plan; what is in it before and after has no meaning. 0 for a NULL
- * plan. */
+/* Bytes of device memory (host memory, on the CPU) that one run uses besides its buffers, the same
+ * for every run of the plan. Its contents need not be initialised, and are undefined after a run. 0
+ * for a NULL plan. */
 FFTUNE_API size_t fftune_plan_workspace_bytes(const fftune_plan* plan);
 
 /* The most tokens of a plan for any number of them; 0 for another plan, and for NULL. */
 FFTUNE_API int64_t fftune_plan_max_tokens(const fftune_plan* plan);
 
-/* JSON: the problem; the variant of every stage, with its source and the rule that chose it;
- * whether that preset is stale or far from the problem, or a fallback runs; and the buffers in
- * order with dtype, shape, bytes and alignment. A plan for any number of tokens describes its
- * maximum, and "segments" lists which variants serve which range of tokens ("each": every number
- * has the default of its own, not these). Lives as long as the plan; NULL for a NULL plan. */
+/* Returns JSON: the problem; the variant of every stage, with its source and the rule that chose
+ * it. Then whether that preset is stale or far from the problem, or a fallback runs, and the
+ * buffers in order with dtype, shape, bytes and alignment. A plan for any number of tokens
+ * describes its maximum, and "segments" lists which variants serve which range of tokens ("each":
+ * every number has the default of its own, not these). Lives as long as the plan; NULL for a NULL
+ * plan. */
 FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
 
-/* Enqueues the plan on `stream`, a CUstream or cudaStream_t of the device's primary context (NULL
- * is the default stream; the CPU ignores it and is done on return). `buffers` are the inputs, among
- * them what is updated in place, then the outputs: device addresses, host addresses on the CPU,
- * aligned as fftune_plan_describe says (16 bytes at most). `workspace` is aligned to 256 bytes, and
- * NULL only if none is needed.
+/* Enqueues the plan on `stream`, a CUstream or cudaStream_t of the device's primary context. NULL
+ * is the default stream; the CPU ignores the stream and is done on return. `buffers` are the
+ * inputs, including those updated in place, then the outputs: device addresses, host addresses on
+ * the CPU, aligned as fftune_plan_describe says (16 bytes at most). `workspace` is aligned to 256
+ * bytes, and NULL only if none is needed.
  *
- * Inputs are never written, so they may be constant memory; `void* const*` is for the outputs among
- * them. The array itself is read before the call returns; what it points to is in use until the
- * stream gets there. Outputs are written whole.
+ * Inputs of role "input" are never written and may be constant memory; `void* const*` is for the
+ * others. The array itself is read before the call returns; the buffers are in use until the run is
+ * complete on the stream. Outputs are written whole.
  *
  * FFTUNE_INVALID_INPUT: a NULL, another number of buffers, or one that is not aligned; nothing was
  * enqueued. FFTUNE_DEVICE_FAULT: the launch failed. A fault while the kernels run shows in the CUDA
@@ -198,9 +199,9 @@ FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
 FFTUNE_API fftune_status fftune_plan_run(const fftune_plan* plan, void* const* buffers,
                                          size_t buffer_count, void* workspace, void* stream);
 
-/* One run of a plan. Set struct_size to sizeof(fftune_run) and what is not wanted to zero: later
- * versions add fields at the end. The buffers are those of fftune_plan_run in two arrays, by what
- * happens to them. */
+/* One run of a plan. Set struct_size to sizeof(fftune_run) and unused fields to zero: later
+ * versions add fields at the end. The buffers are those of fftune_plan_run in two arrays, the
+ * read-only ones and the written ones. */
 typedef struct fftune_run {
   size_t struct_size;
   const void* const* inputs; /* of role "input", in fftune_plan_describe's order; only read */
@@ -234,17 +235,18 @@ FFTUNE_API fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t to
  * stream each. */
 typedef struct fftune_group fftune_group;
 
-/* Set struct_size to sizeof(fftune_group_options) and what is not wanted to zero. */
+/* Set struct_size to sizeof(fftune_group_options) and unused fields to zero. */
 typedef struct fftune_group_options {
   size_t struct_size;
-  /* The same on all ranks, and no other group's; 90 bytes at most. Ranks meet at a socket of that
-   * name; one that begins with a slash is the path of its file, for ranks in several containers.
+  /* The same on all ranks, and unique on the host; 90 bytes at most. Ranks meet at a socket of that
+   * name. A name that begins with a slash is the path of the socket's file, for ranks in several
+   * containers.
    * Ranks on several hosts have "tcp://host:port/word", 127 bytes at most: rank 0 listens there,
    * and ranks with another word are not heard. Such a group shares no memory and has nccl. */
   const char* name;
   int rank; /* 0 to ranks - 1 */
-  /* 8 at most; 0: rank and ranks are those of this host's processes by the environment that mpirun,
-   * torchrun or srun gave them, and the name need only be no other group's of that job. */
+  /* 8 at most. 0: rank and ranks are those of this host's processes, from the environment of
+   * mpirun, torchrun or srun, and the name must be unique within that job. */
   int ranks;
   size_t max_bytes; /* of the largest message, the same on all ranks */
   /* Limit of the meeting and of each wait for a peer, longer than ranks may be apart; 0: 60,000. A
@@ -274,12 +276,12 @@ FFTUNE_API fftune_status fftune_group_place(const fftune_group* group, int* rank
  * that are complete. On a CPU fftune_plan_run fails itself. */
 FFTUNE_API fftune_status fftune_group_check(const fftune_group* group);
 
-/* Searches a problem with link=peers on all ranks at once, and remembers the recipe: plans of this
- * problem that the group's context makes from now on have it, also those of more layers. All ranks
- * call it with the same problem and budget; each candidate runs on all of them together, and its
- * time is the slowest rank's, so every rank chooses the same. One candidate is tried even if the
- * recipe that the search begins with takes all of the budget. Memory for the problem's tensors is
- * allocated meanwhile.
+/* Searches a problem with link=peers on all ranks at once. Plans of this problem that the group's
+ * context makes from now on have the winning recipe, also those of more layers. All ranks call it
+ * with the same problem and budget. Each candidate runs on all of them together, and its time is
+ * the slowest rank's, so all ranks choose the same one. At least one candidate is tried, even if
+ * the first recipe takes all of the budget. Memory for the problem's tensors is allocated
+ * meanwhile.
  *
  * Results are compared with a float64 reference: a variant that is wrong on a rank is not chosen.
  *
@@ -289,7 +291,7 @@ FFTUNE_API fftune_status fftune_group_check(const fftune_group* group);
 FFTUNE_API fftune_status fftune_group_tune(fftune_group* group, const char* problem_json,
                                            int64_t budget_milliseconds);
 
-/* Set struct_size to sizeof(fftune_group_tune_options) and what is not wanted to zero. */
+/* Set struct_size to sizeof(fftune_group_tune_options) and unused fields to zero. */
 typedef struct fftune_group_tune_options {
   size_t struct_size;
   int64_t budget_milliseconds;

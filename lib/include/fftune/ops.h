@@ -71,11 +71,9 @@
  *                                                          from 1
  *   eps              a number from 0 to 1                  pass fwd: added to the norm's mean
  *                                                          square
- *   weights          dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights: those
- *                                                          of x, or packed: integers of 4 bits with
- *                                                          scales, e2m1 with e8m0 scales of 32 (OCP
- *                                                          MX), e4m3 or integers of 8 bits with f32
- *                                                          scales, or e2m1 with e4m3 scales of 16
+ *   weights          dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights: dense,
+ *                                                          or packed integers (int4, int8), e2m1
+ *                                                          (mxfp4, nvfp4) or e4m3 (fp8) with scales
  *   group            128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
  *                                                          elements of a row of the weight that
  *                                                          share a scale
@@ -206,11 +204,9 @@
  *   accumulate       no, yes                               pass bwd: whether the gradients of w and
  *                                                          bias are added to others, which may be
  *                                                          the same buffers
- *   weights          dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights: those
- *                                                          of x, or packed: integers of 4 bits with
- *                                                          scales, e2m1 with e8m0 scales of 32 (OCP
- *                                                          MX), e4m3 or integers of 8 bits with f32
- *                                                          scales, or e2m1 with e4m3 scales of 16
+ *   weights          dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights: dense,
+ *                                                          or packed integers (int4, int8), e2m1
+ *                                                          (mxfp4, nvfp4) or e4m3 (fp8) with scales
  *   group            128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
  *                                                          elements of a row of the weight that
  *                                                          share a scale
@@ -651,11 +647,9 @@
  *                                                          which may be the same buffers
  *   frozen           no, yes                               pass bwd: whether the weights and biases
  *                                                          have no gradients
- *   weights          dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights: those
- *                                                          of x, or packed: integers of 4 bits with
- *                                                          scales, e2m1 with e8m0 scales of 32 (OCP
- *                                                          MX), e4m3 or integers of 8 bits with f32
- *                                                          scales, or e2m1 with e4m3 scales of 16
+ *   weights          dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights: dense,
+ *                                                          or packed integers (int4, int8), e2m1
+ *                                                          (mxfp4, nvfp4) or e4m3 (fp8) with scales
  *   group            128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
  *                                                          elements of a row of the weight that
  *                                                          share a scale
@@ -866,12 +860,11 @@
  *   cache-head       1 to 1048576, rare                elements from a head of the caches to the
  *                                                      next one, a multiple of dim; dim if left out
  *   weights                                            separate, packed, grouped, int4, mxfp4, fp8,
- *                                                      int8, nvfp4: one weight (and bias) each of
- *                                                      q, k and v, or all rows in one; grouped: of
- *                                                      each head of k the rows of its heads of q,
- *                                                      then its own, then those of v; int4, mxfp4,
- *                                                      fp8, int8 or nvfp4: all rows in one packed
- *                                                      weight of that format
+ *                                                      int8, nvfp4: weights and biases of q, k and
+ *                                                      v: separate, or all rows in one, dense
+ *                                                      (packed) or of a packed format. In grouped
+ *                                                      each head of k follows its heads of q, and v
+ *                                                      follows it
  *   bias             no, yes                           whether q, k and v have a bias
  *   norm             no, yes, rows, layer              whether heads of q and k are RMS-normalised,
  *                                                      with weights of their own; rows: all heads
@@ -1305,11 +1298,10 @@
  *                                                         weights are kept as their distance from 1
  *   eps             a number from 0 to 1                  added to the norms' mean square
  *   qkv-bias        no, yes                               whether q, k and v have a bias
- *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate; or
- *                                                         packed in w_qkv, whose rows are those of
- *                                                         q, of k and of v, or (grouped) of each
- *                                                         head of k those of its heads of q, its
- *                                                         own and those of v
+ *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate, or
+ *                                                         rows of one w_qkv: all of q, then of k,
+ *                                                         then of v. In grouped each head of k
+ *                                                         follows its heads of q, and v follows it
  *   qk-norm         no, yes, rows, layer                  whether heads of q and k are normalised,
  *                                                         with weights of their own; rows: all
  *                                                         heads of q, and of k, together; layer:
@@ -1350,11 +1342,9 @@
  *                                                         which a pair is stretched
  *   rope-scale      a number from 0 to 1000000            factor of all sines and cosines; 0: the
  *                                                         rule's own
- *   weights         dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights of qkv,
- *                                                         which are one w_qkv, of the output
- *                                                         product and the gated network or the
- *                                                         experts: those of x, or packed in that
- *                                                         format
+ *   weights         dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of w_qkv, the output
+ *                                                         product and the gated network or experts:
+ *                                                         dense, or packed as linear has it
  *   group           128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
  *                                                         elements of a row of the weight that
  *                                                         share a scale
@@ -1626,10 +1616,9 @@
  *   n          1 to 2147483647                output features (any number)
  *   k          1 to 2147483647                input features
  *   direction  pack, unpack                   pack: to the order of kernels; unpack: back
- *   weights    int4, mxfp4, fp8, int8, nvfp4  format of the weights: integers of 4 bits, e2m1 with
- *                                             e8m0 scales, e4m3 or integers of 8 bits with f32
- *                                             scales, or e2m1 with e4m3 scales and an f32 scale of
- *                                             each row
+ *   weights    int4, mxfp4, fp8, int8, nvfp4  format of the weights: integers (int4, int8), e4m3
+ *                                             (fp8), e2m1 with e8m0 scales of 32 (mxfp4) or e4m3
+ *                                             scales of 16 (nvfp4)
  *   group      128, 64, 32, row               weights=int4, fp8 or int8: elements of a row of the
  *                                             weight that share a scale
  *   zeros      no, yes                        weights=int4: whether each group has a zero point,
@@ -1919,11 +1908,10 @@
  *                                                         weights are kept as their distance from 1
  *   eps             a number from 0 to 1                  added to the norms' mean square
  *   qkv-bias        no, yes                               whether q, k and v have a bias
- *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate; or
- *                                                         packed in w_qkv, whose rows are those of
- *                                                         q, of k and of v, or (grouped) of each
- *                                                         head of k those of its heads of q, its
- *                                                         own and those of v
+ *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate, or
+ *                                                         rows of one w_qkv: all of q, then of k,
+ *                                                         then of v. In grouped each head of k
+ *                                                         follows its heads of q, and v follows it
  *   qk-norm         no, yes, rows, layer                  whether heads of q and k are normalised,
  *                                                         with weights of their own; rows: all
  *                                                         heads of q, and of k, together; layer:
@@ -1964,11 +1952,9 @@
  *                                                         which a pair is stretched
  *   rope-scale      a number from 0 to 1000000            factor of all sines and cosines; 0: the
  *                                                         rule's own
- *   weights         dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the weights of qkv,
- *                                                         which are one w_qkv, of the output
- *                                                         product and the gated network or the
- *                                                         experts: those of x, or packed in that
- *                                                         format
+ *   weights         dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of w_qkv, the output
+ *                                                         product and the gated network or experts:
+ *                                                         dense, or packed as linear has it
  *   group           128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
  *                                                         elements of a row of the weight that
  *                                                         share a scale

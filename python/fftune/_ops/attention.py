@@ -163,22 +163,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
     Masked pairs do not exist: NaN and infinities of keys that no query sees have no effect.
 
     Args:
-        q: [batch, tokens, heads, features]; with `offsets` [tokens, heads, features], all sequences one
-            after the other. q, k and v may be views of one packed row, as a joint projection makes them.
-        k, v: [batch, keys, kv_heads, features]; with `offsets` [keys, kv_heads, features]; with `pages`
-            [pages, page_size, kv_heads, features]. Keys and values of a head may be neighbours in one
-            tensor [..., 2 · features].
-        mask: bool [batch, 1 or heads, tokens, keys], True where a query sees a key; or the result of
+        q: Queries, [batch, tokens, heads, features]; with `offsets` [tokens, heads, features], all
+            sequences one after the other. q, k and v may be views of one packed row, as a joint
+            projection makes them.
+        k, v: Keys and values, [batch, keys, kv_heads, features]; with `offsets` [keys, kv_heads,
+            features]; with `pages` [pages, page_size, kv_heads, features]. Those of a head may be
+            neighbours in one tensor [..., 2 · features].
+        mask: True where a query sees a key, bool [batch, 1 or heads, tokens, keys]; or the result of
             `pack_mask` for such a mask.
         causal: A query sees no key behind its own position.
         window: A query sees this many keys up to its own position, its own included; 0 for all.
-        bias: [1 or batch, 1 or heads, tokens, keys], added to the scores; it has no gradient.
-        offsets: int32 [sequences + 1], where each sequence begins among the tokens.
+        bias: Added to the scores, [1 or batch, 1 or heads, tokens, keys]; it has no gradient.
+        offsets: Where each sequence begins among the tokens, int32 [sequences + 1].
         kv_offsets: The same for keys, if they differ.
-        lengths: int32 [batch], the number of keys of each sequence.
-        sinks: [heads], a logit per head that joins each softmax without a value, as in gpt-oss.
-        pages: int32 [batch, pages per sequence], a paged cache without gradients. A page id out of range
-            stands for a page of zeros. No key outside of `lengths` and `offsets` is read.
+        lengths: Number of keys of each sequence, int32 [batch].
+        sinks: A logit per head that joins each softmax without a value, as in gpt-oss, [heads].
+        pages: Ids of the pages of a cache without gradients, int32 [batch, pages per sequence]. A page id
+            out of range stands for a page of zeros. No key outside of `lengths` and `offsets` is read.
         softcap: If not 0, a score becomes ``softcap · tanh(score / softcap)`` before bias is added.
         scale: Factor of the scores; 0 for ``1 / sqrt(features)``.
         return_lse: Return the log-sum-exp of the scores too.

@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from .._checks import flag, named
+from .._checks import expect_tensor, flag, named
 from .._custom import OPS, _dispatch_modes, _functorch_level, call, gradient, wants_gradient
 from .._declare import declare
 from .._library import Error
@@ -222,8 +222,7 @@ def _of_slices(name: str, label: str, given: tuple, labels: Tensor, vocab_slice,
 
 def _items(label: str, items, labels, class_weights, ignore_index, reduction) -> Tensor:
     """The divisor of the sum of the losses, as a tensor of one number."""
-    if not isinstance(labels, Tensor):
-        raise Error(f"{label}: labels is {named(labels)}: give a tensor of int64")
+    expect_tensor(label, "labels", labels)
     if isinstance(items, Tensor):
         if items.numel() != 1:
             raise Error(f"{label}: items is {list(items.shape)}: give one number")

@@ -155,22 +155,22 @@ def decode(ids: Tensor, lengths: Tensor, steps: Tensor, ended: Tensor, out: Tens
     of one call, without work on the host in between. All layers are of one kind. No gradients.
 
     Args:
-        ids: int32 [batch], updated: the last id of each sequence, whose key is not in the cache yet;
-            then the next id.
-        lengths: int32 [batch], updated: keys in the cache.
-        steps: int32 [batch], updated: number of ids chosen.
-        ended: int32 [batch], updated: 0 while a sequence goes on, 1 if it ended with an id of `stop`, 2 if
-            it reached its limit or the cache is full. An ended sequence keeps its state and caches; its
-            entry of `ids` becomes `pad`.
-        out: int32 [batch, room], updated: the id of step t is written to column t.
+        ids: The last id of each sequence, whose key is not in the cache yet; then the next id. int32
+            [batch], updated.
+        lengths: Keys in the cache, int32 [batch], updated.
+        steps: Number of ids chosen, int32 [batch], updated.
+        ended: 0 while a sequence goes on, 1 if it ended with an id of `stop`, 2 if it reached its limit or
+            the cache is full. An ended sequence keeps its state and caches; its entry of `ids` becomes
+            `pad`. int32 [batch], updated.
+        out: Column t gets the id of step t, int32 [batch, room], updated.
         embedding: [vocab, d].
         weights, caches, heads, kv_heads, pages, angles: As in `layer`. Positions are those in the cache.
-        final_norm: [d], weight of the final RMSNorm; with `final_norm_bias` of a layer normalisation.
-        w_head: [vocab, d]; it may be the embedding, or a ``PackedWeight`` where there is no group.
-        limits: int32 [batch], most ids of each sequence, its prompt included.
-        stop: int32 [n], ids that end a sequence.
-        final_norm_bias: [d].
-        head_bias: [vocab].
+        final_norm: Weight of the final RMSNorm, [d]; with `final_norm_bias` of a layer normalisation.
+        w_head: Weight of the head, [vocab, d]; the embedding too, or without a group a ``PackedWeight``.
+        limits: Most ids of each sequence, its prompt included, int32 [batch].
+        stop: Ids that end a sequence, int32 [n].
+        final_norm_bias: Bias of the final layer normalisation, [d].
+        head_bias: Bias of the logits, [vocab].
         temperature, seeds, top_k, top_p, min_p: As in `sample`.
         embed_scale: Factor of the embedding's rows.
         logit_softcap: `softcap` of `sample`.

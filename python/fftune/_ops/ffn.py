@@ -195,9 +195,11 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
     Scales are float32 and of one of these kinds:
 
     * per tensor, if `hidden_scale` is given: every scale is [1];
+
     * per block: x_scale [..., ⌈d / 128⌉] has one scale per 128 elements of a row of x, and a weight's
       scale [⌈rows / 128⌉, ⌈columns / 128⌉] one per 128 × 128 elements. The scales of the activation
       between the products are computed;
+
     * without `x_scale` the op quantises the tokens of x too, as `linear_fp8` does: by blocks, or by token
       where a weight's scale is one for each row, [rows].
 

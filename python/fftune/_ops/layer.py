@@ -317,24 +317,30 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
 
     **Weights.** All layers have the same names:
 
-    * attention: w_q [heads · dim, d], w_k and w_v [kv_heads · dim, d], w_o [d, heads · dim], and biases
-      b_q, b_k, b_v, b_o. w_qkv [(heads + 2 · kv_heads) · dim, d] and b_qkv can replace the three: all
-      rows of q, then k, then v; with `grouped` per head of k its heads of q, then k, then v. sinks
-      [heads]: a logit per head that joins the softmax.
+    * attention: w_q [heads · dim, d], w_k and w_v [kv_heads · dim, d], w_o [d, heads · dim]. Biases are
+      b_q, b_k, b_v and b_o. One w_qkv [(heads + 2 · kv_heads) · dim, d] with b_qkv can replace the three:
+      all rows of q, then k, then v; with `grouped` per head of k its heads of q, then k, then v. A logit
+      per head may join the softmax: sinks [heads].
+
     * norms before: attn_norm and ffn_norm [d], with attn_norm_bias and ffn_norm_bias as layer
       normalisations. Without ffn_norm the MLP takes the same normalised input as attention, in parallel;
       with `parallel` it takes the layer's input, normalised by ffn_norm. Without both only the norms
       behind remain.
+
     * norms behind: attn_post_norm and ffn_post_norm [d], of what is added to the residual.
+
     * norms of q and k: q_norm and k_norm, [dim] per head, or [heads · dim] and [kv_heads · dim] over all
       heads; with q_norm_bias and k_norm_bias as layer normalisations.
+
     * MLP: w_gate and w_up [h, d], w_down [d, h], biases b_up and b_down; without w_gate it is
       ``act(x w_upᵀ) w_downᵀ``.
+
     * mixture of experts: w_router [experts, d]; w_gate and w_up [experts, h, d], or w_gate_up
       [experts, 2h, d] in the order of `packing`; w_down [experts, d, h]. Optional: b_router, choice_bias
       [experts] (the bias of `moe_route`), b_gate and b_up [experts, h] or b_gate_up, b_down [experts, d].
       A shared MLP beside the experts: w_shared_gate and w_shared_up [n, d], w_shared_down [d, n],
       weighted by ``sigmoid(x w_shared_routerᵀ)`` if w_shared_router [1, d] is there.
+
     * residual_scale: float32 [d], a factor per feature of what is added to the residual.
 
     w_qkv, w_o, w_gate, w_up or w_gate_up, and w_down may be float8_e4m3fn, each beside its float32 scales,
@@ -375,9 +381,9 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         multiplier: Factor of what is added to the residual.
         wide_logits: Compute router logits as if x and w_router were float32.
         group: A `fftune.distributed.Group` whose ranks have slices of the layers: some of the heads, and
-            some of the features between up and down; or of a mixture experts / ranks whole experts,
-            those of the first rank first, and the whole router. heads and kv_heads are the slice's. The outputs
-            of attention and of the MLP are summed over the ranks within the plan. x, and all weights
+            some of the features between up and down. Ranks of a mixture may have experts / ranks whole
+            experts instead, those of the first rank first, and the whole router. heads and kv_heads are
+            the slice's. The outputs of attention and of the MLP are summed over the ranks within the plan. x, and all weights
             that are not sliced, are the same on all ranks; one rank has b_o and b_down, the others zeros.
 
     Returns:

@@ -297,9 +297,12 @@ def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: T
 
     * per tensor: x_scale [1], weights' scales [E] ([E, 2] for gate and up in one tensor), and
       `hidden_scale` [1], which is given for this kind alone;
+
     * per token and row: x_scale [..., 1], w_gate_scale and w_up_scale [E, h] (or [E, 2h]),
       w_down_scale [E, d];
+
     * per block of 128: x_scale [..., ⌈d / 128⌉], weights' scales [E, ⌈rows / 128⌉, ⌈columns / 128⌉];
+
     * without `x_scale` the op quantises the tokens of x too, by blocks or by token as the weights' scales
       are, and the activation between the products by blocks of 128 elements of a token.
 

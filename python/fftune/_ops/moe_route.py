@@ -25,9 +25,9 @@ def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: 
     """The router of a mixture: the `top_k` experts of each token, and their weights.
 
     Args:
-        logits: [..., experts].
+        logits: Router's logits, [..., experts].
         top_k: Number of experts per token.
-        bias: [experts], added to the scores for the choice alone, as in `DeepSeek-V3
+        bias: Added to the scores for the choice alone, [experts], as in `DeepSeek-V3
             <https://arxiv.org/abs/2412.19437>`_.
         score: "softmax" or "sigmoid" of the logits.
         order: "before": the softmax is that of all logits; "after": of the chosen ones alone.

@@ -59,13 +59,13 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor = 3, *, padding: in
     """Sets logits to -inf, in place, of tokens that would repeat an n-gram of their row.
 
     Args:
-        ids: int32 or int64 [rows, length], the generated ids.
-        logits: [rows, vocabulary], updated in place.
+        ids: The generated ids, int32 or int64 [rows, length].
+        logits: Updated in place, [rows, vocabulary].
         n: Length of the n-grams, an int for all rows or a tensor [rows].
         padding: An id that matches nothing.
-        lengths: [rows], the number of ids of each row that count.
-        prefix: [rows / beams, length], ids in front of `ids` that neighbouring rows share.
-        prefix_lengths: [rows / beams], the number of prefix ids that count.
+        lengths: Number of ids of each row that count, [rows].
+        prefix: Ids in front of `ids` that neighbouring rows share, [rows / beams, length].
+        prefix_lengths: Number of prefix ids that count, [rows / beams].
 
     Returns:
         int32 [rows]: how many ids of each row are outside of the vocabulary.

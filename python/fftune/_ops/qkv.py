@@ -122,18 +122,18 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
         w: Weight [(heads + 2 · kv_heads) · dim, d] with the rows of q, then k, then v; dense or a
             ``PackedWeight``. Or a tuple of three dense weights.
         heads, kv_heads: Numbers of heads of q, and of k and v; kv_heads is heads by default.
-        bias: [(heads + 2 · kv_heads) · dim], or a tuple of three.
-        norms: (q_norm, k_norm), weights [dim] of an RMSNorm over each head of q and k.
+        bias: Added to the product, [(heads + 2 · kv_heads) · dim], or a tuple of three.
+        norms: Weights (q_norm, k_norm), [dim] each, of an RMSNorm over each head of q and k.
         eps: Epsilon of these norms.
-        positions: int32 or int64 [...], the position of each token. Without it there is no RoPE.
-        angles: float32 [rows, rotary], looked up by position, the same for both features of a pair.
+        positions: Position of each token, int32 or int64 [...]. Without it there is no RoPE.
+        angles: Looked up by position, float32 [rows, rotary], the same for both features of a pair.
             Without it angles are computed.
         rotation, rotary, rule, base, factor, context, low, high, beta_fast, beta_slow, scale: As in
             `rope`.
-        caches: (k_cache, v_cache), [..., kv_heads, dim] with any leading dimensions, contiguous, or both
-            views of one contiguous [..., kv_heads, 2 · dim]. k and v are written there in place.
-        slots: int32 or int64 [...], with caches: the row of all leading dimensions that a token's k and v
-            are written to. A negative slot writes nothing.
+        caches: Tensors (k_cache, v_cache) that k and v are written to in place, [..., kv_heads, dim] with
+            any leading dimensions, contiguous, or both views of one contiguous [..., kv_heads, 2 · dim].
+        slots: With caches, the row of all leading dimensions that a token's k and v are written to,
+            int32 or int64 [...]. A negative slot writes nothing.
         w_scale: float32, scales of one w of float8_e4m3fn, for which the op quantises the tokens as
             `linear_fp8` does. Without gradients and caches.
 

@@ -76,13 +76,13 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
     may be views. Results are contiguous.
 
     Args:
-        q: [batch, tokens, heads, features]; with `offsets` [tokens, heads, features], all sequences one
-            after the other.
+        q: Queries, [batch, tokens, heads, features]; with `offsets` [tokens, heads, features], all
+            sequences one after the other.
         k: The same with its own number of heads.
-        angles: float32 [positions, rotary], the angle f of each position and feature. Without it f is
-            position × frequency, with frequencies by `rule`.
-        starts: int32 [batch], the position of each sequence's first token; 0 by default.
-        offsets: int32 [sequences + 1], where each sequence begins among the tokens.
+        angles: Angle f of each position and feature in radians, float32 [positions, rotary]. Without it f
+            is position × frequency, with frequencies by `rule`.
+        starts: Position of each sequence's first token, int32 [batch]; 0 by default.
+        offsets: Where each sequence begins among the tokens, int32 [sequences + 1].
         rotation: "halves" pairs feature i with i + rotary / 2 (Llama); "interleaved" pairs neighbours
             (GPT-J).
         rotary: Number of features to rotate, the first ones; 0 for all.

@@ -6,6 +6,7 @@ replaced; parameters, state dicts and classes stay as they are.
 """
 from torch import nn
 
+from .._checks import expect_module, expect_one_of, flag, named
 from .._library import Error
 from . import attention as attentions
 from .blocks import patch_block, patch_layer
@@ -29,19 +30,14 @@ from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
 
 
-def expect_module(function: str, model) -> None:
-    if not isinstance(model, nn.Module):
-        raise Error(f"{function}: {type(model).__name__} is not a torch.nn.Module: give a model")
-
-
 def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
           projections: bool | str = "auto", attention: bool = False, graphs: bool = False,
           whole_layers: bool = False, loss: bool = True) -> PatchReport:
     """Replaces parts of a transformers model with fused ops, in place.
 
-    These are norms, gated MLPs and their norm and residual, bias and gelu, rotary embeddings, linear
-    layers with weights of 4 bits, experts and routers, causal masks that need not be made, the loss in
-    training, and the blocking of repeated n-grams in ``generate``. A module is replaced only if what it
+    These are norms, MLPs with their norm and residual, bias and gelu, rotary embeddings, quantised linear
+    layers, experts and routers, and causal masks that need not be made. In training the loss is one of
+    them, in ``generate`` the blocking of repeated n-grams. A module is replaced only if what it
     computes is recognised for every input; all others are left alone, and the report says why. Nothing is
     raised for them, and nothing of the model runs during patch().
 
@@ -52,9 +48,10 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
     Args:
         model: A model of transformers, or any module with such parts.
         recompute: Save only the inputs of MLPs for the backward pass.
-        memory: How much the backward pass may find saved. "fast" saves what makes it fastest, "balanced"
-            computes the norms of layers again, a pass over memory each, and "small" the norms and, as
-            `recompute` does, the first products of MLPs. torch.compile decides about the norms itself.
+        memory: Activations for the backward pass. Mode "fast" saves all that makes it fast. Mode
+            "balanced" computes the norms of layers again, a pass over memory each. Mode "small" also
+            does so with the first products of MLPs, as `recompute` does. With torch.compile the
+            compiler decides about the norms.
         projections: Whether to replace the projections of attention: True in all calls, "auto" in calls
             of up to 64 tokens without gradients, where they are faster, False in none.
         attention: Whether to replace PyTorch's attention by `fftune.ops.attention`.
@@ -69,13 +66,16 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
         A ``PatchReport``: the modules that were replaced, and those that were not, with reasons.
 
     Raises:
-        fftune.Error: `model` is no ``torch.nn.Module``, or `projections` or `memory` has another value.
+        fftune.Error: `model` is no ``torch.nn.Module``, or an option has another value.
     """
     expect_module("patch", model)
-    if projections not in (True, False, "auto"):
-        raise Error(f"projections is {projections!r}: give True, False or \"auto\"")
-    if memory not in MODES:
-        raise Error(f"memory is {memory!r}: give \"fast\", \"balanced\" or \"small\"")
+    if projections is not True and projections is not False and not (
+            isinstance(projections, str) and projections == "auto"):
+        raise Error(f"patch: projections is {named(projections)}: give True, False or \"auto\"")
+    expect_one_of("patch: memory", memory, MODES)
+    for name, value in dict(recompute=recompute, attention=attention, graphs=graphs,
+                            whole_layers=whole_layers, loss=loss).items():
+        flag("patch", name, value)
     options = Options(recompute or memory == "small", projections, attention, memory != "fast")
     unpatch(model)
     report = PatchReport()

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops, reference
+from .._checks import expect_module, expect_tensor, named
 from .._custom import OPS, call
 from .._layer_form import parse
 from .._library import Error
@@ -347,7 +348,10 @@ def _draws(ids: Tensor, temperature: float, top_k: int | None = None, top_p: flo
     draw = dict(zip(names, _draw("generate", ids, temperature, seeds, 0, top_k, top_p, min_p)))
     del draw["steps"]
     for name, value in draw.items():
-        if value is not None and value.shape != ids.shape[:1]:
+        if value is None:
+            continue
+        expect_tensor("generate", name, value)
+        if value.shape != ids.shape[:1]:
             raise Error(f"generate: {name} is {list(value.shape)}: give a number, or one for each of "
                         f"{ids.shape[0]} sequences")
     dtypes = dict(temperature=torch.float32, seeds=torch.int64, top_k=torch.int32, top_p=torch.float32,
@@ -361,8 +365,8 @@ def _stops(model: nn.Module, stop) -> tuple[int, ...]:
     if stop is None:
         stop = getattr(model.generation_config, "eos_token_id", None)
     given = stop if isinstance(stop, (list, tuple)) else () if stop is None else (stop,)
-    if not all(isinstance(id, int) and not isinstance(id, bool) for id in given):
-        raise Error(f"generate: stop is {stop!r}: give an id, or a list of ids")
+    if not all(isinstance(id, int) and not isinstance(id, bool) and abs(id) < 2**63 for id in given):
+        raise Error(f"generate: stop is {named(stop)}: give an id, or a list of ids")
     return tuple(given)
 
 
@@ -391,27 +395,34 @@ def generate(model: nn.Module, ids: Tensor, max_new_tokens: int, *, stop: int | 
     Raises:
         fftune.Error: the model has no whole layers, or its head is not recognised.
     """
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
+    expect_module("generate", model)
+    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 2 or (
+            not ids.numel()):
         raise Error("generate: ids are no integers [batch, tokens] with a token each: give input_ids")
-    if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
-        raise Error(f"generate: max_new_tokens is {max_new_tokens!r}: give 1 or more")
+    if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or not (
+            1 <= max_new_tokens < 2**31):
+        raise Error(f"generate: max_new_tokens is {named(max_new_tokens)}: give 1 or more, below 2**31")
     if model.training:
         raise Error("generate: the model is in training: call model.eval()")
     if temperature is None and any(v is not None for v in (top_k, top_p, min_p, seeds)):
         raise Error("generate: top_k, top_p, min_p and seeds are of a draw: give temperature")
-    stop = _stops(model, stop)
-    if pad is None:
-        pad = getattr(model.generation_config, "pad_token_id", None)
-        pad = pad if pad is not None else stop[0] if stop else 0
-    if not isinstance(pad, int) or isinstance(pad, bool):
-        raise Error(f"generate: pad is {pad!r}: give an id")
     try:
         head = head_of(model)
     except Exception as error:
         raise Error(f"generate: {reason_of(error)}") from None
+    stop = _stops(model, stop)
+    if pad is None:
+        pad = getattr(model.generation_config, "pad_token_id", None)
+        pad = pad if pad is not None else stop[0] if stop else 0
+    if not isinstance(pad, int) or isinstance(pad, bool) or not 0 <= pad < 2**31:
+        raise Error(f"generate: pad is {named(pad)}: give an id")
     from transformers import StaticCache
 
     ids = ids.to(torch.long)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    least, most = (bound.item() for bound in ids.aminmax())
+    if least < 0 or most >= vocabulary:
+        raise Error(f"generate: ids are {least} to {most}: the model has 0 to {vocabulary - 1}")
     cache = StaticCache(config=model.config.get_text_config(),
                         max_cache_len=ids.shape[1] + max_new_tokens)
     draw = {} if temperature is None else _draws(ids, temperature, top_k, top_p, min_p, seeds)

@@ -1,9 +1,9 @@
 """transformers' FP8Linear and CompressedTensorsFP8Linear by linear_fp8, which rounds activations to fp8 as
 the layers' own kernels do.
 
-The first, with dynamic activations and scales of 128 x 128 blocks or one scale, divides each 128 elements
-of x, or each token, by a scale of largest magnitude / 448 and rounds them to e4m3. (DeepGEMM takes 1e-4 for
-smaller magnitudes, and Triton's kernel 4.5e-10; the op has no such limit but 2^-100.) The second has a scale
+The first, with dynamic activations, divides each 128 elements of x by a scale of largest magnitude / 448 if
+the weight has blocks of 128 x 128, or each token if it has one scale, and rounds to e4m3. DeepGEMM takes
+1e-4 for smaller magnitudes, and Triton's kernel 4.5e-10; the op's limit is 2^-100. The second has a scale
 for each token and one for each row of the weight. The weight stays in the module as it was stored. Calls that
 the op does not serve, such as those with gradients, run the layer's own forward.
 """

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .._checks import expect_module, named
 from .._library import Error
 from .graphs import ModelState
 
@@ -41,8 +42,9 @@ def graphed(model: nn.Module, loss: Callable[..., Tensor] | None = None) -> "Tra
     addresses or another dtype of autocast the next call is captured anew; the last 8 graphs are kept.
 
     Calls run as usual where a graph would leave something out: on the CPU, with hooks of modules or
-    parameters, under DistributedDataParallel and FSDP, with inputs that need gradients, or where the
-    capture fails, as it does when the model waits for the device. A warning then names the reason once.
+    parameters, under DistributedDataParallel and FSDP, and with inputs that need gradients. So they do
+    where the capture fails, as it does when the model waits for the device. A warning then names the reason
+    once.
 
     Args:
         model: A model of transformers, or any module; `patch` it before or not.
@@ -52,8 +54,9 @@ def graphed(model: nn.Module, loss: Callable[..., Tensor] | None = None) -> "Tra
     Raises:
         fftune.Error: `model` is no ``torch.nn.Module``; in a call, there is no loss.
     """
-    if not isinstance(model, nn.Module):
-        raise Error(f"graphed: {type(model).__name__} is not a torch.nn.Module: give a model")
+    expect_module("graphed", model)
+    if loss is not None and not callable(loss):
+        raise Error(f"graphed: loss is {named(loss)}: give a function of the outputs, or None")
     return TrainingStep(model, loss)
 
 

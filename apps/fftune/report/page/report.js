@@ -289,6 +289,7 @@ function recordDetails(record) {
   return details(`${record.layer} ${record.token_size}=${record.tokens}: ties, runners-up, provenance`,
     table("Winner, ties and runners-up of each stage", [{ title: "stage" }, { title: "" }, { title: "µs", number: true }, { title: "of the winner's", number: true }, { title: "variant" }], rows),
     element("p", {}, record.stages.map((stage) => `${stage.stages}: ${stage.measured} of ${stage.feasible} feasible variants ran, ${stage.failed} failed`).join("; ")),
+    ...(record.doubts.length ? [element("p", {}, "Undecided: " + record.doubts.join("; "))] : []),
     ...(record.disturbances.length ? [element("p", {}, "Disturbed: " + record.disturbances.join("; "))] : []),
     element("p", {}, `Error ${record.error.toExponential(1)} of ${record.tolerance.toExponential(1)} allowed; noise floor ${percent(record.noise)}.`),
     element("p", { class: "dim" }, `${record.provenance}, ${record.date}; ${record.file}`),
@@ -381,6 +382,7 @@ function glanceSection(sections) {
   const cell = (share) => share.count === 0 ? "-" :
     element("a", { href: "#" + share.section }, `${share.words}, ${share.counted} record${share.count > 1 ? "s" : ""}`);
   return element("section", { id: "glance" }, element("h2", {}, "At a glance"), node,
+    element("p", {}, "The limit counts bytes and operations alone: work of a few microseconds, such as that of one token, also takes the time of its launches, and has a small share."),
     table("Median share of the limit, from the least to the most, over those records; the links lead to all of them",
       [{ title: "op, pass, dtype" }, ...devices.map((device) => ({ title: device }))],
       rows.map((row) => [row.name, ...row.shares.map(cell)])));
