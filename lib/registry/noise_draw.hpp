@@ -1,4 +1,4 @@
-// A draw of test data whose values are noise, of which timing inputs need a part.
+// A draw of test data whose values are noise. Timing inputs need a part of them.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 namespace fftune {
 
-/// A TensorSpec::draw. From element `from` on its values are noise in units of `unit` elements,
-/// whole units of which may repeat, and it fills a shorter span of whole units too. Packed weights
-/// are gigabytes: inputs to be timed draw some units and repeat them.
+/// A TensorSpec::draw. From element `from` on its values are noise in units of `unit` elements.
+/// Whole units may repeat, and it fills a shorter span of them too. Packed weights are gigabytes:
+/// inputs to be timed draw some units and repeat them.
 struct NoiseDraw {
   std::function<void(std::uint64_t seed, std::span<double> values)> fill;
   std::int64_t unit = 1, from = 0;

@@ -523,7 +523,7 @@ TEST_CASE("one launch for all layers serves few tokens, even beside records of t
   CHECK(choice.reason.find("records of qkv") != std::string::npos);
 }
 
-TEST_CASE("one launch for all layers serves one token with experts") {
+TEST_CASE("one launch for all layers serves few tokens with experts") {
   const auto facts = facts_of_architecture("sm_90a");
   const auto family_of_first = [&](std::int64_t batch, std::int64_t h) {
     const Problem problem = problem_of(
@@ -533,9 +533,34 @@ TEST_CASE("one launch for all layers serves one token with experts") {
     return choose(builtin_catalog(), layer_op(), problem, facts, {}).recipe.front().family;
   };
   CHECK(family_of_first(1, 768) == with_experts);
-  CHECK(family_of_first(2, 768) != with_experts);
+  CHECK(family_of_first(4, 768) == with_experts);
+  CHECK(family_of_first(5, 768) != with_experts);
   CHECK(family_of_first(1, 5120) == with_experts);
   CHECK(family_of_first(1, 5152) != with_experts);
+}
+
+TEST_CASE("one launch for all layers serves up to five new tokens of a sequence") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const auto family_of_first = [&](std::int64_t batch, std::int64_t s) {
+    const Problem problem = problem_of(
+        DType::bf16,
+        {{"batch", batch}, {"s", s}, {"d", 2048}, {"h", 8192}, {"cache", 512}, {"layers", 3}});
+    return choose(builtin_catalog(), layer_op(), problem, facts, {}).recipe.front().family;
+  };
+  CHECK(family_of_first(1, 3) == persistent);
+  CHECK(family_of_first(1, 5) == persistent);
+  CHECK(family_of_first(1, 8) != persistent);
+  CHECK(family_of_first(2, 3) != persistent);
+}
+
+TEST_CASE("layers hold as many weights in registers as do not spill") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const Family& family = family_of(layer_op(), persistent);
+  const auto held = [&](Sizes sizes) {
+    return family.default_config(problem_of(DType::bf16, std::move(sizes)), facts).get("held");
+  };
+  CHECK(held({{"d", 2048}, {"h", 8192}}) == 4);
+  CHECK(held({{"d", 4096}, {"h", 14336}, {"heads", 32}, {"dim", 128}}) == 2);
 }
 
 TEST_CASE(

@@ -1,6 +1,6 @@
-// What every thread of the persistent form of layers (layer/persistent.cu) knows: the parameters,
-// the CTA's share of the rows of each product, its part of attention, and the state of the
-// sequences.
+// The state that all threads of the persistent form of layers have (layer/persistent.cu):
+// parameters, the CTA's share of the rows of each product, its part of attention, and the state of
+// the sequences.
 #pragma once
 
 #include "common/choice.cuh"

@@ -1,4 +1,4 @@
-// What becomes of a product's sums in the persistent form: each row of q, k and v, the router's
+// Results of the persistent form's products, made of their sums: rows of q, k and v, the router's
 // logits, gate and up behind their activation, and elements of the residual stream go to all CTAs.
 #pragma once
 
