@@ -15,12 +15,15 @@ the arguments of a measurement each.
 import argparse
 import os
 import tempfile
+import time
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from all_reduce import replay_time
+
+CALLS = 2  # in a graph
 
 # d, h, heads, kv_heads, dim, layers, vocab, norms of heads
 MODELS = {"llama-3.1-8b": (4096, 14336, 32, 8, 128, 32, 128256, False),
@@ -70,9 +73,10 @@ def check(model: tuple, rank: int, ranks: int, group) -> None:
         torch.cuda.synchronize()
         group.check()
         error = (part.float() - whole.float()).norm() / whole.float().norm()
-        same = [torch.empty_like(part) for _ in range(ranks)]
-        dist.all_gather(same, part)
-        assert all(torch.equal(other, part) for other in same), "ranks have other bits"
+        own_result = part.float().cpu()
+        same = [torch.empty_like(own_result) for _ in range(ranks)]
+        dist.all_gather(same, own_result)
+        assert all(torch.equal(other, own_result) for other in same), "ranks have other bits"
         assert error < 1e-2, f"batch {batch}, {s} tokens: error {error}"
         if rank == 0:
             print(f"check batch {batch} tokens {s} error {error:.5f}", flush=True)
@@ -150,20 +154,24 @@ def measure(given: argparse.Namespace, rank: int, group) -> None:
         if given.tune and group is not None:
             with torch.no_grad():
                 group.tune(call, budget=given.tune, presets=given.presets)
-        time = replay_time(call, given.replays)
+        call()
+        torch.cuda.synchronize()
+        if rank == 0:
+            print(f"# set up after {time.monotonic() - given.begin:.1f} s", flush=True)
+        microseconds = replay_time(call, CALLS, given.replays)
         if group is not None:
             group.check()
         if rank == 0:
             what = "".join(f" {word}" for word, has in (("token", given.token), ("tuned", given.tune)) if has)
             print(f"{given.model} layers {layers} ranks {ranks} batch {batch} tokens {s} keys {given.keys}"
-                  f"{what} {time:.1f} us", flush=True)
+                  f"{what} {microseconds:.1f} us", flush=True)
         if given.timeline:
             print_timeline(call, rank, dist.get_world_size())
 
 
 def run(rank: int, store: str, runs: list) -> None:
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=runs[0].ranks)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=runs[0].ranks)
     import fftune
 
     group = fftune.distributed.init_group(max_bytes=1 << 27, timeout=runs[0].timeout)
@@ -174,6 +182,7 @@ def run(rank: int, store: str, runs: list) -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="llama-3.1-8b", choices=sorted(MODELS))
     parser.add_argument("--ranks", type=int, default=2)
@@ -189,6 +198,7 @@ if __name__ == "__main__":
     parser.add_argument("--whole", action="store_true", help="no slices: all of the model on each GPU")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--timeline", action="store_true", help="print the kernels of a call and their time")
+    parser.set_defaults(begin=time.monotonic())
     parser.add_argument("--run", action="append", default=[], help="the arguments of one measurement")
     arguments = parser.parse_args()
     all_runs = [parser.parse_args(line.split()) for line in arguments.run] or [arguments]

@@ -3,7 +3,7 @@
 
 usage: vllm_beside.py --out FILE.json [--models llama-3.2-1b,...] [--batch 1,16,64]
                       [--context 2048] [--parts PARTS] [--check] [--serve REQUESTS] [--kernels]
-                      [--begin FILE] [--invariant] [--tp 2]
+                      [--begin FILE] [--invariant] [--tp 2] [--graphs 1,16,64,512]
 
 vLLM and fftune have to be installed, fftune with its entry point. Models have random weights and no
 tokenizer: nothing is downloaded. A model may have fewer layers: llama-3.1-8b:16 has 16. For each model,
@@ -19,8 +19,8 @@ serve    --serve N: the time of N requests of 1,024 tokens in and 128 out, 64 at
          decoding. A quarter of them run before, and kernels are compiled. `steps` has for each engine
          the steps with prompts and those of pure decoding: their number and tokens, and milliseconds of
          the host in the model, of the GPU in the model, and of whole steps
-kernels  --kernels: the kernels of one prefill of 8 x 1024 tokens under torch.profiler: milliseconds,
-         launches and names, the longest first
+kernels  --kernels: the kernels of each captured step, and of one prefill of 8 x 1024 tokens, under
+         torch.profiler: milliseconds, launches and names, the longest first
 check    --check: greedy tokens of requests that come and go, some of them aborted, with chunked
          prefill, prefix caching, and a cache that is too small for all. Tokens of both engines are
          compared up to a request's first difference. That difference is fine if the two best logits
@@ -28,9 +28,13 @@ check    --check: greedy tokens of requests that come and go, some of them abort
          (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3, tiny-qwen3-moe, tiny-gpt-oss, and
          those with quantised weights, such as tiny-llama-fp8) are for this
 
-With --invariant both engines have the plugin, and the second VLLM_BATCH_INVARIANT=1: a ratio is the
-cost. It runs 24 requests one by one and all at once, and counts those that get other tokens or
-log-probabilities.
+With --invariant there are four engines: without the plugin and with it, each as usual and with
+VLLM_BATCH_INVARIANT=1. Each of the first three is compared with the last, which has both. It runs 24
+requests one by one and all at once, and counts those that get other tokens or log-probabilities.
+
+With --graphs the engines capture CUDA graphs of these numbers of tokens alone, and start sooner. vLLM's
+own are those up to twice max_num_seqs, at most 512; max_num_seqs is 256 or more for a server, but the
+largest batch here.
 
 With --tp 2 both engines share two GPUs by tensor parallelism; there are only wall times then.
 
@@ -107,6 +111,7 @@ for end, (_, config) in QUANTISED.items():
     MODELS |= {base + end: dict(MODELS[base], quantization_config=config)
                for base in ("llama-3.1-8b", "qwen3-30b-a3b-12-layers", "tiny-llama", "tiny-qwen3-moe") if config}
 ROUNDS, STEPS = 5, 40  # of decoding
+PROMPTS = 9  # rounds of a prefill
 PREFILLS = ((1, 512), (4, 1024))
 
 
@@ -318,13 +323,16 @@ class Engine:
         self.finish()
         return (time.perf_counter() - begin) * 1e3
 
-    def kernels(self, most=30):
-        """Milliseconds, launches and name of the kernels of a prefill of 8 x 1024 tokens."""
+    def kernels(self, batch=0, most=30):
+        """Milliseconds, launches and name of the kernels of one step of decoding, or without a batch of a prefill
+        of 8 x 1024 tokens."""
         import torch
         from torch.profiler import ProfilerActivity, profile
 
+        if batch and not self.graphs.graph:
+            return []
         with profile(activities=[ProfilerActivity.CUDA]) as record:
-            self.prefill(8, 1024)
+            self.graphs.plain(self.graphs.graph) if batch else self.prefill(8, 1024)
             torch.cuda.synchronize()
         found = {}
         for event in record.events():
@@ -432,12 +440,12 @@ def worker(config, settings, answers):
 class Contender:
     def __init__(self, name, model, settings, plugin, folder):
         read, write = os.pipe()
-        invariant = {"VLLM_BATCH_INVARIANT": "1"} if name == "invariant" else {}
+        invariant = {"VLLM_BATCH_INVARIANT": "1"} if name.endswith("invariant") else {}
         environment = {**os.environ, **invariant, "FFTUNE_VLLM": str(plugin),
                        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
                        "VLLM_NO_USAGE_STATS": "1",
                        "VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0")}
-        self.log = folder / f"{model}.{name}.log"
+        self.name, self.log = name, folder / f"{model}.{name}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, "--worker", json.dumps([config_of(model), settings, write])],
@@ -499,7 +507,8 @@ def settings_of(model, arguments):
                     kv_cache_memory_bytes=row * 16 * 320)
     longest, most = arguments.context + 512, max(arguments.batch + [64 if arguments.serve else 4])
     tokens = max([batch * longest for batch in arguments.batch] + [64 * 1216 if arguments.serve else 0, 8 * 1536])
-    return dict(tensor_parallel_size=arguments.tp, max_model_len=max(longest, 1536),
+    graphs = dict(compilation_config=dict(cudagraph_capture_sizes=arguments.graphs)) if arguments.graphs else {}
+    return dict(graphs, tensor_parallel_size=arguments.tp, max_model_len=max(longest, 1536),
                 max_num_seqs=most, max_num_batched_tokens=8192, enable_prefix_caching=False,
                 kv_cache_memory_bytes=row * tokens)
 
@@ -525,7 +534,7 @@ def compare_tokens(own, mine):
 def report(row):
     words = " ".join(f"{key} {value}" for key, value in row.items()
                      if key not in ("own", "mine", "rounds", "kernels"))
-    times = f"vLLM {row['own']:9.3f}  with fftune {row['mine']:9.3f}  ratio " \
+    times = f"{row.get('beside', 'vLLM')} {row['own']:9.3f}  with fftune {row['mine']:9.3f}  ratio " \
             f"{row['own'] / row['mine']:.3f}" if row.get("own") and row.get("mine") else ""
     print(words, times, flush=True)
     for milliseconds, launches, name in row.get("kernels", ())[:12]:
@@ -544,61 +553,67 @@ def wait_for_turn(file):
 def run(model, arguments, folder):
     settings = settings_of(model, arguments)
     parts = arguments.parts or parts_of(model)
-    plugins = parts if arguments.invariant else 0, parts
-    pair = [Contender(name, model, settings, plugin, folder)
-            for name, plugin in zip(("fftune", "invariant") if arguments.invariant
-                                    else ("vllm", "fftune"), plugins)]
+    names = ("vllm", "vllm-invariant", "fftune", "fftune-invariant") if arguments.invariant else ("vllm", "fftune")
+    engines = [Contender(name, model, settings, parts if name.startswith("fftune") else 0, folder) for name in names]
     rows, turn = [], None
 
     def add(**row):
         rows.append(dict(model=model, **row))
         report(rows[-1])
 
-    def both(*words):
-        return [contender.call(*words) for contender in pair]
+    def add_beside(times, **row):
+        """Rows of the last engine beside each other one."""
+        *others, mine = times
+        for engine, own in zip(engines, others):
+            if None not in own + mine:  # a step may be no graph
+                add(**row, **({"beside": engine.name} if arguments.invariant else {}), own=statistics.median(own),
+                    mine=statistics.median(mine), rounds=[own, mine])
+
+    def add_kernels(*words, **row):
+        for engine, found in zip(engines, each("kernels", *words)):
+            add(work="kernels", **row, engine=engine.name, kernels=found)
+
+    def each(*words):
+        return [engine.call(*words) for engine in engines]
 
     try:
-        for contender in pair:
-            contender.ask("start")
-        facts = [contender.answer() for contender in pair]
-        print(f"{model}: engines start in {facts[0]['seconds']:.0f} s and "
-              f"{facts[1]['seconds']:.0f} s", flush=True)
+        for engine in engines:
+            engine.ask("start")
+        facts = [engine.answer() for engine in engines]
+        seconds = ", ".join(f"{own['seconds']:.0f}" for own in facts)
+        print(f"{model}: engines start in {seconds} s", flush=True)
         if arguments.serve:
-            both("serve", max(arguments.serve // 4, 1))
-            both("settle")
+            each("serve", max(arguments.serve // 4, 1))
+            each("settle")
         print(f"{model}: ready", flush=True)
         turn = arguments.begin and wait_for_turn(arguments.begin)
         if arguments.check:
-            for contender in pair:
-                contender.ask("churn", 200)
-            add(work="check", **compare_tokens(*[contender.answer() for contender in pair]))
+            for engine in engines:
+                engine.ask("churn", 200)
+            add(work="check", **compare_tokens(*[engine.answer() for engine in engines]))
         else:
             for batch in arguments.batch:
-                both("decode", batch, arguments.context)
-                rounds = [both("step") for _ in range(ROUNDS)]
-                both("finish")
+                each("decode", batch, arguments.context)
+                rounds = [each("step") for _ in range(ROUNDS)]
+                if arguments.kernels:
+                    add_kernels(batch, batch=batch, context=arguments.context)
+                each("finish")
                 for kind in ("gpu", "wall", "launch"):
-                    times = [[pair[i][kind] for pair in rounds] for i in (0, 1)]
-                    if None not in times[0] + times[1]:
-                        add(work="decode", batch=batch, context=arguments.context, time=kind,
-                            own=statistics.median(times[0]), mine=statistics.median(times[1]),
-                            rounds=times)
+                    add_beside([[step[kind] for step in own] for own in zip(*rounds)], work="decode", batch=batch,
+                               context=arguments.context, time=kind)
             for batch, tokens in PREFILLS:
-                both("prefill", batch, tokens)
-                rounds = [both("prefill", batch, tokens) for _ in range(5)]
-                add(work="prefill", batch=batch, tokens=tokens, time="wall",
-                    own=statistics.median(own for own, _ in rounds),
-                    mine=statistics.median(mine for _, mine in rounds))
+                each("prefill", batch, tokens)
+                rounds = [each("prefill", batch, tokens) for _ in range(PROMPTS)]
+                add_beside([*map(list, zip(*rounds))], work="prefill", batch=batch, tokens=tokens, time="wall")
             if arguments.serve:
-                own, mine = both("serve", arguments.serve)
+                own, mine = each("serve", arguments.serve)
                 add(work="serve", requests=arguments.serve, time="seconds", own=own["seconds"],
                     mine=mine["seconds"], steps=[own["steps"], mine["steps"]])
             if arguments.kernels:
-                both("prefill", 8, 1024)
-                for name, rows_of in zip(("vLLM", "with fftune"), both("kernels")):
-                    add(work="kernels", batch=8, tokens=1024, engine=name, kernels=rows_of)
+                each("prefill", 8, 1024)
+                add_kernels(batch=8, tokens=1024)
             if arguments.invariant:
-                usual, invariant = both("alone", 24)
+                usual, invariant = [engine.call("alone", 24) for engine in engines[-2:]]
                 add(work="alone", requests=24, differ=usual, differ_with_invariance=invariant,
                     wrong=[invariant] * bool(invariant))
     except RuntimeError as error:
@@ -606,13 +621,13 @@ def run(model, arguments, folder):
         print(error, flush=True)
         facts = [{}]
     finally:
-        for line in pair[1].lines():
+        for line in engines[-1].lines():
             print(f"  {line}", flush=True)
-        for contender in pair:
-            contender.end()
+        for engine in engines:
+            engine.end()
         if turn:
             turn.close()
-    return rows, {**facts[0], "log": pair[1].lines()}
+    return rows, {**facts[0], "log": engines[-1].lines()}
 
 
 def main():
@@ -630,6 +645,7 @@ def main():
     parser.add_argument("--serve", type=int, default=0)
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--begin", type=Path)
+    parser.add_argument("--graphs", type=numbers)
     parser.add_argument("--invariant", action="store_true")
     parser.add_argument("--tp", type=int, default=1)
     arguments = parser.parse_args()

@@ -66,6 +66,8 @@ class QuantisedWeights {
       fail("quantization_config is " + method_ + " " + layout +
            ": this example runs gptq, awq gemm, fp8, and compressed-tensors pack-quantized, "
            "int-quantized and float-quantized");
+    if (!own.value("transform_config", json::object()).empty())
+      fail("quantization_config has a transform_config, which turns activations");
     has_bytes_ = method_ == "fp8" || layout == "int-quantized" || layout == "float-quantized";
     block_ = own.value("weight_block_size", json(nullptr));
     std::vector<json> bits{own.value("bits", json(has_bytes_ ? 8 : 4))};

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <mutex>
+#include <string>
 #include <thread>
 
 #include "core/error.hpp"
@@ -24,10 +26,25 @@ class Peers {
         alone_(loopback != nullptr),
         table_(alone_ ? *loopback : *reinterpret_cast<const group_table*>(memory)),
         epoch_(0) {
+    // A child would take the place of its parent, whose epochs are in memory that both have.
+    if (table_.status != 0 && notices().forks != fork_count())
+      throw Error(ErrorKind::invalid_input, std::string(of_the_parent));
+    if (table_.status != 0) {
+      ++users();
+      turn_ = std::unique_lock(notices().turn);
+    }
     // The table that is given may be a copy of the memory's first bytes.
     if (!alone_ && table_.ranks > 0) own_ = reinterpret_cast<std::byte*>(table_.base[table_.rank]);
     epoch_ = control(own_).epoch + 1;
   }
+
+  ~Peers() {
+    if (table_.status == 0) return;
+    turn_.unlock();
+    --users();
+  }
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
 
   const group_table& table() const { return table_; }
   bool is_peer(int p) const { return static_cast<u32>(p) != table_.rank; }
@@ -66,13 +83,16 @@ class Peers {
     u32 none = 0;
     error_word().compare_exchange_strong(none, code);
     code = error_word().load();
-    if (table_.status != 0) std::atomic_ref<u32>(notices()[0]).store(code);
+    if (table_.status != 0) std::atomic_ref<u32>(notices().error).store(code);
     report(code);
   }
 
  private:
-  u32* notices() const { return reinterpret_cast<u32*>(table_.status); }
-  u32 notice() const { return table_.status != 0 ? std::atomic_ref<u32>(notices()[1]).load() : 0; }
+  HostNotices& notices() const { return *reinterpret_cast<HostNotices*>(table_.status); }
+  std::atomic_ref<u32> users() const { return std::atomic_ref<u32>(notices().users); }
+  u32 notice() const {
+    return table_.status != 0 ? std::atomic_ref<u32>(notices().notice).load() : 0;
+  }
 
   static group_control& control(std::byte* memory) {
     return *reinterpret_cast<group_control*>(memory + control_offset);
@@ -117,6 +137,7 @@ class Peers {
   std::byte* own_;
   bool alone_;
   group_table table_;
+  std::unique_lock<std::mutex> turn_;
   u32 epoch_;
 };
 

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(threads)
   constexpr int count = 16 / static_cast<int>(sizeof(T));
   using row_sums = row_sum<1, threads, 1, cluster>;
   __shared__ typename row_sums::memory shared;
-  wait_and_launch_dependents();
+  wait_for_dependencies();
 
   const i64 row = blockIdx.x / cluster;
   const int d = params.d;
@@ -47,15 +47,16 @@ __global__ void __launch_bounds__(threads)
         if (valid(i)) sent_words::send(slot, number(i), own[i]);
     }
   }
-  // The ticket's way to memory and back: beneath that of the data where further blocks wait for
-  // this one to end, and else behind the results, which a thread that waits for it would delay.
-  const auto take_ticket = [&](bool here) {
-    if (!here) return;
-    __syncthreads();
-    if (threadIdx.x == 0) group.finish();
-  };
-  const bool has_few_rows = params.rows <= 32;
-  take_ticket(!has_few_rows);
+  // The next kernel loads its weights while this one waits, and not while it sends.
+  launch_dependents();
+  const bool greets = !has_row && part == 0;
+  if (greets) group.send_greeting(static_cast<int>(threadIdx.x));
+  // All of the block have read the epoch. The ticket's way to memory and back passes while data are
+  // on theirs: it is looked at behind the results.
+  __syncthreads();
+  const u32 last_ticket = gridDim.x - 1;
+  u32 ticket = 0;
+  if (threadIdx.x == 0) ticket = atomicInc(&group.control()->ticket, last_ticket);
 
   aligned_vector<T, count> others[vectors], weights[vectors];
 #pragma unroll
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(threads)
       weights[i] = load_through_l1<T, count>(
           static_cast<const T*>(params.w) + first_column + i * column_step, valid(i));
   }
-  if (!has_row && part == 0) group.greet(static_cast<int>(threadIdx.x));
+  if (greets) group.await_greeting(static_cast<int>(threadIdx.x));
 
   float total[vectors][count];
 #pragma unroll
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(threads)
       if (valid(i) && !group.failed) rows.store(place(i), own[i], weights[i], scale, policy);
     row_sums::finish();
   }
-  take_ticket(has_few_rows);
+  if (threadIdx.x == 0 && ticket == last_ticket) group.control()->epoch = group.epoch;
 }
 
 }  // namespace fftune

@@ -515,6 +515,9 @@ fftune_status fftune_group_tune_with(fftune_group* group, const char* problem_js
       return fail(FFTUNE_INVALID_INPUT,
                   "{}: {} has ranks={}, and the group has {}: give the problem of this group",
                   function, problem.text(), problem.size("ranks"), group->group->ranks());
+    if (own.budget_milliseconds < 0)
+      return fail(FFTUNE_INVALID_INPUT, "{}: the budget is {} ms: give 0 or more", function,
+                  own.budget_milliseconds);
     if (own.preset_path && !*own.preset_path)
       return fail(FFTUNE_INVALID_INPUT, "{}: preset_path is empty: give a folder, or NULL",
                   function);

@@ -1,11 +1,14 @@
 #include "core/fork.hpp"
 
 #include <pthread.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <new>
+#include <vector>
 
 namespace fftune {
 namespace {
@@ -27,6 +30,17 @@ Gate& gate() {
   return *made;
 }
 
+/// Descriptors that children close, in memory that is never given back.
+struct Closed {
+  std::mutex mutex;
+  std::vector<int> descriptors;
+};
+alignas(Closed) unsigned char closed_memory[sizeof(Closed)];
+Closed& closed() {
+  static Closed* const made = new (closed_memory) Closed;
+  return *made;
+}
+
 void before_fork() {
   if (depth > 0) return;
   std::unique_lock lock(gate().mutex);
@@ -44,6 +58,8 @@ void after_fork_in_parent() {
 
 void after_fork_in_child() {
   forks.fetch_add(1, std::memory_order_relaxed);
+  for (const int descriptor : closed().descriptors) ::close(descriptor);
+  closed().descriptors.clear();
   // The threads that waited here, or for which this one did, are not in the child.
   new (&gate()) Gate;
   gate().working = depth > 0 ? 1 : 0;
@@ -51,7 +67,7 @@ void after_fork_in_child() {
 
 void register_handlers() {
   static const int registered =
-      (gate(), ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child));
+      (gate(), closed(), ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child));
   static_cast<void>(registered);
 }
 
@@ -60,6 +76,16 @@ void register_handlers() {
 int fork_count() {
   register_handlers();
   return forks.load(std::memory_order_relaxed);
+}
+
+void closes_in_children(int descriptor, bool does) {
+  const UntornByFork untorn;
+  const std::lock_guard lock(closed().mutex);
+  auto& all = closed().descriptors;
+  if (does)
+    all.push_back(descriptor);
+  else
+    all.erase(std::remove(all.begin(), all.end(), descriptor), all.end());
 }
 
 UntornByFork::UntornByFork() {

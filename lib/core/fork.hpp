@@ -23,6 +23,10 @@ class UntornByFork {
   UntornByFork& operator=(const UntornByFork&) = delete;
 };
 
+/// Has a child of fork() close the descriptor: else the other end would not learn that this process
+/// ended as long as the child lives. `closes_in_children(descriptor, false)` before it is closed.
+void closes_in_children(int descriptor, bool does = true);
+
 // A mutex that a forked child finds free, whoever held it in the parent.
 
 class ForkMutex {

@@ -4,12 +4,14 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "core/error.hpp"
@@ -20,6 +22,7 @@
 #include "cpu/machine.hpp"
 #include "cpu/open.hpp"
 #include "cpu/pool.hpp"
+#include "device/group_layout.hpp"
 
 namespace fftune {
 namespace {
@@ -46,15 +49,19 @@ class SharedCpuBuffer final : public SharedBuffer {
   void* data() const override { return pages_.data(); }
   std::size_t bytes() const override { return pages_.bytes(); }
   const SharedHandle& handle() const override { return handle_; }
-  std::uint32_t* notices() const override { return notices_.get(); }
+  std::uint32_t* notices() const override { return &notices_->error; }
   std::uint64_t device_notices() const override {
     return reinterpret_cast<std::uint64_t>(notices_.get());
+  }
+  void wait_until_unused() const override {
+    while (std::atomic_ref(notices_->users).load() != 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 
  private:
   SharedPages pages_;
   SharedHandle handle_;
-  std::unique_ptr<std::uint32_t[]> notices_ = std::make_unique<std::uint32_t[]>(2);
+  std::unique_ptr<HostNotices> notices_ = std::make_unique<HostNotices>();
 };
 
 class CpuReplay final : public Replay {
@@ -155,6 +162,11 @@ class CpuBackend final : public Backend {
   }
 
   std::unique_ptr<SharedBuffer> allocate_shared(std::size_t bytes) override {
+    if (const std::size_t there = room_for(bytes); bytes > there)
+      throw Error(ErrorKind::unavailable,
+                  fmt::format("a rank's memory has {} bytes and {} are available: give a smaller "
+                              "max_bytes",
+                              bytes, there));
     return std::make_unique<SharedCpuBuffer>(SharedPages::make(bytes));
   }
   std::unique_ptr<Buffer> open_shared(const SharedHandle& handle, std::size_t bytes) override {

@@ -138,6 +138,17 @@ std::optional<CompiledKernel> CubinCache::load(std::string_view key) const {
   }
 }
 
+std::optional<FileLock> CubinCache::claim(std::string_view key) const {
+  if (!folder_) return {};
+  try {
+    return std::optional<FileLock>(std::in_place,
+                                   folder_->path() / ("." + file_name(key) + ".lock"),
+                                   LockWait{.most_seconds = most_claimed_seconds});
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 void CubinCache::prune() const {
   struct Entry {
     std::time_t used;

@@ -48,6 +48,12 @@ class CubinCache {
   /// cannot be written loses nothing but time.
   CompiledKernel publish(std::string_view key, CompiledKernel kernel) const;
 
+  /// Until it is destroyed, whoever else claims `key` waits: one process compiles what several need
+  /// at once, as the ranks of a group do. Nothing where there is no cache, or where another process
+  /// has held it for `most_claimed_seconds`.
+  std::optional<FileLock> claim(std::string_view key) const;
+  static constexpr double most_claimed_seconds = 120;
+
   /// The file of `key`, in the folder.
   static std::string file_name(std::string_view key);
 

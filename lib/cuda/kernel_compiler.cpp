@@ -179,18 +179,23 @@ CompileOutcome KernelCompiler::compile_by(const Nvrtc& nvrtc, const KernelSource
   const auto closure = sources_.closure(source.file);
   const auto key = cache_key(nvrtc, source, closure);
   CompileOutcome outcome;
-  if (auto kernel = cache_.load(key)) {
+  const auto is_cached = [&] {
+    auto kernel = cache_.load(key);
+    if (!kernel) return false;
     outcome.kernel = std::move(*kernel);
     outcome.cached = true;
     const std::lock_guard lock(mutex_);
     ++counters_.from_cache;
-    return outcome;
-  }
+    return true;
+  };
+  if (is_cached()) return outcome;
   if (origins_.no_jit) {
     outcome.failure = fmt::format(
         "{}: it is not compiled, and compiling is switched off (FFTUNE_NO_JIT)", source.expression);
     return outcome;
   }
+  const auto claim = cache_.claim(key);
+  if (is_cached()) return outcome;  // by another process, meanwhile
   outcome = build(nvrtc, source, closure);
   {
     const std::lock_guard lock(mutex_);

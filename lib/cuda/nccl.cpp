@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -80,10 +82,18 @@ struct NcclCommunicator::State {
   std::atomic<bool> ended = false;
   int forks = fork_count();  // a child has neither the device nor NCCL's threads
 
-  void end(Nccl::Status (*Nccl::*how)(Nccl::Communicator)) {
-    if (ended.exchange(true) || fork_count() != forks) return;
-    const std::lock_guard lock(mutex);
-    on_device([&] { (library.get()->*how)(communicator); });
+  /// By a thread, because NCCL's call returns only when the graphs that hold its sums are gone.
+  /// Waits for it as long as it usually takes.
+  static void end(const std::shared_ptr<State>& state,
+                  Nccl::Status (*Nccl::*how)(Nccl::Communicator)) {
+    if (state->ended.exchange(true) || fork_count() != state->forks) return;
+    std::packaged_task<void()> ending([state, how] {
+      const std::lock_guard lock(state->mutex);
+      state->on_device([&] { (state->library.get()->*how)(state->communicator); });
+    });
+    const auto ended = ending.get_future();
+    std::thread(std::move(ending)).detach();
+    ended.wait_for(std::chrono::seconds(2));
   }
 
   /// The communicators of this process, by the memory of their groups.
@@ -140,11 +150,11 @@ NcclCommunicator::~NcclCommunicator() {
     const std::lock_guard lock(State::all().mutex.own());
     State::all().by_group.erase(group_);
   }
-  state_->end(&Nccl::comm_destroy);
+  State::end(state_, &Nccl::comm_destroy);
 }
 
 void NcclCommunicator::end() {
-  state_->end(&Nccl::comm_abort);
+  State::end(state_, &Nccl::comm_abort);
 }
 
 void NcclCommunicator::check() const {

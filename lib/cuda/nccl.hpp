@@ -57,8 +57,11 @@ class NcclCommunicator final : public Communicator {
   /// deadline, or when the options give up.
   NcclCommunicator(std::shared_ptr<const Nccl> library, const CommunicatorOptions& options,
                    OnDevice on_device);
+  /// Returns within seconds, also where a graph has sums of the communicator, which then ends when
+  /// the graph is gone.
   ~NcclCommunicator() override;
 
+  /// As the destructor does.
   void end() override;
   void check() const override;
 

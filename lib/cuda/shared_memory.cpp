@@ -1,6 +1,7 @@
 // Memory of a GPU that processes share through CUDA's handles for inter-process communication, and
 // threads of one process, each with a GPU of its own, by its address.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -19,6 +20,17 @@ namespace {
 
 static_assert(sizeof(CUipcMemHandle) == sizeof(SharedHandle::bytes));
 
+std::uint64_t random_number() {
+  std::random_device random;
+  return std::uint64_t{random()} << 32 | random();
+}
+
+/// A number that no other process has, in other containers neither. A child of fork() is another.
+std::uint64_t this_process() {
+  static const std::uint64_t own = random_number();
+  return own ^ static_cast<std::uint64_t>(::getpid());
+}
+
 /// Memory that this process shares, by the keys of its handles: its peers that are threads of the
 /// process share it too, so that it outlives a rank that leaves first.
 class OwnMemory {
@@ -29,8 +41,7 @@ class OwnMemory {
   };
   static std::uint64_t add(Entry entry) {
     const std::lock_guard lock(own().mutex_.own());
-    std::random_device random;
-    const std::uint64_t key = std::uint64_t{random()} << 32 | random();
+    const std::uint64_t key = random_number();
     own().entries_[key] = std::move(entry);
     return key;
   }
@@ -38,7 +49,7 @@ class OwnMemory {
     const std::lock_guard lock(own().mutex_.own());
     own().entries_.erase(key);
   }
-  /// One without memory: it is of another process.
+  /// One without memory: its rank is gone.
   static Entry find(std::uint64_t key) {
     const std::lock_guard lock(own().mutex_.own());
     const auto found = own().entries_.find(key);
@@ -86,6 +97,7 @@ class SharedDeviceBuffer final : public SharedBuffer {
     CUdeviceptr device = 0;
     driver.check(driver.mem_host_get_device_pointer(&device, host, 0), "cuMemHostGetDevicePointer");
     device_notices_ = device;
+    handle_.process = this_process();
     handle_.key = OwnMemory::add({memory_, context_});
   }
   ~SharedDeviceBuffer() override { OwnMemory::remove(handle_.key); }
@@ -125,28 +137,34 @@ std::unique_ptr<Buffer> CudaBackend::open_shared(const SharedHandle& handle, std
   require_sharing(driver);
   const Current current(*context_);
   const std::string there = handle.device.data(), here = pci_bus(driver, context_->device());
+  // They share the context, and loading a kernel may wait for all that runs in it ("Potential
+  // Hazards" of lazy loading, CUDA Programming Guide); cuModuleUnload and cuMemFree wait too. One
+  // rank would wait for the other's kernel, which waits for a launch behind that call.
+  const bool is_thread = handle.process == this_process();
+  if (is_thread && there == here)
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("CUDA: two ranks of this process are on GPU {}, where a call of one "
+                            "can wait for the other's kernel forever: give each a GPU of its "
+                            "own, or a process",
+                            here));
   CUdevice device = 0;
   int reaches = 1;
   // A GPU that this process does not see may be reached all the same.
-  if (there != here && driver.device_get_by_pci_bus_id(&device, there.c_str()) == CUDA_SUCCESS)
+  if (there != here && driver.device_get_by_pci_bus_id && driver.device_can_access_peer &&
+      driver.device_get_by_pci_bus_id(&device, there.c_str()) == CUDA_SUCCESS)
     driver.device_can_access_peer(&reaches, context_->device(), device);
   if (reaches == 0)
     throw Error(ErrorKind::unavailable,
                 fmt::format("CUDA: GPU {} cannot reach the memory of GPU {}: choose GPUs that "
                             "`nvidia-smi topo -p2p r` shows as OK, or use NCCL",
                             here, there));
-  const OwnMemory::Entry of_thread = OwnMemory::find(handle.key);
-  if (auto memory = of_thread.memory.lock()) {
-    // They share the context, and loading a kernel may wait for all that runs in it ("Potential
-    // Hazards" of lazy loading, CUDA Programming Guide); cuModuleUnload and cuMemFree wait too. One
-    // rank would wait for the other's kernel, which waits for a launch behind that call.
-    if (of_thread.context->device() == context_->device())
-      throw Error(ErrorKind::invalid_input,
-                  fmt::format("CUDA: two ranks of this process are on GPU {}, where a call of one "
-                              "can wait for the other's kernel forever: give each a GPU of its "
-                              "own, or a process",
-                              here));
-    const CUresult enabled = driver.ctx_enable_peer_access(of_thread.context->handle(), 0);
+  if (is_thread) {
+    const OwnMemory::Entry theirs = OwnMemory::find(handle.key);
+    auto memory = theirs.memory.lock();
+    if (!memory)
+      throw Error(ErrorKind::unavailable,
+                  fmt::format("CUDA: the rank on GPU {} gave up while the group was made", there));
+    const CUresult enabled = driver.ctx_enable_peer_access(theirs.context->handle(), 0);
     if (enabled != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
       driver.accept(enabled, "cuCtxEnablePeerAccess");
     return std::make_unique<SharedWithThread>(std::move(memory));

@@ -68,6 +68,7 @@ class Buffer {
 
 /// How a peer finds memory that this process shares: another process, or a thread of this one.
 struct SharedHandle {
+  std::uint64_t process = 0;             // that has CUDA's memory: no other has this number
   std::uint64_t key = 0;                 // of CUDA's memory: random, and known in this process
   std::array<std::byte, 64> bytes = {};  // CUDA's handle
   std::array<char, 32> device = {};      // where it is, for messages: a PCI bus, or nothing
@@ -82,6 +83,9 @@ class SharedBuffer : public Buffer {
   /// their address on the host, and on the device.
   virtual std::uint32_t* notices() const = 0;
   virtual std::uint64_t device_notices() const = 0;
+  /// On a CPU: returns when no collective of this process has it any more. One that waits for peers
+  /// ends by the notice. Streams of a GPU are the caller's to wait for.
+  virtual void wait_until_unused() const {}
 };
 
 /// A group's ranks as the vendor's library of collectives knows them: NCCL on GPUs.

@@ -6,7 +6,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <string_view>
+
+#include "core/fork.hpp"
 
 namespace fftune {
 
@@ -52,6 +56,17 @@ inline std::uint64_t group_bytes(const GroupTable& table) {
   return table.data +
          2 * table.ranks * (table.data_bytes + std::min(table.data_bytes, most_word_message));
 }
+
+constexpr std::string_view of_the_parent =
+    "the group is of the process before fork(), and a child has no part in it: make a group there";
+
+/// On a CPU `status` is the address of this, which is the process's own.
+struct HostNotices {
+  std::uint32_t error = 0, notice = 0;
+  std::uint32_t users = 0;   // collectives that run in this process, or wait for their turn
+  std::mutex turn;           // threads of a process run them one at a time
+  int forks = fork_count();  // a child of fork() has a copy, and no part in the group
+};
 
 /// The codes of errors: group_error of the device's header, with the rank in the bits from 8 on.
 enum class GroupFault : std::uint32_t { none, timeout, other_problem, too_large, lost, left };

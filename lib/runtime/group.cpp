@@ -35,7 +35,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint64_t protocol = 0x34304f5254554646;  // "FFUTRO04"
+constexpr std::uint64_t protocol = 0x35304f5254554646;  // "FFUTRO05"
 
 enum class Kind : std::uint32_t { hello, ready, go, failure, gone, value };
 
@@ -46,7 +46,7 @@ struct Message {
   std::int32_t rank = 0, ranks = 0;
   std::uint32_t device_kind = 0;
   std::uint64_t max_bytes = 0;
-  std::uint64_t key = 0;
+  std::uint64_t process = 0, key = 0;
   std::array<std::byte, 64> handle = {};
   std::array<char, 32> device = {};
   std::array<char, 32> library = {};  // its version
@@ -58,22 +58,29 @@ struct Message {
   std::array<char, 128> group = {};   // the name of the rank's group
 };
 
+/// A descriptor of this process alone: a child of fork() closes it.
 class Socket {
  public:
-  explicit Socket(int descriptor = -1) : descriptor_(descriptor) {}
-  ~Socket() {
-    if (descriptor_ >= 0) ::close(descriptor_);
+  explicit Socket(int descriptor = -1) : descriptor_(descriptor) {
+    if (descriptor_ >= 0) closes_in_children(descriptor_);
   }
-  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  ~Socket() {
+    if (descriptor_ < 0 || forks_ != fork_count()) return;
+    closes_in_children(descriptor_, false);
+    ::close(descriptor_);
+  }
+  Socket(Socket&& other) noexcept
+      : descriptor_(std::exchange(other.descriptor_, -1)), forks_(other.forks_) {}
   Socket& operator=(Socket&& other) noexcept {
     std::swap(descriptor_, other.descriptor_);
+    std::swap(forks_, other.forks_);
     return *this;
   }
   int get() const { return descriptor_; }
   explicit operator bool() const { return descriptor_ >= 0; }
 
  private:
-  int descriptor_;
+  int descriptor_, forks_ = fork_count();
 };
 
 struct Received {
@@ -290,11 +297,16 @@ class Group::Members {
   }
 
   ~Members() {
-    if (!watcher_.joinable()) return;
     if (fork_count() != forks_) {  // the thread is not in this process
-      watcher_.detach();
+      if (watcher_.joinable()) watcher_.detach();
       return;
     }
+    // A collective of another thread would be left without its memory.
+    std::uint32_t none = 0;
+    std::atomic_ref<std::uint32_t>(own_->notices()[1])
+        .compare_exchange_strong(none, fault_code(GroupFault::left, options_.rank));
+    own_->wait_until_unused();
+    if (!watcher_.joinable()) return;
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = ::write(stop_.get(), &one, sizeof one);
     watcher_.join();
@@ -327,6 +339,7 @@ class Group::Members {
   const GroupOptions& options() const { return options_; }
 
   double largest(double value) {
+    expect_own();
     if (options_.ranks == 1) return value;
     const Message own{.kind = Kind::value, .rank = options_.rank, .value = value};
     if (options_.rank != 0) {
@@ -342,6 +355,7 @@ class Group::Members {
   }
 
   void check() const {
+    expect_own();
     for (const int word : {0, 1}) {
       const std::uint32_t code = std::atomic_ref<std::uint32_t>(own_->notices()[word]).load();
       // A rank that leaves is missed only by a collective that waits for it.
@@ -356,10 +370,15 @@ class Group::Members {
   }
 
  private:
+  void expect_own() const {
+    if (fork_count() != forks_) throw Error(ErrorKind::invalid_input, std::string(of_the_parent));
+  }
+
   Message hello(const Backend& backend) const {
     Message message{.kind = Kind::hello, .rank = options_.rank, .ranks = options_.ranks};
     message.device_kind = static_cast<std::uint32_t>(backend.facts().kind);
     message.max_bytes = options_.max_bytes;
+    message.process = own_->handle().process;
     message.key = own_->handle().key;
     message.handle = own_->handle().bytes;
     message.device = own_->handle().device;
@@ -375,6 +394,7 @@ class Group::Members {
     if (from.message.rank == 0) id_ = from.message.id;
     if (over_network_) return;
     SharedHandle handle;
+    handle.process = from.message.process;
     handle.key = from.message.key;
     handle.bytes = from.message.handle;
     handle.device = from.message.device;

@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
+#include <set>
+#include <string>
 #include <utility>
 #include <variant>
 
 #include "core/error.hpp"
 #include "device/backend.hpp"
+#include "device/host_threads.hpp"
 #include "registry/catalog.hpp"
 #include "registry/part_family.hpp"
 
@@ -200,6 +204,36 @@ void launch_normally(Program& program) {
   if (KernelLaunch* const launch = first_launch(program)) launch->programmatic = false;
 }
 
+std::shared_ptr<const Executable> executable_of(CompileResult result, const Variant& variant,
+                                                const DeviceFacts& facts) {
+  if (!result.executable)
+    throw Error(ErrorKind::unavailable, fmt::format("{} does not compile for {}: {}", variant.id(),
+                                                    facts.name, result.report.failure));
+  return std::move(result.executable);
+}
+
+Executables compile_side_by_side(Backend& backend, const std::vector<VariantProgram>& programs) {
+  std::set<std::pair<std::string, std::string>> kernels;
+  for (const auto& [variant, program] : programs)
+    for (const KernelSource& kernel : program.kernels)
+      kernels.insert({kernel.file, kernel.expression});
+  Executables executables(programs.size());
+  std::vector<std::exception_ptr> errors(programs.size());
+  HostThreads().run(
+      static_cast<int>(programs.size()), static_cast<int>(kernels.size()), [&](int i) {
+        const auto at = static_cast<std::size_t>(i);
+        const auto& [variant, program] = programs[at];
+        try {
+          executables[at] = executable_of(backend.bind(program), variant, backend.facts());
+        } catch (...) {
+          errors[at] = std::current_exception();
+        }
+      });
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+  return executables;
+}
+
 Executables executables_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                            const Recipe& recipe, const MakeExecutable& make) {
   // Parts of an op do not know the kernels before them.
@@ -256,17 +290,18 @@ Plan::Plan(Backend& backend, const Op& op, Problem problem, Recipe recipe)
       layout_(op, problem_, backend.facts()) {
   const DeviceFacts& facts = backend.facts();
   check_recipe(op, problem_, facts, recipe_);
+  std::vector<VariantProgram> programs;
+  if (facts.kind != DeviceKind::cpu && recipe_.size() > 1)
+    for (std::size_t place = 0; place < recipe_.size(); ++place)
+      programs.push_back({recipe_[place], program_in(recipe_, place, op, problem_, facts)});
+  // The backend keeps their kernels for those below.
+  const Executables compiled = compile_side_by_side(backend, programs);
   std::vector<bool> used(layout_.tensors().size());
-  executables_ = executables_of(
-      op, problem_, facts, recipe_, [&](const Variant& variant, const Program& program) {
-        mark_used(program, used);
-        auto compiled = backend.compile(program);
-        if (!compiled.executable)
-          throw Error(ErrorKind::unavailable,
-                      fmt::format("{} does not compile for {}: {}", variant.id(), facts.name,
-                                  compiled.report.failure));
-        return std::move(compiled.executable);
-      });
+  executables_ = executables_of(op, problem_, facts, recipe_,
+                                [&](const Variant& variant, const Program& program) {
+                                  mark_used(program, used);
+                                  return executable_of(backend.compile(program), variant, facts);
+                                });
   // Programs of a repetition have the tensors of one time.
   if (!op.repetition(problem_)) layout_.leave_out_unused(used);
   workspace_bytes_ = layout_.workspace_bytes(scratch_bytes(executables_));

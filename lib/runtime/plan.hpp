@@ -66,6 +66,20 @@ Program program_in(const Recipe& recipe, std::size_t place, const Op& op, const 
 /// before it waits, would overtake what wrote them.
 void launch_normally(Program& program);
 
+/// The result's executable. Throws Error(unavailable) if the variant does not compile.
+std::shared_ptr<const Executable> executable_of(CompileResult result, const Variant& variant,
+                                                const DeviceFacts& facts);
+
+/// A variant, and its program for a problem.
+struct VariantProgram {
+  Variant variant;
+  Program program;
+};
+
+/// Binds them (Backend::bind) on as many threads as they have kernels: a compiler takes seconds for
+/// each. Throws Error(unavailable) for the first that does not compile.
+Executables compile_side_by_side(Backend& backend, const std::vector<VariantProgram>& programs);
+
 /// Makes a variant's program executable, or throws.
 using MakeExecutable =
     std::function<std::shared_ptr<const Executable>(const Variant&, const Program&)>;
@@ -79,7 +93,7 @@ std::size_t scratch_bytes(const Executables& executables);
 
 class Plan {
  public:
-  /// Compiles every variant of `recipe` on `backend`, which must outlive the plan. Throws
+  /// Compiles all variants of `recipe` at once on `backend`, which must outlive the plan. Throws
   /// Error(invalid_input) if a variant is illegal, Error(unavailable) if one does not compile.
   Plan(Backend& backend, const Op& op, Problem problem, Recipe recipe);
 

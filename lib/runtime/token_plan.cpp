@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "core/error.hpp"
@@ -26,14 +25,6 @@ constexpr std::int64_t scanned_one_by_one = 8192;
 
 std::size_t slots_for(std::int64_t tokens) {
   return static_cast<std::size_t>(std::min(tokens + 1, most_slots));
-}
-
-CompileResult bound(Backend& backend, const Variant& variant, const Program& program) {
-  auto result = backend.bind(program);
-  if (!result.executable)
-    throw Error(ErrorKind::unavailable, fmt::format("{} does not compile for {}: {}", variant.id(),
-                                                    backend.facts().name, result.report.failure));
-  return result;
 }
 
 /// Scratch of a recipe, whose variants share it unless they are repeated: then each keeps its own
@@ -71,11 +62,7 @@ TokenPlan::TokenPlan(const Catalog& catalog, Backend& backend, const Op& op, Pro
 }
 
 void TokenPlan::compile() {
-  struct Job {
-    Variant variant;
-    Program program;
-  };
-  std::vector<Job> jobs;
+  std::vector<VariantProgram> jobs;
   std::set<std::string> known;
   std::vector<bool> used(layout_.tensors().size());
   for (const auto& segment : segments_) {
@@ -107,25 +94,7 @@ void TokenPlan::compile() {
   if (most_tokens() > scanned_one_by_one) scratch_bytes_ += scratch_bytes_ / 8;
   if (!op_->repetition(most_)) layout_.leave_out_unused(used);
 
-  compiled_.resize(jobs.size());
-  std::vector<std::exception_ptr> errors(jobs.size());
-  std::atomic<std::size_t> next{0};
-  const auto work = [&] {
-    for (std::size_t i = next++; i < jobs.size(); i = next++) try {
-        compiled_[i] = bound(*backend_, jobs[i].variant, jobs[i].program).executable;
-      } catch (...) {
-        errors[i] = std::current_exception();
-      }
-  };
-  {
-    // Compilers take seconds; what only lays out parameters is done before a thread has started.
-    const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 1; i < std::min(known.size(), cores); ++i) threads.emplace_back(work);
-    work();
-  }
-  for (const auto& error : errors)
-    if (error) std::rethrow_exception(error);
+  compiled_ = compile_side_by_side(*backend_, jobs);
 }
 
 std::shared_ptr<const TokenPlan::Binding> TokenPlan::bind(std::int64_t tokens) const {
@@ -138,7 +107,7 @@ std::shared_ptr<const TokenPlan::Binding> TokenPlan::bind(std::int64_t tokens) c
   binding->executables =
       executables_of(*op_, problem, facts, recipe_at(*op_, most_, facts, *segment, tokens),
                      [&](const Variant& variant, const Program& program) {
-                       return bound(*backend_, variant, program).executable;
+                       return executable_of(backend_->bind(program), variant, facts);
                      });
   if (const auto needed = scratch_bytes(binding->executables); needed > scratch_bytes_)
     throw Error(ErrorKind::unavailable,

@@ -23,6 +23,12 @@ constexpr const char* index_name = "model.safetensors.index.json";
   throw Error(ErrorKind::invalid_input, fmt::format("{}: {}", file.string(), why));
 }
 
+bool is_integer(Element element) {
+  constexpr Element integers[] = {Element::i64, Element::i32, Element::i16, Element::i8,
+                                  Element::u64, Element::u32, Element::u16, Element::u8};
+  return std::find(std::begin(integers), std::end(integers), element) != std::end(integers);
+}
+
 bool is_plain_file_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == name.npos &&
          name.find('\0') == name.npos;
@@ -161,7 +167,7 @@ void SavedModel::read(const Tensor& tensor, std::size_t first, DType dtype, std:
   const Element element = tensor.saved.element;
   const bool is_packed = tensor.saved.end == tensor.saved.begin;
   if (!tensor.quantised || (!is_packed && dtype_of(element) == dtype)) {
-    if (dtype_of(element) != dtype) expect_no_scales(tensor.saved);
+    if (dtype_of(element) != dtype) expect_no_codes(tensor.saved);
     std::vector<std::byte> saved(count * element_bytes(element));
     read_bytes(tensor, first, saved);
     convert(element, saved.data(), dtype, out, count);
@@ -172,19 +178,36 @@ void SavedModel::read(const Tensor& tensor, std::size_t first, DType dtype, std:
   encode(dtype, std::span<const double>(values), out);
 }
 
-/// Codes of 8 bits are not the weight where scales belong to them: they must not be taken for it.
-void SavedModel::expect_no_scales(const SavedTensor& tensor) const {
-  if (element_bytes(tensor.element) != 1 || tensor.element == Element::boolean) return;
-  const auto begins_so = tensors_.lower_bound(tensor.name + "_scale");
-  const bool found =
-      begins_so != tensors_.end() && begins_so->first.starts_with(tensor.name + "_scale");
-  const auto owner = tensor.name.substr(0, tensor.name.rfind('.') + 1);
-  const auto scales = found ? begins_so : tensors_.find(owner + "SCB");
-  if (scales == tensors_.end()) return;
-  fail(path_,
-       fmt::format("'{}' has codes of {} with scales in '{}', and the quantization_config of "
-                   "config.json names no format that reads them: dequantise the weight",
-                   printable(tensor.name), element_name(tensor.element), printable(scales->first)));
+/// Codes are not the weight: integers, and fp8 where scales belong to it. They must not be taken
+/// for it.
+void SavedModel::expect_no_codes(const SavedTensor& tensor) const {
+  constexpr std::string_view what =
+      "the quantization_config of config.json names no format that reads them: dequantise the "
+      "weight";
+  const auto scales = scales_of(tensor.name);
+  if (scales != tensors_.end() && element_bytes(tensor.element) == 1)
+    fail(path_,
+         fmt::format("'{}' has codes of {} with scales in '{}', and {}", printable(tensor.name),
+                     element_name(tensor.element), printable(scales->first), what));
+  if (is_integer(tensor.element))
+    fail(path_, fmt::format("'{}' has integers, {}, and {}", printable(tensor.name),
+                            element_name(tensor.element), what));
+}
+
+/// The scales beside a weight: packages name them weight_scale, weight_scale_inv, weight_scales,
+/// scale, scale_weight, qscale_weight or SCB, and those of stacked experts gate_up_proj_scale_inv.
+SavedModel::Tensors::const_iterator SavedModel::scales_of(const std::string& name) const {
+  const std::size_t leaf = name.rfind('.') + 1;
+  const std::string owner = name.substr(0, leaf), own = name.substr(leaf);
+  for (auto each = tensors_.lower_bound(owner);
+       each != tensors_.end() && each->first.starts_with(owner); ++each) {
+    const std::string_view other = std::string_view(each->first).substr(leaf);
+    if (other.find('.') != other.npos || (own != "weight" && !other.starts_with(own + "_")))
+      continue;
+    if (other == "SCB" || (other != "input_scale" && other.find("scale") != other.npos))
+      return each;
+  }
+  return tensors_.end();
 }
 
 CodeFormat SavedModel::code_format(const Tensor& tensor) const {

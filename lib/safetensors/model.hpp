@@ -26,6 +26,7 @@ class SavedModel {
     /// file; a weight whose elements are fp8 or int8 is there as it is saved.
     std::shared_ptr<const QuantisedWeight> quantised = {};
   };
+  using Tensors = std::map<std::string, Tensor, std::less<>>;
 
   /// `path` is a .safetensors file, an index (*.safetensors.index.json), or a folder with
   /// model.safetensors.index.json or with .safetensors files. Throws Error(io) or
@@ -37,7 +38,7 @@ class SavedModel {
   std::filesystem::path folder() const;
   /// config.json beside the tensors; null if there is none.
   const JsonValue* config() const { return config_.get(); }
-  const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
+  const Tensors& tensors() const { return tensors_; }
 
   /// Null if there is none of that name.
   const Tensor* find(std::string_view name) const;
@@ -60,7 +61,8 @@ class SavedModel {
   template <typename Call>
   auto of_quantised(const Call& call) const;
   void add_quantised();
-  void expect_no_scales(const SavedTensor& tensor) const;
+  void expect_no_codes(const SavedTensor& tensor) const;
+  Tensors::const_iterator scales_of(const std::string& name) const;
   std::vector<std::byte> read_packed(std::string_view name) const;
   void read_bytes(const Tensor& tensor, std::size_t first, std::span<std::byte> out) const;
   void add(const std::filesystem::path& file);
@@ -73,8 +75,8 @@ class SavedModel {
   };
   std::shared_ptr<const JsonValue> config_;
   std::vector<File> files_;
-  std::map<std::string, Tensor, std::less<>> tensors_;
-  std::map<std::string, Tensor, std::less<>> packed_;  // what quantised weights are read from
+  Tensors tensors_;
+  Tensors packed_;  // what quantised weights are read from
 };
 
 }  // namespace fftune

@@ -400,11 +400,12 @@ class PackedWeight final : public QuantisedWeight {
   std::vector<double> scales_;
 };
 
-/// int8 or fp8 [n, k] with a scale of each block; a row or the tensor is a block too.
+/// int8 or fp8 [n, k] with a scale of each block, and a zero point or none; a row or the tensor is
+/// a block too.
 class ScaledWeight final : public QuantisedWeight {
  public:
-  ScaledWeight(const SavedTensor& codes, const SavedTensor& scales, std::int64_t block_rows,
-               std::int64_t block_columns, double factor)
+  ScaledWeight(const SavedTensor& codes, const SavedTensor& scales, const SavedTensor* zeros,
+               std::int64_t block_rows, std::int64_t block_columns, double factor)
       : QuantisedWeight(dense_tensor(codes.name, computing_element(scales), expect_matrix(codes))),
         code_tensor_(codes),
         scale_tensor_(scales),
@@ -419,39 +420,51 @@ class ScaledWeight final : public QuantisedWeight {
     if (scales.elements() != blocks[0] * blocks[1] || !(is_list || scales.shape == blocks))
       fail("'{}' is {}, where {} has {} blocks", printable(scales.name), shape_text(scales.shape),
            shape_text(dense_.shape), shape_text(blocks));
+    if (zeros == nullptr) return;
+    if (zeros->elements() != scales.elements())
+      fail("'{}' is {}, where '{}' is {}", printable(zeros->name), shape_text(zeros->shape),
+           printable(scales.name), shape_text(scales.shape));
+    zero_tensor_ = *zeros;
   }
 
  private:
   void load(const ReadTensor& read) override {
     codes_ = read_bytes(read, code_tensor_);
     scales_ = read_scales(read, scale_tensor_);
+    if (zero_tensor_) zeros_ = read_numbers(read, *zero_tensor_);
   }
-  double scale_at(std::size_t row, std::size_t column) const {
+  std::size_t block_at(std::size_t row, std::size_t column) const {
     const std::size_t across = index(ceil_div(dense_.shape[1], columns_));
-    return scales_[row / index(rows_) * across + column / index(columns_)];
+    return row / index(rows_) * across + column / index(columns_);
   }
   double at(std::size_t row, std::size_t column) const override {
     double code = 0;
     const std::byte byte{codes_[row * index(dense_.shape[1]) + column]};
     fftune::decode(code_tensor_.element, &byte, {&code, 1});
-    return code * scale_at(row, column) / factor_;
+    const std::size_t block = block_at(row, column);
+    return (code - (zeros_.empty() ? 0 : zeros_[block])) * scales_[block] / factor_;
   }
-  CodeFormat format(const ReadTensor&) const override {
-    return grouped_format(code_tensor_.element == Element::i8 ? "int8" : "fp8", columns_,
-                          dense_.shape[1]);
+  CodeFormat format(const ReadTensor& read) const override {
+    CodeFormat format = grouped_format(code_tensor_.element == Element::i8 ? "int8" : "fp8",
+                                       columns_, dense_.shape[1]);
+    if (!zero_tensor_) return format;
+    for (const double zero : read_numbers(read, *zero_tensor_))
+      if (zero != 0) format.unfit = "it has zero points of 8 bits";
+    return format;
   }
   Code code_at(std::size_t row, std::size_t column) const override {
     const int bits = codes_[row * index(dense_.shape[1]) + column];
     if (code_tensor_.element == Element::f8_e4m3 && (bits & 127) == 127)
       fail("'{}' has NaN, which no packed weight has", printable(code_tensor_.name));
-    return {.bits = bits, .scale = scale_at(row, column) / factor_};
+    return {.bits = bits, .scale = scales_[block_at(row, column)] / factor_};
   }
 
   SavedTensor code_tensor_, scale_tensor_;
+  std::optional<SavedTensor> zero_tensor_;
   std::int64_t rows_, columns_;
   double factor_;
   std::vector<std::uint8_t> codes_;
-  std::vector<double> scales_;
+  std::vector<double> scales_, zeros_;
 };
 
 /// Pairs of e2m1 in bytes, the low nibble first, with a scale of each `group` of neighbours and one
@@ -577,7 +590,8 @@ void find_awq(const JsonValue& config, const Tensors& tensors, Found& found) {
 /// int8 and fp8: blocks of this size where the scales are a grid of them.
 std::shared_ptr<const QuantisedWeight> scaled_weight(const SavedTensor& codes,
                                                      const SavedTensor& scales, const Shape& block,
-                                                     double factor = 1) {
+                                                     double factor = 1,
+                                                     const SavedTensor* zeros = nullptr) {
   const Shape shape = expect_matrix(codes);
   std::int64_t rows = shape[0], columns = shape[1];
   if (scales.elements() != 1 || !block.empty()) {
@@ -590,7 +604,7 @@ std::shared_ptr<const QuantisedWeight> scaled_weight(const SavedTensor& codes,
       columns = block[1];
     }
   }
-  return std::make_shared<ScaledWeight>(codes, scales, rows, columns, factor);
+  return std::make_shared<ScaledWeight>(codes, scales, zeros, rows, columns, factor);
 }
 
 Shape block_of(const JsonValue& config, std::string_view key) {
@@ -624,6 +638,10 @@ void find_compressed(const JsonValue& config, const Tensors& tensors, const Read
   for (const char* other : {"marlin", "sparse"})
     if (format.find(other) != format.npos)
       fail("the compressed-tensors format '{}' is not known", printable(format));
+  if (const JsonValue* const transform = config.find("transform_config"))
+    if (const JsonValue* const groups = transform->find("config_groups"))
+      if (const auto* const all = groups->get_if<JsonValue::Object>(); all && !all->empty())
+        fail("compressed-tensors' transform_config turns activations, which no op does");
   for_each_ending(tensors, "weight_packed", [&](const Parts& parts, const SavedTensor& codes) {
     const SavedTensor& scales = parts.at("weight_scale");
     if (codes.element == Element::i32) {
@@ -648,7 +666,7 @@ void find_compressed(const JsonValue& config, const Tensors& tensors, const Read
   for_each_ending(tensors, "weight", [&](const Parts& parts, const SavedTensor& codes) {
     const SavedTensor* const scales = parts.find("weight_scale");
     if (scales && (codes.element == Element::i8 || codes.element == Element::f8_e4m3))
-      found.push_back(scaled_weight(codes, *scales, block));
+      found.push_back(scaled_weight(codes, *scales, block, 1, parts.find("weight_zero_point")));
   });
 }
 
@@ -662,9 +680,17 @@ void find_mxfp4(const Tensors& tensors, Found& found) {
 void find_fp8(const JsonValue& config, const Tensors& tensors, Found& found) {
   const Shape block = block_of(config, "weight_block_size");
   for_each_ending(tensors, "weight", [&](const Parts& parts, const SavedTensor& codes) {
-    if (const SavedTensor* const scales = parts.find("weight_scale_inv");
-        scales && codes.element == Element::f8_e4m3 && codes.shape.size() == 2)
-      found.push_back(scaled_weight(codes, *scales, block));
+    // DeepSeek-V4 and Inkling have names of their own.
+    for (const char* name : {"weight_scale_inv", "scale", "qscale_weight"}) {
+      const SavedTensor* const scales = parts.find(name);
+      if (scales == nullptr || codes.shape.size() != 2) continue;
+      if (codes.element == Element::f8_e4m3)
+        found.push_back(scaled_weight(codes, *scales, block));
+      else if (codes.element == Element::i8 && scales->element == Element::f8_e8m0)
+        found.push_back(
+            std::make_shared<Fp4Weight>(codes, *scales, Fp4Weight::Layout{.name = codes.name}));
+      return;
+    }
   });
 }
 
@@ -672,6 +698,8 @@ void find_modelopt(const Tensors& tensors, Found& found) {
   for_each_ending(tensors, "weight", [&](const Parts& parts, const SavedTensor& codes) {
     const SavedTensor* const scales = parts.find("weight_scale");
     if (scales == nullptr) return;
+    if (const SavedTensor* const factors = parts.find("pre_quant_scale"))
+      fail("'{}' multiplies activations, which no op does", printable(factors->name));
     if (codes.element == Element::u8)
       found.push_back(std::make_shared<Fp4Weight>(
           codes, *scales,
@@ -682,14 +710,21 @@ void find_modelopt(const Tensors& tensors, Found& found) {
   });
 }
 
-void find_bitsandbytes(const JsonValue& config, const Tensors& tensors, Found& found) {
+void find_bitsandbytes(const JsonValue& config, const Tensors& tensors, const ReadTensor& read,
+                       Found& found) {
   const JsonValue* const four = config.find("load_in_4bit");
   if (const auto* const given = four ? four->get_if<bool>() : nullptr; given && *given)
     fail("bitsandbytes weights of 4 bits are not known: 8 are");
   for_each_ending(tensors, "weight", [&](const Parts& parts, const SavedTensor& codes) {
     // SCB is the largest size in a row, which 127 stands for.
-    if (const SavedTensor* const scales = parts.find("SCB"); scales && codes.element == Element::i8)
-      found.push_back(scaled_weight(codes, *scales, {}, 127));
+    const SavedTensor* const scales = parts.find("SCB");
+    if (scales == nullptr || codes.element != Element::i8) return;
+    if (const SavedTensor* const order = parts.find("weight_format"))
+      for (const double own : read_numbers(read, *order))
+        if (own != 0)
+          fail("'{}' is {}, an order of codes that is not known: 0, by rows, is",
+               printable(order->name), own);
+    found.push_back(scaled_weight(codes, *scales, {}, 127));
   });
 }
 
@@ -733,7 +768,7 @@ Found find_quantised_weights(const JsonValue& config, const Tensors& tensors,
   if (method == "mxfp4") find_mxfp4(tensors, found);
   if (method == "fp8") find_fp8(*own, tensors, found);
   if (method == "modelopt") find_modelopt(tensors, found);
-  if (method == "bitsandbytes") find_bitsandbytes(*own, tensors, found);
+  if (method == "bitsandbytes") find_bitsandbytes(*own, tensors, read, found);
   return found;
 }
 

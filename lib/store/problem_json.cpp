@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -33,7 +34,11 @@ std::string number_text(const JsonValue& value) {
 void check_size(const std::string& name, const JsonValue& value) {
   if (value.get_if<std::string>())
     wrong_type(name, "a size, which is an integer", value, ", a string: leave out the quotes");
-  if (value.get_if<double>())
+  const auto* real = value.get_if<double>();
+  // Beyond 64 bits an integer of JSON is read as a number with an exponent.
+  if (value.get_if<std::uint64_t>() || (real && std::abs(*real) >= 0x1p63))
+    wrong_type(name, "a size, which is an integer", value, ", which is more than any size");
+  if (real)
     wrong_type(name, "a size, which is an integer", value,
                ": leave out the decimal point or the exponent");
 }

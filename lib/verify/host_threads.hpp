@@ -1,4 +1,4 @@
-// The threads of a verification: plain ones, started for each task and joined at its end.
+// Work of a verification, on threads of the host and on the device.
 #pragma once
 
 #include <atomic>
@@ -6,21 +6,10 @@
 
 #include "core/error.hpp"
 #include "device/backend.hpp"
+#include "device/host_threads.hpp"
 #include "device/program.hpp"
 
 namespace fftune {
-
-class HostThreads final : public Parallel {
- public:
-  /// As many as this process may use.
-  HostThreads();
-  int max_threads() const override { return max_threads_; }
-  /// An exception of a body is thrown again here, once every thread has ended.
-  void run(int tasks, int threads, const std::function<void(int)>& body) override;
-
- private:
-  int max_threads_;
-};
 
 // Matrix products computed by the device, each checked on the host before it is used.
 

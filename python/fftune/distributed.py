@@ -293,6 +293,15 @@ def _address(first: bool) -> str:
         return f"tcp://{host}:{free.getsockname()[1]}"
 
 
+def _of_all(call: Callable[[], object]) -> None:
+    """A call of torch.distributed, whose errors are one line."""
+    try:
+        call()
+    except RuntimeError as error:
+        raise Error(f"init_group: a rank died, or does not call it in the time of torch.distributed's process "
+                    f"group: {error}") from error
+
+
 def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26, timeout: float = 60,
                nccl: bool = False, address: str | None = None) -> Group:
     """A group of the ranks of a process group of torch.distributed. One whose ranks are on several hosts
@@ -314,6 +323,7 @@ def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26, tim
                     "which this process is a rank, or None for all processes")
     if address is not None and not isinstance(address, str):
         raise Error(f"init_group: address is {named(address)}: give 'tcp://host:port'")
+    rank = dist.get_rank(process_group)
     names = [secrets.token_hex(16), host(), address]
     first = dist.get_global_rank(process_group, 0) if process_group is not None else 0
     if device is None:
@@ -322,13 +332,12 @@ def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26, tim
     place = device if dist.get_backend(process_group) == "nccl" else None
 
     def share() -> None:
-        dist.broadcast_object_list(names, src=first, group=process_group, device=place)
+        _of_all(lambda: dist.broadcast_object_list(names, src=first, group=process_group, device=place))
 
     share()
-    rank = dist.get_rank(process_group)
     # The highest rank that is elsewhere, which all learn together.
     elsewhere = torch.tensor([rank if names[1] != host() else 0], device=place)
-    dist.all_reduce(elsewhere, op=dist.ReduceOp.MAX, group=process_group)
+    _of_all(lambda: dist.all_reduce(elsewhere, op=dist.ReduceOp.MAX, group=process_group))
     if elsewhere.item() > 0:
         if device.type != "cuda":
             raise Error(f"init_group: rank {elsewhere.item()} is on another host than rank 0: on CPUs a group "

@@ -1098,7 +1098,7 @@ def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, me
             format, group = found.get("packed").split("-")
             own[name] = _dense(format, *(own.get(f"{name}{part}") for part in ("", "_scale", "_zero")),
                                n, k, group, x.dtype)
-            if found.get("experts"):
+            if found.get("experts") and name not in ("w_qkv", "w_o"):
                 own[name] = own[name].view(found.get("experts"), -1, k)
         if found.constants:
             own = with_constants(found, own, x)

@@ -29,12 +29,46 @@ def run_python():
 
 
 @pytest.fixture
+def references():
+    """A context in which every op runs its definition in PyTorch, as FFTUNE_DISABLE=1 makes it do when the
+    package is imported."""
+    import contextlib
+    import warnings
+
+    from fftune import _custom, ops  # noqa: F401: it defines the ops
+
+    def register(op, kernel):
+        op.kernel = kernel
+        with warnings.catch_warnings():  # that it had another
+            warnings.simplefilter("ignore", UserWarning)
+            for backend in ("CPU", "CUDA"):
+                _custom._library.impl(op.name, kernel, backend, allow_override=True)
+
+    @contextlib.contextmanager
+    def of_pytorch():
+        kernels = {op: op.kernel for op in vars(_custom.OPS).values()}
+        _custom._DISABLED = True
+        for op in kernels:
+            register(op, _custom._by_reference(op.name))
+        try:
+            yield
+        finally:
+            _custom._DISABLED = False
+            for op, kernel in kernels.items():
+                register(op, kernel)
+
+    return of_pytorch
+
+
+@pytest.fixture
 def vllm(monkeypatch):
     """The stand-in for vLLM, importable and not imported yet, and fftune's plugin not loaded yet."""
     import sys
     from pathlib import Path
 
     def forget():
+        if products := sys.modules.get("fftune.vllm.products"):
+            products._library._destroy()  # its op is defined anew
         for name in list(sys.modules):
             if name.split(".")[0] == "vllm" or name.startswith("fftune.vllm"):
                 del sys.modules[name]

@@ -1,5 +1,6 @@
 """ops.decode: n calls beside n steps in plain PyTorch, for sequences that end at different steps."""
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -125,7 +126,7 @@ def test_the_reference_is_the_op():
 @pytest.mark.parametrize("format, group, zeros", (("int4", 32, True), ("int4", 0, False), ("mxfp4", 32, False),
                                                   ("fp8", 64, False), ("nvfp4", 16, False)))
 @pytest.mark.parametrize("draw", ("argmax", "sample"))
-def test_a_packed_head_chooses_as_the_dense_one(format, group, zeros, draw, monkeypatch):
+def test_a_packed_head_chooses_as_the_dense_one(format, group, zeros, draw, references):
     from fftune.nn import QuantLinear
 
     parts = model()
@@ -133,17 +134,16 @@ def test_a_packed_head_chooses_as_the_dense_one(format, group, zeros, draw, monk
     linear.weight.data = parts["w_head"]
     packed = QuantLinear.from_linear(linear, group, zeros, format).packed_weight
     runs = []
-    for w_head, disabled in ((packed, False), (packed.dense(torch.float32), False), (packed, True)):
-        if disabled:
-            monkeypatch.setenv("FFTUNE_DISABLE", "1")
+    for w_head, by in ((packed, nullcontext()), (packed.dense(torch.float32), nullcontext()),
+                       (packed, references())):
         own, given = state(), {**copy.deepcopy({**parts, "w_head": None}), "w_head": w_head}
-        for _ in range(6):
-            results = ops.decode(**own, **given, **DRAWS[draw])
+        with by:
+            for _ in range(6):
+                results = ops.decode(**own, **given, **DRAWS[draw])
         runs.append((own, results))
     for own, (_, logit) in runs[1:]:
         assert torch.allclose(logit, runs[0][1][1], atol=1e-4)
         assert all(torch.equal(own[name], runs[0][0][name]) for name in own)
-    monkeypatch.delenv("FFTUNE_DISABLE")
     with pytest.raises(fftune.Error, match=r"w_head is a packed weight \[60, 64\]: give one of \[61, 64\]"):
         ops.decode(**state(), **{**parts, "w_head": packed, "embedding": torch.zeros(VOCAB + 1, D, device=DEVICE)})
 

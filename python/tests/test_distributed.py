@@ -366,18 +366,28 @@ def _from_torch(rank: int, ranks: int, store: str) -> None:
         names = [None] * ranks
         torch.distributed.all_gather_object(names, name)
         assert names == [name] * ranks
-    torch.distributed.destroy_process_group()
+    # A process without a part in it, and one that ends before the others have met.
+    one = torch.distributed.new_group([0])
+    if rank == 1:
+        with pytest.raises(fftune.Error, match="of which this process is a rank"):
+            distributed.init_group(one, device="cpu")
+        os._exit(0)
+    with pytest.raises(fftune.Error, match="init_group: a rank died, or does not call it") as error:
+        distributed.init_group(device="cpu")
+    assert "\n" not in str(error.value)
 
 
 def test_a_group_from_a_process_group(tmp_path):
     start(_from_torch, 2, 2, str(tmp_path / "store"))
 
 
-def _die(rank: int, ranks: int, name: str) -> None:
+def _die(rank: int, ranks: int, name: str, leaves_a_child: bool) -> None:
     group = distributed.Group(name, rank, ranks, max_bytes=4096, timeout=60)
     x = torch.ones(1, 8)
     ops.all_reduce(x, group=group)
     if rank == 1:
+        if leaves_a_child and os.fork() == 0:  # as a data loader's worker
+            time.sleep(20)
         os._exit(0)
     start = time.monotonic()
     with pytest.raises(fftune.Error, match="rank 1 died"):
@@ -388,8 +398,9 @@ def _die(rank: int, ranks: int, name: str) -> None:
     assert time.monotonic() - start < 10
 
 
-def test_a_rank_that_dies_is_an_error():
-    _start(_die, 2)
+@pytest.mark.parametrize("leaves_a_child", [False, True])
+def test_a_rank_that_dies_is_an_error(leaves_a_child):
+    _start(_die, 2, leaves_a_child)
 
 
 def _other_options(rank: int, ranks: int, name: str) -> None:
@@ -420,6 +431,7 @@ def test_wrong_arguments_are_one_line():
                 (lambda: distributed.Group("wrong", 0, 1, timeout=math.nan), "timeout is nan: give"),
                 (lambda: distributed.Group("\ud800", 0, 1), "name is '.ud800': give a text"),
                 (lambda: group.tune(lambda: None, budget=math.inf), "budget is inf: give"),
+                (lambda: group.tune(None), "call is of type NoneType: give a function"),
                 (lambda: pickle.dumps(group), "a group cannot be pickled"),
                 (lambda: distributed.Group("wrong", 0, 1, device="meta"), "device is meta")):
             with pytest.raises(fftune.Error, match=words) as error:

@@ -13,7 +13,7 @@ from fftune import distributed, ops
 from fftune.__main__ import tool_environment
 from fftune._library import tool_path
 from gpu import GPU, on_gpu
-from ranks import start
+from ranks import Team, start
 from test_ops import error
 
 pytestmark = [on_gpu, pytest.mark.skipif(torch.cuda.device_count() == 1, reason="one GPU")]
@@ -25,8 +25,15 @@ def _device(rank: int) -> str:
     return f"cuda:{rank}" if GPU else "cpu"
 
 
-def _ranks(work, *arguments) -> None:
-    start(work, RANKS, f"gpus-{os.getpid()}-{time.monotonic_ns()}", *arguments)
+@pytest.fixture(scope="module")
+def team():
+    processes = Team(RANKS)
+    yield processes
+    processes.close()
+
+
+def _name() -> str:
+    return f"gpus-{os.getpid()}-{time.monotonic_ns()}"
 
 
 def _group(rank: int, name: str, max_bytes: int = 1 << 23, nccl: bool = False) -> distributed.Group:
@@ -70,17 +77,14 @@ def _sums(rank: int, name: str, max_bytes: int = 1 << 23, nccl: bool = False) ->
         group.check()
 
 
-def test_sums_norms_and_fp8():
-    _ranks(_sums)
+def test_sums_norms_and_fp8(team):
+    team.run(_sums, _name())
 
 
 @pytest.mark.skipif(not GPU, reason="no GPU")
 @pytest.mark.parametrize("meeting", ["one host", "tcp"])
-def test_sums_norms_and_fp8_by_nccl(meeting):
-    if meeting == "tcp":
-        start(_sums, RANKS, _place(), 1 << 23, True)
-    else:
-        _ranks(_sums, 1, True)
+def test_sums_norms_and_fp8_by_nccl(team, meeting):
+    team.run(_sums, *((_place(), 1 << 23) if meeting == "tcp" else (_name(), 1)), True)
 
 
 def _place() -> str:
@@ -121,8 +125,12 @@ def _dies_in_nccl(rank: int, name: str) -> None:
 
 
 @pytest.mark.skipif(not GPU, reason="no GPU")
-def test_nccl_in_graphs_and_without_a_rank():
-    start(_nccl_in_graphs, RANKS, _place())
+def test_nccl_in_graphs(team):
+    team.run(_nccl_in_graphs, _place())
+
+
+@pytest.mark.skipif(not GPU, reason="no GPU")
+def test_a_rank_that_dies_in_nccl_is_an_error():
     start(_dies_in_nccl, RANKS, _place())
 
 
@@ -183,13 +191,13 @@ def _slices(rank: int, name: str, nccl: bool = False) -> None:
         group.check()
 
 
-def test_slices_are_the_whole_layers():
-    _ranks(_slices)
+def test_slices_are_the_whole_layers(team):
+    team.run(_slices, _name())
 
 
 @pytest.mark.skipif(not GPU, reason="no GPU")
-def test_slices_across_hosts_are_the_whole_layers():
-    start(_slices, RANKS, _place(), True)
+def test_slices_across_hosts_are_the_whole_layers(team):
+    team.run(_slices, _place(), True)
 
 
 def _tokens(rank: int, name: str) -> None:
@@ -219,8 +227,8 @@ def _tokens(rank: int, name: str) -> None:
         group.check()
 
 
-def test_tokens_with_a_whole_head_and_with_slices():
-    _ranks(_tokens)
+def test_tokens_with_a_whole_head_and_with_slices(team):
+    team.run(_tokens, _name())
 
 
 def _tuned(rank: int, name: str, presets: str) -> None:
@@ -251,7 +259,7 @@ def _tuned(rank: int, name: str, presets: str) -> None:
 
 def test_a_search_is_a_preset_that_check_verifies(tmp_path):
     presets = str(tmp_path)
-    _ranks(_tuned, presets)
+    start(_tuned, RANKS, _name(), presets)  # chooses by these presets from then on
     checked = subprocess.run([str(tool_path()), "check", "--device", _device(0), "--presets", presets, "--seeds",
                               "1", "--json"], env=tool_environment(), text=True, capture_output=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr

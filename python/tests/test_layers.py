@@ -503,6 +503,19 @@ def test_a_cache_that_was_there_keeps_what_it_holds(runs):
 
 
 @needs_transformers_5
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_step_with_gradients_follows_steps_without(name):
+    results = []
+    for each in patched(name):
+        cache = cache_of(each)
+        decode(each, cache=cache)
+        loss = each(torch.full((2, 1), 5), past_key_values=cache).logits.square().mean()
+        loss.backward()
+        results.append((loss.detach(), *(p.grad for p in each.parameters() if p.grad is not None)))
+    assert all(error(own, right) < 1e-5 for right, own in zip(*results, strict=True))
+
+
+@needs_transformers_5
 def test_behind_the_end_of_a_cache_nothing_is_written():
     _, own = patched("llama")
     cache = cache_of(own, 11)

@@ -1,4 +1,5 @@
 """Packed weights of 4 and 8 bits: the layer, its state dict, and rounding to nearest."""
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -262,19 +263,19 @@ def a_layer(group=32, zeros=False, dim=16, format="int4"):
 @pytest.mark.parametrize("group, zeros, format", (
     (32, False, "int4"), (32, True, "int4"), (0, True, "int4"), (32, False, "mxfp4"), (32, False, "fp8"),
     (0, False, "int8")))
-def test_layers_with_packed_weights(group, zeros, format, monkeypatch):
+def test_layers_with_packed_weights(group, zeros, format, references):
     weights = [a_layer(group, zeros, format=format) for _ in range(2)]
     x, lengths = torch.randn(2, 3, 64), torch.tensor([7, 5], dtype=torch.int32)
-    angles = torch.rand(20, 16)
+    angles = torch.rand(20, 8).repeat(1, 2)
     results = []
-    for own in (weights, [{name: w.dense() if isinstance(w, fftune.ops.PackedWeight) else w
-                           for name, w in one.items()} for one in weights], weights):
+    dense = [{name: w.dense() if isinstance(w, fftune.ops.PackedWeight) else w for name, w in one.items()}
+             for one in weights]
+    for own, by in ((weights, nullcontext()), (dense, nullcontext()), (weights, references())):
         torch.manual_seed(2)
         caches = [tuple(torch.randn(2, 12, 2, 16).transpose(1, 2) for _ in range(2)) for _ in range(2)]
-        y = fftune.ops.layer(x, own, caches, lengths, 4, 2, angles=angles)
+        with by:
+            y = fftune.ops.layer(x, own, caches, lengths, 4, 2, angles=angles)
         results.append((y, *(t for pair in caches for t in pair)))
-        if len(results) == 2:  # the definition in PyTorch
-            monkeypatch.setenv("FFTUNE_DISABLE", "1")
     assert all(map(close, *results[:2])) and all(map(close, results[2], results[1]))
 
 
@@ -291,7 +292,7 @@ def of_fp8(w, kind):
 @pytest.mark.parametrize("experts", (0, 4))
 @pytest.mark.parametrize("attention", (True, False))
 @pytest.mark.parametrize("kind", ("token", "block"))
-def test_layers_that_quantise_their_tokens(kind, attention, experts, monkeypatch):
+def test_layers_that_quantise_their_tokens(kind, attention, experts, references):
     def layer():
         own = {"attn_norm": torch.rand(160) + 0.5, "ffn_norm": torch.rand(160) + 0.5,
                "w_qkv": torch.randn(8 * 16, 160) / 12, "w_o": torch.randn(160, 4 * 16) / 8}
@@ -306,13 +307,14 @@ def test_layers_that_quantise_their_tokens(kind, attention, experts, monkeypatch
     weights = [layer() for _ in range(2)]
     x, lengths = torch.randn(2, 3, 160), torch.tensor([7, 5], dtype=torch.int32)
     results = []
-    for given in (weights, weights, [{name: w.float() if w.dtype == torch.float8_e4m3fn else w for name, w in one.items()
-                                      if not name.endswith("_scale")} for one in weights]):
+    unscaled = [{name: w.float() if w.dtype == torch.float8_e4m3fn else w for name, w in one.items()
+                 if not name.endswith("_scale")} for one in weights]
+    for given, by in ((weights, nullcontext()), (weights, references()), (unscaled, references())):
         torch.manual_seed(2)
         caches = [tuple(torch.randn(2, 12, 2, 16).transpose(1, 2) for _ in range(2)) for _ in range(2)]
-        results.append(fftune.ops.layer(x, given, caches, lengths, 4, 2, angles=torch.zeros(20, 16),
-                                        top_k=2 if experts else 0))
-        monkeypatch.setenv("FFTUNE_DISABLE", "1")  # the definition in PyTorch
+        with by:
+            results.append(fftune.ops.layer(x, given, caches, lengths, 4, 2, angles=torch.zeros(20, 16),
+                                            top_k=2 if experts else 0))
     assert (results[0] - results[1]).norm() < 3e-2 * (results[1] - x).norm()
     assert not close(*results[1:])
     for change, words in ((dict(w_down_scale=None), "w_down of float8_e4m3fn without w_down_scale"),
@@ -326,7 +328,7 @@ def test_layers_that_quantise_their_tokens(kind, attention, experts, monkeypatch
 @torch.no_grad()
 @pytest.mark.parametrize("attention", (True, False))
 @pytest.mark.parametrize("format, group, zeros, bias", (("int4", 32, True, False), ("mxfp4", 32, False, True)))
-def test_layers_with_packed_experts(format, group, zeros, bias, attention, monkeypatch):
+def test_layers_with_packed_experts(format, group, zeros, bias, attention, references):
     """gpt-oss has attention beside them in bf16."""
     def pack(n, k):
         return QuantLinear.from_linear(nn.Linear(k, n, bias=False), group, zeros, format).packed_weight
@@ -345,16 +347,16 @@ def test_layers_with_packed_experts(format, group, zeros, bias, attention, monke
             0, (4, -1))
 
     weights = [layer() for _ in range(2)]
-    options = dict(top_k=2, act="swiglu-oai" if bias else "silu", order="after", angles=torch.rand(20, 16))
+    options = dict(top_k=2, act="swiglu-oai" if bias else "silu", order="after", angles=torch.rand(20, 8).repeat(1, 2))
     x, lengths = torch.randn(2, 3, 64), torch.tensor([7, 5], dtype=torch.int32)
     results = []
-    for own in (weights, [{n: dense(n, w) for n, w in one.items()} for one in weights], weights):
+    of_dense = [{n: dense(n, w) for n, w in one.items()} for one in weights]
+    for own, by in ((weights, nullcontext()), (of_dense, nullcontext()), (weights, references())):
         torch.manual_seed(2)
         caches = [tuple(torch.randn(2, 12, 2, 16).transpose(1, 2) for _ in range(2)) for _ in range(2)]
-        y = fftune.ops.layer(x, own, caches, lengths, 4, 2, **options)
+        with by:
+            y = fftune.ops.layer(x, own, caches, lengths, 4, 2, **options)
         results.append((y, *(t for pair in caches for t in pair)))
-        if len(results) == 2:
-            monkeypatch.setenv("FFTUNE_DISABLE", "1")
     assert all(map(close, *results[:2])) and all(map(close, results[2], results[1]))
 
 

@@ -136,7 +136,7 @@ def test_tables_of_an_h100_are_the_recorded_numbers():
                    if label in ("compile+patch", "eager+whole", "compile+whole"))
         assert float(ratio) == round(times["compile"] / best, 2)
     training = read(folder / "training.json")["train"]["llama-1b 4x2048"]
-    text = page.read_text()
+    text = (MEASUREMENTS / "training.md").read_text()
     for label, title in (("eager", "eager"), ("eager+patch", "eager, patch"),
                          ("compile", "`torch.compile`"), ("compile+patch", "`torch.compile`, patch"),
                          ("eager+patch+recompute", "eager, patch with recompute")):
@@ -192,8 +192,8 @@ def test_served_requests_are_what_was_recorded():
 
 def test_missed_targets_of_an_h100_are_those_of_the_pages():
     """Each number of a result, percentages apart, is on a page of measurements, rounded or not."""
-    pages = "".join(path.read_text() for path in (MEASUREMENTS / "h100.md", ROOT / "docs" / "vllm.md",
-                                                  ROOT / "docs" / "distributed.md"))
+    pages = "".join(path.read_text() for path in (MEASUREMENTS / "h100.md", MEASUREMENTS / "training.md",
+                                                  ROOT / "docs" / "vllm.md", ROOT / "docs" / "distributed.md"))
     number = r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?![\w%]|[.,]\d)"
     known = {float(text.replace(",", "")) for text in re.findall(number, pages)}
     rows = [row for row in cells_of("### Missed targets") if "H100" in row[0]]

@@ -2,6 +2,7 @@
 import glob
 import importlib
 import itertools
+import math
 import os
 import random
 import re
@@ -314,3 +315,18 @@ def test_a_router_that_does_not_do_what_it_says():
     mixture = nn.Module()
     mixture.experts, mixture.gate = Experts(), Lying(settings(norm_topk_prob=False))
     assert any("says norm_topk_prob = False" in words for _, words in fftune.patch(mixture).left)
+
+
+def test_experts_are_not_filled_to_try_a_mask(monkeypatch):
+    """Those of Qwen3-30B-A3B have 600 million numbers a layer."""
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=96, hidden_size=256, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=64, num_experts=64, num_experts_per_tok=2, moe_intermediate_size=384)
+    with torch.device("meta"):
+        model = transformers.Qwen3MoeForCausalLM(config)
+    drawn, draw = [], Numbers.__call__
+    monkeypatch.setattr(Numbers, "__call__", lambda self, *shape, **options: drawn.append(
+        math.prod(shape)) or draw(self, *shape, **options))
+    report = fftune.patch(model.to_empty(device="cpu"))
+    assert any("without the causal mask" in words for _, words in report.replaced), report
+    assert max(drawn) < 1 << 18

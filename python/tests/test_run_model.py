@@ -287,7 +287,9 @@ def test_quantised_models_that_cannot_be_run(run_model, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     for own, words in (({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
                         "gptq marlin: this example runs"),
-                       ({"quant_method": "gptq", "bits": 8}, "weights of 8 bits")):
+                       ({"quant_method": "gptq", "bits": 8}, "weights of 8 bits"),
+                       ({"quant_method": "compressed-tensors", "format": "pack-quantized",
+                         "transform_config": {"config_groups": {"u": {}}}}, "turns activations")):
         (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": own}))
         done = subprocess.run([run_model, str(tmp_path), "--prompt-ids", "1"], capture_output=True,
                               text=True)

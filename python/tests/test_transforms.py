@@ -160,6 +160,24 @@ def test_patched_models_have_derivatives_in_forward_mode(name):
         assert torch.allclose(derivative(), right, rtol=1e-4, atol=1e-4 * right.abs().max().item())
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("options", [{}, dict(memory="small")], ids=str)
+def test_patched_models_in_training_have_gradients_of_torch_func(name, options):
+    model = make(name).train()
+    ids = inputs(name)["input_ids"]
+    weights = {key: p.detach() for key, p in model.named_parameters()}
+
+    def loss(own):
+        outputs = torch.func.functional_call(model, own, (ids,), {"labels": ids, "use_cache": False})
+        return outputs.loss + outputs.logits.square().mean()
+
+    right = torch.func.grad(loss)(weights)
+    fftune.patch(model, **options)
+    ours = torch.func.grad(loss)(weights)
+    for key, gradient in right.items():
+        assert torch.allclose(ours[key], gradient, rtol=1e-3, atol=1e-5 * gradient.abs().max().item()), key
+
+
 def test_a_functional_call_of_modules():
     module = fftune.nn.GatedMLP(8, 12)
     parameters = {name: p.detach() for name, p in module.named_parameters()}

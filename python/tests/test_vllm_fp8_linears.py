@@ -103,7 +103,7 @@ def test_a_layer_that_computes_something_else_stays_and_one_that_is_loaded_again
         x = torch.randn(3, 272, dtype=torch.bfloat16)
         own = type(method.fp8_linear).apply_weights(method.fp8_linear, layer, x)
         assert error(method.apply(layer, x), own) < 0.005
-    assert len(importlib.import_module("fftune.vllm.products")._layers) == 1
+    assert len(importlib.import_module("fftune.vllm.products")._kinds) == 1
 
 
 def test_nobody_gets_it_unasked(vllm):

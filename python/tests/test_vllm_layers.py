@@ -139,6 +139,9 @@ def expect_right(model, metadata, positions, rows=slice(None), calls=0, **named)
     half times the error of vLLM's own computation. `calls`: how often vLLM's code runs."""
     model.calls = 0
     exact, plain = wide(model), copy.deepcopy(model)
+    for network in (layer.mlp for layer in (*exact.layers, *plain.layers)):
+        if hasattr(network, "fftune_0"):  # it is one op
+            network.__class__ = type(network).__base__
     for one, other in zip(plain.layers, model.layers):
         one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
     plain.vllm_config.lora_config = object()
@@ -238,23 +241,73 @@ class AutoGPTQLinearMethod:
     pass
 
 
-def packed_of(shape):
+def packed_of(shape, group=32, zeros=False):
     """A random weight [n, k] of 4 bits."""
     from fftune import ops
 
     n, k = shape
-    return ops.pack_weight(torch.randint(0, 256, (n, k // 2), dtype=torch.uint8),
-                           (torch.rand(n, k // 32) / (5 * k**0.5)).bfloat16(), k=k, group=32)
+    scale = (torch.rand(n, k // group) / (5 * k**0.5)).bfloat16()
+    return ops.pack_weight(torch.randint(0, 256, (n, k // 2), dtype=torch.uint8), scale,
+                           torch.randint(0, 16, scale.shape, dtype=torch.uint8) if zeros else None, k=k, group=group)
+
+
+def pack_linears(*linears, **options):
+    """As the part linears leaves them; the stand-in computes with the same weights."""
+    for linear in linears:
+        linear.quant_method = AutoGPTQLinearMethod()
+        linear._fftune_packed = packed_of(linear.weight.shape, **options)
+        linear.weight.data = linear._fftune_packed.dense()
+
+
+def packed_llama_of(stand_in, **options):
+    model = model_of(stand_in, "llama")
+    for layer in model.layers:
+        own, network = layer.self_attn, layer.mlp
+        pack_linears(own.qkv_proj, own.o_proj, network.gate_up_proj, network.down_proj, **options)
+    return model
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_packed_layers_are_one_op(prompts, stand_in, monkeypatch, zeros):
+    """And a network is one op in batches with prompts, which stay vLLM's."""
+    model = packed_llama_of(stand_in, zeros=zeros)
+    dense = [layer.mlp.gate_up_proj._fftune_packed.dense() for layer in model.layers]
+    warm(model)
+    for layer, both in zip(model.layers, dense):
+        assert torch.equal(torch.cat([half.dense() for half in layer.mlp.gate_up_proj._fftune_packed]), both)
+    calls = calls_of_layer(monkeypatch)
+    expect_right(model, *batch_of(model))
+    assert len(calls) == 1
+    runs, run = [], type(model.layers[0].mlp).forward
+    monkeypatch.setattr(type(model.layers[0].mlp), "forward", lambda *given: runs.append(given) or run(*given))
+    expect_right(model, *batch_of(model, *MIXED), calls=1)
+    assert len(calls) == 1 and len(runs) == len(model.layers)
+
+
+def test_networks_of_one_kind_share_compiled_code(stand_in):
+    from torch import nn
+
+    networks, texts = importlib.import_module("fftune.vllm.networks"), []
+
+    def backend(graph, inputs):
+        texts.append(graph.code)
+        return graph
+
+    for layer in packed_llama_of(stand_in).layers[:2]:
+        network, x = layer.mlp, torch.randn(5, 64).bfloat16()
+        right = network(x)
+        networks.fuse(network, 64)
+        torch._dynamo.reset()
+        y = torch.compile(nn.Sequential(network), fullgraph=True, backend=backend)(x)
+        assert (y - right).float().norm() < 0.02 * right.float().norm() and torch.equal(network(x), y)
+    assert len(texts) == 2 and texts[0] == texts[1] and texts[0].count("fftune_vllm.run") == 1
 
 
 def packed_mixtures_of(stand_in):
     """Qwen3-MoE as the parts linears and packed-experts leave it; the stand-in computes with the same weights."""
     model = mixtures_of(stand_in)
     for layer in model.layers:
-        for linear in (layer.self_attn.qkv_proj, layer.self_attn.o_proj):
-            linear.quant_method = AutoGPTQLinearMethod()
-            linear._fftune_packed = packed_of(linear.weight.shape)
-            linear.weight.data = linear._fftune_packed.dense()
+        pack_linears(layer.self_attn.qkv_proj, layer.self_attn.o_proj)
         routed = layer.mlp.experts.routed_experts
         count, d, h = routed.w2_weight.shape
         weights = [packed_of(shape) for shape in ((count * h, d), (count * h, d), (count * d, h))]
@@ -274,15 +327,11 @@ def test_packed_mixtures_are_one_op(prompts, stand_in, monkeypatch):
     assert model.calls == 1 and len(calls) == 1
 
 
-def with_packed_networks(model):
-    for layer in model.layers:
-        layer.mlp.gate_up_proj._fftune_packed = packed_of(layer.mlp.gate_up_proj.weight.shape)
-
-
 @pytest.mark.parametrize("kind, change, reason", [
-    ("llama", with_packed_networks, "quantised weights of a network, whose gate and up are packed together"),
+    ("llama", lambda model: pack_linears(*[layer.mlp.gate_up_proj for layer in model.layers]),
+     "quantised weights of a network in several formats"),
     ("llama", lambda model: setattr(model.layers[1].self_attn.o_proj, "_fftune_packed", packed_of((64, 64))),
-     "Error: layer: w_down is not packed: packed weights are of w_qkv, w_o, w_gate, w_up, w_down together"),
+     "quantised weights of a network in several formats"),
     ("qwen3_moe", lambda model: setattr(model.layers[0].mlp.experts.routed_experts._fftune_packed, "biases", 1),
      "quantised weights of layers that are not alike")])
 def test_quantised_layers_that_are_no_one_op(stand_in, caplog, kind, change, reason):

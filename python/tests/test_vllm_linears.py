@@ -108,12 +108,13 @@ def test_many_tokens_of_requests_share_a_plan(linears, monkeypatch):
         running.forget_plans()
 
 
-def test_batch_invariance_leaves_them_to_vllm(vllm, monkeypatch, caplog):
-    monkeypatch.setenv("FFTUNE_VLLM", "linears")
+@pytest.mark.parametrize("given", ["linears", "1"])
+def test_batch_invariance_leaves_them_to_vllm(vllm, monkeypatch, caplog, given):
+    monkeypatch.setenv("FFTUNE_VLLM", given)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     with caplog.at_level(logging.INFO):
         module("fftune.vllm").register()
-    assert "linears stay vLLM's: VLLM_BATCH_INVARIANT is set, and kernels of weights with codes" in caplog.text
+    assert given == "1" or "linears stay vLLM's: VLLM_BATCH_INVARIANT is set, and kernels of weights with codes" in caplog.text
     cls = module(f"{KERNELS}.machete").MacheteLinearKernel
     assert not hasattr(cls.process_weights_after_loading, "_fftune_original")
 
@@ -157,25 +158,85 @@ def test_others_stay(linears, caplog, options, words):
     kernel, layer = a_layer(**options)
     with caplog.at_level(logging.INFO):
         kernel.process_weights_after_loading(layer)
-    assert not hasattr(kernel, "_fftune_key") and any(p.numel() for p in layer.parameters())
+    assert "apply_weights" not in vars(kernel) and any(p.numel() for p in layer.parameters())
     assert f"linear layers by MacheteLinearKernel stay vLLM's: {words}" in caplog.text
 
 
 def test_a_layer_that_computes_something_else_stays(linears, caplog, monkeypatch):
     kernel, layer = a_layer()
-    apply = type(kernel).apply_weights
-    monkeypatch.setattr(linears, "_run", lambda packed, order, x, bias: apply(
-        kernel, layer, x, bias) * 1.5)
+    made = linears._product_of
+    monkeypatch.setattr(linears, "_product_of", lambda *given: made(*given)._replace(
+        run=lambda *call: made(*given).run(*call) * 1.5))
     with caplog.at_level(logging.INFO):
         kernel.process_weights_after_loading(layer)
-    assert not hasattr(kernel, "_fftune_key") and "results differ from vLLM's by 0.5" in caplog.text
+    assert "apply_weights" not in vars(kernel) and "results differ from vLLM's by 0.5" in caplog.text
 
 
-def test_nobody_gets_it_unasked(vllm, monkeypatch):
-    monkeypatch.setenv("FFTUNE_VLLM", "1")
+def test_layers_of_one_kind_share_compiled_code(linears):
+    texts = []
+
+    def backend(graph, inputs):
+        texts.append(graph.code)
+        return graph
+
+    for options in ({}, {}, {"zeros": True}):
+        kernel, layer = a_layer(**options)
+        kernel.process_weights_after_loading(layer)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.proj, self.kernel = layer, kernel
+
+            def forward(self, x):
+                return self.kernel.apply_weights(self.proj, x) * 2
+
+        x = torch.randn(3, 128, dtype=torch.bfloat16)
+        compiled = torch.compile(Model(), fullgraph=True, backend=backend)
+        assert error(compiled(x), x @ kernel.dense * 2) < 0.01
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_compiled_code_has_a_key_of_the_layers_that_run_here(linears):
+    from vllm import envs
+
+    own = envs.compile_factors()
+    keys = []
+    for options in ({}, {}, {"group": 16}, {"zeros": True}):  # groups of 16 stay vLLM's
+        kernel, layer = a_layer(**options)
+        kernel.process_weights_after_loading(layer)
+        keys.append(str(envs.compile_factors()))
+        assert own.items() < envs.compile_factors().items()
+    assert keys[0] != keys[1] == keys[2] != keys[3]
+    layer._parameters.update(a_layer(zeros=True)[1]._parameters)
+    kernel.process_weights_after_loading(layer)
+    assert keys[-1] == str(envs.compile_factors()), "loaded again"
+
+
+def test_an_unknown_key_of_compiled_code_leaves_layers_to_vllm(linears, monkeypatch, caplog):
+    from vllm import envs
+
+    monkeypatch.delattr(envs, "compile_factors")
+    kernel, layer = a_layer()
+    with caplog.at_level(logging.INFO):
+        kernel.process_weights_after_loading(layer)
+    assert "apply_weights" not in vars(kernel) and "vLLM's key of compiled code is not known" in caplog.text
+
+
+@pytest.mark.parametrize("given, formats", [
+    ("1", [4]), ("int4-linears", [4]), ("experts,layers,linears", [4, 8]), ("int4-linears,linears", [4, 8]),
+    ("experts,layers", [])])
+def test_weights_of_8_bits_only_where_they_are_asked_for(vllm, monkeypatch, caplog, given, formats):
+    monkeypatch.setenv("FFTUNE_VLLM", given)
     module("fftune.vllm").register()
-    cls = module(f"{KERNELS}.machete").MacheteLinearKernel
-    assert not hasattr(cls.process_weights_after_loading, "_fftune_original")
+    found = []
+    with caplog.at_level(logging.INFO):
+        for bits in (4, 8):
+            kernel, layer = a_layer(bits=bits)
+            kernel.process_weights_after_loading(layer)
+            found += [bits] * ("apply_weights" in vars(kernel))
+    assert found == formats
+    assert ("FFTUNE_VLLM=experts,layers,linears turns on" in caplog.text) == (formats == [4])
 
 
 @pytest.mark.parametrize("device", [CUDA])

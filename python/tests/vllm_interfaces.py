@@ -22,6 +22,7 @@ _MIXED = "model_executor/kernels/linear/mixed_precision"
 TOUCHED = {
     "forward_context": {"": "get_forward_context is_forward_context_available",
                         "ForwardContext": "attn_metadata slot_mapping cudagraph_runtime_mode"},
+    "envs": {"": "compile_factors"},
     "logger": {"": "init_logger"},
     "distributed/communication_op": {"": "tensor_model_parallel_all_reduce"},
     "distributed/parallel_state": {"": "get_tp_group",

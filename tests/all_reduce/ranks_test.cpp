@@ -498,6 +498,12 @@ std::string run_until_error(const Task& task, std::int64_t m, int most, std::uin
   }
 }
 
+bool ended_well(pid_t child) {
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
 bool has(const std::string& text, const std::string& words) {
   return text.find(words) != std::string::npos;
 }
@@ -568,6 +574,68 @@ void stop_early(const Task& task) {
   if (task.rank == 1) CHECK(error == "");
 }
 
+/// A rank whose process forks, whose threads run collectives at once, and which ends its group
+/// while one of them waits.
+void use_from_elsewhere(const Task& task) {
+  const auto backend = open(task);
+  auto group = std::make_unique<Group>(
+      *backend, GroupOptions{task.name, task.rank, task.ranks, 1 << 16, std::chrono::seconds(20)});
+  const Problem problem = peers(*backend, task, DType::f32, 3, 64, "none", "no");
+  std::mt19937_64 random(1);
+  const Plan plan =
+      plan_of(*backend, problem,
+              draw_variants(backend->facts(), all_reduce_op(), problem, random, 0).front());
+  const auto error_of_run = [&]() -> std::string {
+    try {
+      RankRun(*backend, task, group->memory(), problem).run(plan, backend->stream());
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  CHECK(error_of_run() == "");
+  if (const pid_t child = ::fork(); child == 0) {
+    const bool told = has(error_of_run(), "before fork()");
+    group.reset();
+    ::_exit(told ? 0 : 1);
+  } else {
+    CHECK(ended_well(child));
+  }
+  const auto errors = on_threads(3, [&](int) {
+    RankRun run(*backend, task, group->memory(), problem);
+    std::string wrong;
+    for (int i = 0; i < 200; ++i) wrong += run.check(plan, 1000);
+    return wrong;
+  });
+  for (const auto& error : errors) CHECK(error == "");
+  group->check();
+  group->largest(0);
+  if (task.rank != 0) {
+    group->largest(0);
+    return;
+  }
+  std::string error;
+  std::thread waits([&] { error = error_of_run(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  group->largest(0);
+  const auto start = std::chrono::steady_clock::now();
+  group.reset();
+  waits.join();
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+  CHECK(has(error, "has left"));
+}
+
+/// Rank 1 ends without a word, and a child of its process lives on for longer than a wait does.
+void leave_a_child(const Task& task) {
+  const std::string error = run_until_error(task, 1, endless, 1 << 16, nullptr, [&] {
+    if (task.rank == 0) return;
+    if (::fork() == 0) std::this_thread::sleep_for(std::chrono::seconds(8));
+    ::_exit(0);
+  });
+  CAPTURE(error);
+  CHECK(has(error, "rank 1 died"));
+}
+
 /// Rank 1 asks for other memory: no rank gets a group.
 void disagree(const Task& task) {
   const std::string error = run_until_error(task, 1, 1, task.rank == 1 ? 4096 : 8192);
@@ -591,12 +659,6 @@ pid_t start_rank(int rank, int ranks, const std::string& name, const std::string
   REQUIRE(::posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments, variables.data()) ==
           0);
   return child;
-}
-
-bool ended_well(pid_t child) {
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 std::string new_name() {
@@ -699,6 +761,8 @@ TEST_CASE("a rank of a group that another case starts", "[.rank]") {
   if (task.work == "differ") differ(task);
   if (task.work == "leave") stop_early(task);
   if (task.work == "disagree") disagree(task);
+  if (task.work == "elsewhere") use_from_elsewhere(task);
+  if (task.work == "child") leave_a_child(task);
 }
 
 TEST_CASE("all-reduce: two and three processes have the same bits on the CPU") {
@@ -860,6 +924,14 @@ TEST_CASE("ranks that call different collectives, or fewer, get an error in boun
   CHECK(start_ranks(2, "cpu", "leave"));
   CHECK(start_ranks(3, "cpu", "leave"));
   CHECK(start_ranks(2, "cpu", "disagree"));
+}
+
+TEST_CASE("a rank forks, uses its group from several threads, and ends it while one waits") {
+  CHECK(start_ranks(2, "cpu", "elsewhere"));
+}
+
+TEST_CASE("a rank that ends while a child of its process lives is missed at once") {
+  CHECK(start_ranks(2, "cpu", "child"));
 }
 
 TEST_CASE("all-reduce: ranks that end or differ are errors on one GPU", "[gpu]") {

@@ -91,6 +91,12 @@ TEST_CASE("a search on ranks that cannot be is one line on every rank") {
                       return std::string();
                     }),
            "preset_path is empty: give a folder, or NULL");
+  all_have(on_ranks(2,
+                    [](const auto&, const auto& group) {
+                      group.tune(problem_of(2), -1);
+                      return std::string();
+                    }),
+           "the budget is -1 ms: give 0 or more");
   const testing::TemporaryFolder folder;
   all_have(on_ranks(2,
                     [&](const auto&, const auto& group) {

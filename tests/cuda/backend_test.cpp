@@ -367,8 +367,16 @@ TEST_CASE("memory of a rank of this process on the same GPU is refused, that of 
     CHECK_THROWS_WITH(device.backend->open_shared(own->handle(), 64),
                       Catch::Matchers::Contains("two ranks of this process are on GPU") &&
                           Catch::Matchers::Contains("give each a GPU of its own, or a process"));
+    // Also where that rank has given up, and its memory is gone.
+    SharedHandle of_gone = own->handle();
+    ++of_gone.key;
+    CHECK_THROWS_WITH(device.backend->open_shared(of_gone, 64),
+                      Catch::Matchers::Contains("two ranks of this process are on GPU"));
+    std::copy_n("elsewhere", 10, of_gone.device.begin());
+    CHECK_THROWS_WITH(device.backend->open_shared(of_gone, 64),
+                      Catch::Matchers::Contains("gave up while the group was made"));
     SharedHandle of_process = own->handle();
-    ++of_process.key;
+    ++of_process.process;
     CHECK(device.backend->open_shared(of_process, 64)->data() == own->data());
   }
   CHECK(device.driver->live_objects == before);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -179,6 +180,23 @@ TEST_CASE("threads compile at once") {
     });
   for (auto& thread : threads) thread.join();
   for (const auto& failure : failures) CHECK(failure == "");
+}
+
+TEST_CASE("a kernel that several need at once is compiled by one of them") {
+  const TemporaryFolder folder;
+  const auto sources = test_kernels();
+  if (compiler_for("sm_80", sources) == nullptr) FFTUNE_SKIP("no NVRTC");
+  std::vector<std::unique_ptr<Compiler>> compilers;  // each with the cache as its process would
+  for (int i = 0; i < 4; ++i) compilers.push_back(compiler_for("sm_80", sources, folder.path()));
+  std::vector<CompileReport> reports(compilers.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < compilers.size(); ++i)
+    threads.emplace_back(
+        [&, i] { reports[i] = compilers[i]->compile(program_of("test/scale.cu", "scale<64>")); });
+  for (auto& thread : threads) thread.join();
+  for (const auto& report : reports) CHECK(report.failure == "");
+  CHECK(std::count_if(reports.begin(), reports.end(),
+                      [](const auto& report) { return !report.cached; }) == 1);
 }
 
 TEST_CASE("an architecture that NVRTC does not know is wrong input") {

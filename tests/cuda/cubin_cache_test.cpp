@@ -1,5 +1,6 @@
 #include "cuda/cubin_cache.hpp"
 
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -227,6 +228,37 @@ TEST_CASE("processes share a cache that each of them prunes") {
     CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
   }
   CHECK(file_count(path) < 20);
+}
+
+TEST_CASE("a claim of a process that is killed ends with it") {
+  const TemporaryFolder folder;
+  const CubinCache cache(folder.path() / "cubin");
+  int claimed[2];
+  REQUIRE(pipe(claimed) == 0);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    const auto claim = cache.claim("key");
+    const char made = claim ? 'y' : 'n';
+    if (write(claimed[1], &made, 1) == 1) pause();
+    _exit(1);
+  }
+  char made = 'n';
+  REQUIRE(read(claimed[0], &made, 1) == 1);
+  CHECK(made == 'y');
+  CHECK(cache.claim("another key"));
+  const auto begin = std::chrono::steady_clock::now();
+  std::thread killer([child] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    kill(child, SIGKILL);
+  });
+  CHECK(cache.claim("key"));
+  CHECK(std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(30));
+  killer.join();
+  waitpid(child, nullptr, 0);
+  for (const int end : claimed) close(end);
+  CHECK(file_count(folder.path() / "cubin") == 0);
+  CHECK_FALSE(CubinCache("").claim("key"));
 }
 
 TEST_CASE("a folder that others may write is not trusted") {

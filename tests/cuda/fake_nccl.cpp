@@ -56,12 +56,14 @@ int ncclCommInitRank(void** communicator, int, Id id, int) {
 // Communicators that are aborted stay in memory, as another thread may be in a sum.
 int ncclCommAbort(void* communicator) {
   static_cast<Communicator*>(communicator)->aborted = true;
+  wait_while(state.blocks_end);
   --state.live;
   ++state.aborted;
   return success;
 }
 
 int ncclCommDestroy(void* communicator) {
+  wait_while(state.blocks_end);
   delete static_cast<Communicator*>(communicator);
   --state.live;
   return success;

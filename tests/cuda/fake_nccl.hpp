@@ -23,7 +23,9 @@ struct FakeNccl {
   std::vector<std::array<std::byte, 128>> ids;  // with which ranks came
   std::vector<Sum> sums;
   // A call that blocks ends when this is false again; a sum, when its communicator is aborted too.
-  std::atomic<bool> blocks_init = false, blocks_sums = false, has_async_error = false;
+  // The end of a communicator blocks while a graph has its sums.
+  std::atomic<bool> blocks_init = false, blocks_sums = false, blocks_end = false;
+  std::atomic<bool> has_async_error = false;
   std::atomic<int> live = 0, aborted = 0;  // communicators
 };
 

@@ -36,7 +36,7 @@ testing::FakeNccl& fresh_fake() {
   fake.failing_call.clear();
   fake.ids.clear();
   fake.sums.clear();
-  fake.blocks_init = fake.blocks_sums = fake.has_async_error = false;
+  fake.blocks_init = fake.blocks_sums = fake.blocks_end = fake.has_async_error = false;
   fake.aborted = 0;
   return fake;
 }
@@ -220,6 +220,35 @@ TEST_CASE("a rank that dies ends its peers' sums, which then are errors") {
   CHECK_THROWS_WITH(sum_of_group(group.memory(), &x, &x, 1, DType::f32, nullptr),
                     Contains("make a new group"));
   CHECK(fake.aborted == 1);
+}
+
+TEST_CASE("a group ends while a graph has its sums, and its communicator ends with the graph") {
+  auto& fake = fresh_fake();
+  Device device;
+  for (const bool dies : {false, true}) {
+    const std::string name = free_place("graph");
+    const pid_t child = dies ? ::fork() : -1;
+    if (child == 0) {
+      const Group group(device, rank_of(name, 1));
+      ::_exit(0);
+    }
+    auto group = std::make_unique<const Group>(device, rank_of(name, 0, dies ? 2 : 1));
+    if (dies) {
+      ::waitpid(child, nullptr, 0);
+      const auto start = Clock::now();
+      while (error_of([&] { group->check(); }).empty() && Clock::now() - start < 5s)
+        std::this_thread::sleep_for(1ms);
+      CHECK_THROWS_WITH(group->check(), Contains("rank 1 died"));
+    }
+    fake.blocks_end = true;
+    const auto start = Clock::now();
+    group.reset();
+    CHECK(Clock::now() - start < 5s);
+    CHECK((dies || fake.live == 1));
+    fake.blocks_end = false;
+    while (fake.live != 0 && Clock::now() - start < 10s) std::this_thread::sleep_for(1ms);
+    CHECK(fake.live == 0);
+  }
 }
 
 TEST_CASE("a child of fork() leaves NCCL alone") {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/error.hpp"
@@ -79,6 +80,27 @@ TEST_CASE("one pass over an expert's packed weights serves the rows that nearly 
         CAPTURE(name, m, rows, pass);
         CHECK((pass == 64 || more_than(pass, rows) < 0.05));
       }
+}
+
+TEST_CASE("a block counts up to 32 ids itself, while the launch before sorts them") {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  const Family& family = family_of(moe_ffn_op(), "gate_up_packed");
+  for (const auto& [m, shared, counts] :
+       {std::tuple<int, int, bool>{1, 0, true}, {8, 0, true}, {9, 0, false}, {1, 1, false}}) {
+    CAPTURE(m, shared);
+    const Problem problem = moe_problem({m, 128, 64, 16, 4, shared}, DType::bf16, DeviceKind::cuda,
+                                        {{"weights", "mxfp4"}});
+    const Program program = family.program(problem, facts, family.default_config(problem, facts));
+    const auto& launch = std::get<KernelLaunch>(program.steps.at(0));
+    const std::string& kernel = program.kernels.at(launch.kernel).expression;
+    CHECK((kernel.find("groups_ready::counted") != kernel.npos) == counts);
+    // A launch that writes ids or x must be complete before this one begins.
+    const auto tensors = moe_ffn_op().tensors(problem);
+    std::vector<std::string> early;
+    for (const TensorArgument& tensor : launch.read_early)
+      early.push_back(tensors.at(tensor.tensor).name);
+    CHECK(early == (counts ? Names{"ids", "x"} : Names{}));
+  }
 }
 
 TEST_CASE("experts with packed weights have their tensors, and a stage before each product") {

@@ -2,11 +2,16 @@
 #include "runtime/token_plan.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <set>
 #include <string>
 
 #include "core/error.hpp"
+#include "device/host_threads.hpp"
 #include "registry/catalog.hpp"
+#include "runtime/plan.hpp"
 #include "store/example.hpp"
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
@@ -252,4 +257,33 @@ TEST_CASE("a choice far from its record names the sizes") {
   CHECK(words(problem(1024, 1024, 16), record) == "h is 1/128 of the record's");
   CHECK(words(problem(1, 4096, 2048), record) ==
         "d is 4 times the record's, m is 1/1024 of the record's");
+}
+
+TEST_CASE("a plan's kernels are compiled side by side") {
+  if (HostThreads().max_threads() == 1) FFTUNE_SKIP("one core");
+  // Each compilation waits until another one is there.
+  class WaitingBackend final : public HostBackend {
+   public:
+    const DeviceFacts& facts() const override { return facts_; }
+    CompileResult compile(const Program&) override {
+      std::unique_lock lock(mutex_);
+      together = std::max(together, ++inside_);
+      came_.notify_all();
+      came_.wait_for(lock, std::chrono::seconds(5), [&] { return together > 1; });
+      --inside_;
+      return {std::make_shared<HostExecutable>([](void* const*, void*) {}, 0), {}};
+    }
+    int together = 0;
+
+   private:
+    DeviceFacts facts_ = hopper();
+    std::mutex mutex_;
+    std::condition_variable came_;
+    int inside_ = 0;
+  };
+  WaitingBackend backend;
+  const Recipe recipe = default_recipe(ffn(), layer(16), hopper());
+  REQUIRE(recipe.size() > 1);
+  const Plan plan(backend, ffn(), layer(16), recipe);
+  CHECK(backend.together > 1);
 }

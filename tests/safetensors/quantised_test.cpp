@@ -268,12 +268,14 @@ TEST_CASE("a model without a known quantisation has its tensors as they are") {
 }
 
 TEST_CASE("codes with scales in a format that is not known are never taken for the weight") {
-  for (const char* scale : {"a.weight_scale", "a.weight_scale_inv", "a.SCB"}) {
+  for (const char* scale : {"a.weight_scale", "a.weight_scale_inv", "a.SCB", "a.scale",
+                            "a.scale_weight", "a.weight_scales"}) {
     CAPTURE(scale);
     SafetensorsWriter writer;
     writer.add("a.weight", "F8_E4M3", {2, 4}, std::string(8, '\x38'));
     writer.add(scale, "F32", {2, 1}, std::vector<float>(2, 0.5f));
     writer.add("plain", "F8_E4M3", {1}, std::string(1, '\x38'));
+    writer.add("plain.input_scale", "F32", {1}, std::vector<float>(1, 2));
     const Checkpoint checkpoint(writer, R"({"quant_method":"later"})");
     const SavedModel model(checkpoint.path());
     std::byte code{};
@@ -283,6 +285,53 @@ TEST_CASE("codes with scales in a format that is not known are never taken for t
     CHECK_THROWS_WITH(values_of(model, "a.weight"),
                       Catch::Contains("'a.weight' has codes of F8_E4M3 with scales in '" +
                                       std::string(scale) + "'"));
+  }
+}
+
+TEST_CASE("integers are never taken for a weight") {
+  for (const auto& [element, bytes] :
+       {std::pair<const char*, std::size_t>{"I8", 1}, {"U8", 1}, {"I32", 4}, {"I64", 8}}) {
+    SafetensorsWriter writer;
+    writer.add("a.weight", element, {2}, std::string(2 * bytes, '\1'));
+    const Checkpoint checkpoint(writer, R"({"quant_method":"later"})");
+    CAPTURE(element);
+    CHECK_THROWS_WITH(values_of(SavedModel(checkpoint.path()), "a.weight"),
+                      Catch::Contains("'a.weight' has integers, " + std::string(element) +
+                                      ", and the quantizat"));
+  }
+}
+
+TEST_CASE("zero points of int8, and the names that fp8 models have for scales") {
+  const std::string compressed = R"({"quant_method":"compressed-tensors"})";
+  for (const int zero : {0, 3}) {
+    SafetensorsWriter writer;
+    writer.add("a.weight", "I8", {2, 4}, std::string(8, '\5'));
+    writer.add("a.weight_scale", "F32", {2, 1}, std::vector<float>{0.5f, 2});
+    writer.add("a.weight_zero_point", "I8", {2, 1}, std::string(2, static_cast<char>(zero)));
+    const Checkpoint checkpoint(writer, compressed);
+    const SavedModel model(checkpoint.path());
+    const float code = 5.f - static_cast<float>(zero);
+    CHECK(values_of(model, "a.weight") == std::vector<float>{code / 2, code / 2, code / 2, code / 2,
+                                                             code * 2, code * 2, code * 2,
+                                                             code * 2});
+    CHECK(model.code_format(model.at("a.weight")).unfit ==
+          (zero == 0 ? "" : "it has zero points of 8 bits"));
+  }
+  for (const char* name : {"a.weight_scale_inv", "a.scale", "a.qscale_weight"}) {
+    SafetensorsWriter writer;
+    writer.add("a.weight", "F8_E4M3", {2, 2}, std::string(4, '\x38'));
+    writer.add(name, "F32", {1, 1}, std::vector<float>{3});
+    // DeepSeek-V4: codes 2 (1) and 7 (6), times 2^1.
+    writer.add("b.weight", "I8", {1, 16}, std::string(16, '\x72'));
+    writer.add(std::string(name).replace(0, 1, "b"), "F8_E8M0", {1, 1}, std::string(1, '\x80'));
+    const Checkpoint checkpoint(writer, R"({"quant_method":"fp8","weight_block_size":[128,128]})");
+    const SavedModel model(checkpoint.path());
+    CHECK(values_of(model, "a.weight") == std::vector<float>(4, 3));
+    const auto of_fp4 = values_of(model, "b.weight");
+    REQUIRE(of_fp4.size() == 32);
+    CHECK(of_fp4[0] == 2);
+    CHECK(of_fp4[1] == 12);
+    CHECK(model.code_format(model.at("b.weight")).weights == "mxfp4");
   }
 }
 
@@ -306,6 +355,21 @@ TEST_CASE("quantised weights that are not whole are refused with one line") {
           "the AWQ layout 'gemv' is not known");
   refused(gptq_layer(), R"({"quant_method":"bitsandbytes","load_in_4bit":true})",
           "bitsandbytes weights of 4 bits");
+  refused(gptq_layer(),
+          R"({"quant_method":"compressed-tensors","transform_config":{"config_groups":{"u":{}}}})",
+          "transform_config turns activations");
+  SafetensorsWriter ordered;
+  ordered.add("a.weight", "I8", {2, 4}, std::string(8, '\5'));
+  ordered.add("a.SCB", "F32", {2}, std::vector<float>(2, 1));
+  ordered.add("a.weight_format", "U8", {}, std::string(1, '\2'));
+  refused(ordered, R"({"quant_method":"bitsandbytes","load_in_8bit":true})",
+          "'a.weight_format' is 2, an order of codes that is not known");
+  SafetensorsWriter scaled;
+  scaled.add("a.weight", "U8", {2, 8}, std::string(16, '\5'));
+  scaled.add("a.weight_scale", "F8_E4M3", {2, 1}, std::string(2, '\x38'));
+  scaled.add("a.weight_scale_2", "F32", {}, std::vector<float>(1, 1));
+  scaled.add("a.pre_quant_scale", "F32", {16}, std::vector<float>(16, 1));
+  refused(scaled, R"({"quant_method":"modelopt"})", "'a.pre_quant_scale' multiplies activations");
   SafetensorsWriter turned;
   turned.add("a.weight", "F8_E4M3", {4, 8}, std::string(32, '\x38'));
   turned.add("a.weight_scale_inv", "F32", {4, 2}, std::vector<float>(8, 1));

@@ -236,6 +236,12 @@ TEST_CASE("a field of the wrong type is named with what its op expects") {
       {R"("m": 8.0)",
        "m: expected a size, which is an integer, found 8.0: leave out the decimal point or the "
        "exponent"},
+      {R"("m": 9223372036854775808)",
+       "m: expected a size, which is an integer, found 9223372036854775808, which is more than any "
+       "size"},
+      {R"("m": 18446744073709551616)",
+       "m: expected a size, which is an integer, found 1.8446744073709552e+19, which is more than "
+       "any size"},
       {R"("m": true)",
        "m: expected a size, which is an integer, or an option, which is a string, found true"},
       {R"("bias": 1)", "bias: expected a string, found 1: put it in quotes"},

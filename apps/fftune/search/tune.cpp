@@ -149,9 +149,8 @@ Sweep sweep(const SearchedOp& searched, const std::vector<std::string>& devices,
   const auto least = least_seconds * static_cast<double>(problems.size());
   if (tuning.budget_seconds > 0 && least > tuning.budget_seconds)
     logging::warn(
-        "--budget {} is too short for {} problems: each takes {} s or more, so at least "
-        "{:.0f} s together",
-        options.budget, problems.size(), least_seconds, least);
+        "--budget {} is too short for {}: each takes {} s or more, so at least {:.1f} s together",
+        options.budget, counted(problems.size(), "problem"), least_seconds, least);
   const LockWait wait = lock_wait(tuning.cancel);
   require_out(options.out, preset, op_name, wait);
   Beginnings beginnings = beginnings_of(searched, options.out, facts, session);

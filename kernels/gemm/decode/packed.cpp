@@ -219,7 +219,12 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
             const DeviceFacts& facts, const Config& config) {
-  const GemmProblem& gemm = chain.front();
+  GemmProblem gemm = chain.front();
+  Groups& groups = gemm.groups;
+  // A warp counts one id a lane while the launch before sorts them, and no groups of all rows.
+  const bool counts = groups.ready == groups_ready::counted && groups.id_count <= 32 &&
+                      groups.whole_groups == 0 && !gemm.a_sorted;
+  if (groups.ready == groups_ready::counted && !counts) groups.ready = groups_ready::awaited;
   const Product product(gemm);
   const Block block(product, config);
   const gemm_form form = form_of(gemm);
@@ -233,6 +238,11 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
       packed_parameters(gemm, places, sizeof(packed_params)));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(gemm.b_operands()));
   launch.programmatic = gemm.follows && facts.compute_capability >= 90;
+  if (counts) {
+    launch.parameters->fields.push_back(
+        {offsetof(packed_params, choices), static_cast<std::int32_t>(groups.choices)});
+    launch.read_early = {tensor_of(places, groups.ids), tensor_of(places, gemm.a.front().front())};
+  }
   split_launch(program, launch, facts, block.split_k, block.share_bytes(gemm.b_operands()));
 }
 

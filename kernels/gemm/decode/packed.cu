@@ -42,6 +42,7 @@ class packed_kernel {
   using codes = packed_codes<T, format.code>;
   using stream = packed_stream<T, format, config, operands>;
   static constexpr bool grouped = form.groups == grouping::rows;
+  static constexpr bool counts = grouped && form.ready == groups_ready::counted;
 
   struct warp_place {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -159,20 +160,32 @@ class packed_kernel {
 
  public:
   static __device__ __forceinline__ void run(const packed_params& p, unsigned char* shared) {
-    if constexpr (grouped && form.ready != groups_ready::settled) wait_for_dependencies();
-    launch_dependents();
+    if constexpr (grouped && form.ready == groups_ready::awaited) wait_for_dependencies();
+    if constexpr (!counts) launch_dependents();
     if constexpr (grouped) {
       __shared__ int places[config.tokens];
       const int row_blocks = ceil_div(p.gemm.n, config.rows());
-      const int block = static_cast<int>(blockIdx.x);
-      const group_rows all = find_group(p.gemm, block / row_blocks);
+      const int block = static_cast<int>(blockIdx.x), slot = block / row_blocks;
+      counted_rows all;
+      if constexpr (counts) {
+        all = find_counted_group(p.gemm, slot);
+      } else {
+        all.rows = find_group(p.gemm, slot);
+      }
       const warp_place own(block % row_blocks);
-      for (int from = 0; from < all.count; from += config.tokens) {
-        const group_rows rows{all.index, all.first + from,
-                              smaller(all.count - from, config.tokens)};
+      for (int from = 0; from < all.rows.count; from += config.tokens) {
+        const group_rows rows{all.rows.index, all.rows.first + from,
+                              smaller(all.rows.count - from, config.tokens)};
         __syncthreads();  // the pass before has read shared memory
-        for (int i = threadIdx.x; i < rows.count; i += config.threads()) {
-          places[i] = form.a_sorted ? rows.first + i : p.gemm.permutation[rows.first + i];
+        if constexpr (counts) {
+          const int i = __popc(all.members & ((1u << own.lane) - 1)) - from;
+          const bool is_member = all.members >> own.lane & 1;
+          if (own.warp == 0 && is_member && i >= 0 && i < rows.count)
+            places[i] = own.lane / p.choices;
+        } else {
+          for (int i = threadIdx.x; i < rows.count; i += config.threads()) {
+            places[i] = form.a_sorted ? rows.first + i : p.gemm.permutation[rows.first + i];
+          }
         }
         __syncthreads();
         run_pass(p, shared, own, rows, places);
@@ -234,7 +247,10 @@ class packed_kernel {
           tokens + slot * config.stage_bytes() + own.k_warp * config.unroll * config.tokens * 128,
           run_of(stage + 1), stage + 1 < last ? p.gemm.k : 0);
       slot = slot == stages - 1 ? 0 : slot + 1;
+      // The launch behind reads what the one before this one writes: the sorted order.
+      if (counts && stage == first + 1) wait_and_launch_dependents();
     }
+    if constexpr (counts) wait_for_dependencies();
     weights.scale_rows();
 
     float4 total[operands * own_vectors] = {};

@@ -12,6 +12,15 @@ struct group_rows {
   int index = 0, first = 0, count = 0;
 };
 
+// Tiles of up to `height` rows that all groups have. All lanes of a warp.
+__device__ __forceinline__ int count_group_tiles(const gemm_params& p, int height) {
+  int tiles = 0;
+  for (int group = threadIdx.x % 32; group < p.groups; group += 32) {
+    tiles += ceil_div(p.offsets[group + 1] - p.offsets[group], height);
+  }
+  return __reduce_add_sync(~0u, tiles);
+}
+
 // Tile number `slot` of all groups' tiles of up to `height` rows. All lanes of a warp.
 __device__ __forceinline__ group_rows find_group_tile(const gemm_params& p, int slot, int height) {
   const int lane = threadIdx.x % 32;
@@ -37,6 +46,36 @@ __device__ __forceinline__ group_rows find_group_tile(const gemm_params& p, int 
     return {begin + from, __shfl_sync(~0u, first, from) + skipped, left < height ? left : height};
   }
   return {};
+}
+
+// Rows of a group, and the lanes whose ids name it, in the order of these rows.
+struct counted_rows {
+  group_rows rows = {};
+  u32 members = 0;
+};
+
+// The group that is number `slot` of those that up to 32 ids name, as their sort will have it: a
+// lane has an id. All lanes of a warp.
+__device__ __forceinline__ counted_rows find_counted_group(const gemm_params& p, int slot) {
+  const int lane = threadIdx.x % 32;
+  const int id = lane < p.id_count ? p.ids[lane] : -1;
+  const bool valid = id >= 0 && id < p.groups;
+  const u32 alike = __match_any_sync(~0u, id);
+  const bool is_first = valid && __ffs(alike) - 1 == lane;
+  const u32 all_first = __ballot_sync(~0u, is_first);
+  int rows_before = 0, groups_before = 0;
+  for (int other = 0; other < p.id_count; ++other) {
+    const int of_other = __shfl_sync(~0u, id, other);
+    if (of_other < 0 || of_other >= id) continue;
+    rows_before += 1;
+    groups_before += all_first >> other & 1;
+  }
+  const u32 found = __ballot_sync(~0u, is_first && groups_before == slot);
+  if (found == 0) return {};
+  const int from = __ffs(found) - 1;
+  const u32 members = __shfl_sync(~0u, alike, from);
+  return {{__shfl_sync(~0u, id, from), __shfl_sync(~0u, rows_before, from), __popc(members)},
+          members};
 }
 
 // Two neighbouring columns of a sorted row with the row's weight and its group's bias.

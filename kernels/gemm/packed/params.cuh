@@ -11,6 +11,7 @@ struct packed_params {
   const void* scales[2];
   const unsigned char* zeros[2];  // null without zero points
   int groups;                     // scales of a row, with the places of the row's own
+  int choices;                    // groups_ready::counted: ids of a row of A
 };
 
 }  // namespace fftune

@@ -13,7 +13,8 @@
 //   split-K          blockIdx.y is the share of k; the CTAs of a tile are a cluster. Each adds up
 //                    its part of the accumulators of all, in order, and stores that part of C.
 //   tiles            one after the other, without k groups and split-K: the next one's loads run
-//                    while the last one is stored
+//                    while the last one is stored. Row groups are some stages behind each other,
+//                    so that one multiplies while another stores.
 //   dependencies     weights of all stages are on the way before griddepcontrol.wait, tokens after
 //
 // A warp expands its 16 rows: two k16 steps (a batch) become 8 registers, which two MMAs read while
@@ -69,6 +70,10 @@ class packed_sm90_kernel {
   using accumulators = float[units][values];
   static constexpr bool grouped = form.groups == grouping::rows;
   static constexpr bool persistent = config.persistent(operands, format, grouped);
+  // Stages from a row group to the next. Loads keep half of them; few tokens wait for these alone.
+  static constexpr int lag = persistent && config.tokens > 64 && row_groups > 1
+                                 ? stages / 2 / (row_groups - 1)
+                                 : 0;
   static_assert(stages >= 2);
 
   // A value that all lanes of a warp have, as one that ptxas knows to be so.
@@ -79,20 +84,27 @@ class packed_sm90_kernel {
     return static_cast<i64>(p.n) * (grouped ? p.groups : 1);
   }
 
+  static __device__ __forceinline__ int row_blocks(const gemm_params& p) {
+    return ceil_div(p.n, config.rows());
+  }
+  static __device__ __forceinline__ int all_token_tiles(const gemm_params& p) {
+    if constexpr (grouped) return count_group_tiles(p, config.tokens);
+    return ceil_div(p.m, config.tokens);
+  }
+
   // The work of a CTA: columns of C from `column` on, which are rows of B from a tile of 16 on;
   // tokens; and stages [first, last) of k.
   struct cta_tile {
-    int work, column, first_tile, first, last;
+    int work, token_tiles, column, first_tile, first, last;
     group_rows rows;   // the tokens
     l2_policy policy;  // of weights
 
-    __device__ __forceinline__ cta_tile(const gemm_params& p, int works, int at) : work(at) {
+    __device__ __forceinline__ cta_tile(const gemm_params& p, int all_token_tiles, int at)
+        : work(at), token_tiles(all_token_tiles) {
       const int split = static_cast<int>(blockIdx.y);
-      // There are as many tiles as groups can have.
-      const int token_tiles =
-          grouped ? works / ceil_div(p.n, config.rows()) : ceil_div(p.m, config.tokens);
-      const int tile = work % token_tiles;
-      first_tile = work / token_tiles * row_tiles;
+      const tile_position position = grouped_tile(work, token_tiles, row_blocks(p), p.group_m);
+      const int tile = static_cast<int>(position.m);
+      first_tile = static_cast<int>(position.n) * row_tiles;
       column = first_tile * packed_rows;
       if constexpr (grouped) {
         rows = find_group_tile(p, tile, config.tokens);
@@ -105,17 +117,17 @@ class packed_sm90_kernel {
       const int all = ceil_div(static_cast<int>(packed_k_blocks(p.k)), k_blocks);
       first = all * split / p.split_k, last = all * (split + 1) / p.split_k;
     }
-    // The next one of this CTA; false: there is none.
-    __device__ __forceinline__ bool advance(const sm90_packed_params& p) {
+    // The next one of this CTA; false: there is none. All lanes of a warp.
+    __device__ __forceinline__ bool advance(const gemm_params& p) {
       if constexpr (!persistent) return false;
       const int next = work + static_cast<int>(gridDim.x);
-      if (next >= p.works) return false;
-      *this = cta_tile(p.packed.gemm, p.works, next);
+      if (next >= token_tiles * row_blocks(p)) return false;
+      *this = cta_tile(p, token_tiles, next);
       return true;
     }
   };
 
-  // --- The producer thread ---
+  // --- The producer warp, whose first lane loads ---
 
   // Codes, scales and zero points of a stage. Rows and groups that do not exist are zeros.
   static __device__ __forceinline__ void load_weights(const sm90_packed_params& p,
@@ -157,27 +169,30 @@ class packed_sm90_kernel {
   }
   static __device__ __forceinline__ void produce(const sm90_packed_params& p, cta_tile own,
                                                  stage_pipeline pipe) {
+    const bool loads = is_elected();
     const int ahead = smaller(own.first + stages, own.last);
     stage_pipeline of_tokens = pipe;
 #pragma unroll 1
     for (int stage = own.first; stage < ahead; ++stage, pipe.advance()) {
-      load_weights(p, own, pipe, stage);
+      if (loads) load_weights(p, own, pipe, stage);
     }
     wait_for_dependencies();
 #pragma unroll 1
     for (int stage = own.first; stage < ahead; ++stage, of_tokens.advance()) {
-      load_tokens(p, own, of_tokens, stage);
+      if (loads) load_tokens(p, own, of_tokens, stage);
     }
     int stage = ahead;
     do {
 #pragma unroll 1
       for (; stage < own.last; ++stage, pipe.advance()) {
         pipe.wait_empty();
-        load_weights(p, own, pipe, stage);
-        load_tokens(p, own, pipe, stage);
+        if (loads) {
+          load_weights(p, own, pipe, stage);
+          load_tokens(p, own, pipe, stage);
+        }
       }
       stage = 0;
-    } while (own.advance(p));
+    } while (own.advance(p.packed.gemm));
   }
 
   // --- The MMA warpgroups ---
@@ -362,6 +377,21 @@ class packed_sm90_kernel {
     if constexpr (unit + 1 < units) for_each_unit<unit + 1>(body);
   }
 
+  // A row group begins a tile once the one before it has multiplied `lag` stages of it, which it
+  // does at the full rate meanwhile.
+  static __device__ __forceinline__ void lead(int row_group) {
+#pragma unroll
+    for (int i = 0; i < row_groups - 1; ++i) {
+      if (row_group == i) named_barrier_arrive(2 + i, 256);
+    }
+  }
+  static __device__ __forceinline__ void follow(int row_group) {
+#pragma unroll
+    for (int i = 0; i < row_groups - 1; ++i) {
+      if (row_group == i + 1) named_barrier_sync(2 + i, 256);
+    }
+  }
+
   static __device__ __forceinline__ void consume(accumulators& sum, const packed_params& p,
                                                  const cta_tile& own, stage_pipeline& pipe,
                                                  const warp_place& place) {
@@ -371,8 +401,12 @@ class packed_sm90_kernel {
     if constexpr (format.scales_rows()) load_row_scales(row_scales, p, own, place);
     u32 previous = 0;
     if constexpr (k_groups > 1) pipe.advance(place.k_group);
+    // With fewer stages a row group could be two tiles ahead of the next one.
+    const bool staggered = lag > 0 && own.last - own.first >= stages;
+    if (staggered) follow(place.row_group);
 #pragma unroll 1
     for (int stage = own.first + place.k_group; stage < own.last; stage += k_groups) {
+      if (staggered && stage == own.first + lag) lead(place.row_group);
       pipe.wait_full();
       multiply(sum, terms, pipe.buffer(), previous, place);
       if constexpr (separate_sums) {
@@ -549,14 +583,19 @@ class packed_sm90_kernel {
     const u32 barriers = base + stages * stage_bytes;
     const stage_pipeline pipe{base, barriers, barriers + stages * 8};
     if constexpr (grouped && form.ready != groups_ready::settled) wait_for_dependencies();
-    const cta_tile own(p.gemm, all.works, static_cast<int>(blockIdx.x));
-    if (grouped && own.rows.count == 0) {
+    const int work = static_cast<int>(blockIdx.x), token_tiles = all_token_tiles(p.gemm);
+    if (grouped && work >= token_tiles * row_blocks(p.gemm)) {
       wait_for_dependencies();  // a launch is complete after the one before
       return;
     }
+    const cta_tile own(p.gemm, token_tiles, work);
     if (threadIdx.x == config.mma_threads()) {
       tma_prefetch(all.tokens);
-      tma_prefetch(all.codes[0]);
+      for (int i = 0; i < operands; ++i) {
+        tma_prefetch(all.codes[i]);
+        if constexpr (!by_row) tma_prefetch(all.scales[i]);
+        if constexpr (format.zeros) tma_prefetch(all.zeros[i]);
+      }
       for (int i = 0; i < stages; ++i) {
         barrier_init(pipe.full + i * 8, 1);
         barrier_init(pipe.empty + i * 8, row_groups * 4);
@@ -567,8 +606,7 @@ class packed_sm90_kernel {
     launch_dependents();
     if (uniform(threadIdx.x / 128) == config.mma_warpgroups()) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{config.producer_registers}));
-      if (threadIdx.x == config.mma_threads()) produce(all, own, pipe);
-      __syncwarp();
+      if (threadIdx.x < config.mma_threads() + 32) produce(all, own, pipe);
       if (p.gemm.split_k > 1) {
         cluster_barrier();
         cluster_barrier();
@@ -605,7 +643,7 @@ class packed_sm90_kernel {
       } else if (threadIdx.x < config.row_threads()) {
         store_own(p.gemm, own, sum, place, known);
       }
-    } while (own.advance(all));
+    } while (own.advance(p.gemm));
   }
 };
 

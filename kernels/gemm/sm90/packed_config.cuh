@@ -108,9 +108,10 @@ struct sm90_packed_config {
     return fit < 240 ? fit / 8 * 8 : 240;
   }
   /// Whether a CTA takes one tile after the other, and the next one's loads begin before the end of
-  /// its last: where shared memory has no accumulators in the end. It takes some registers.
+  /// its last: where shared memory has no accumulators in the end. It takes some registers. Few
+  /// tokens have several tiles where they are in groups.
   constexpr bool persistent(int operands, packed_form form, bool grouped) const {
-    return k_groups == 1 && !grouped && tokens > 64 &&
+    return k_groups == 1 && (grouped || tokens > 64) &&
            registers(operands, form) + 16 <= mma_registers();
   }
 };
@@ -121,7 +122,6 @@ struct sm90_packed_params {
   tensor_map codes[2];   // [tiles of 16 rows, parts of 512 bytes] in words, without the header
   tensor_map scales[2];  // [tiles of 16 rows, groups * 16], with groups alone; zeros, too
   tensor_map zeros[2];
-  int works;  // tiles of all CTAs
 };
 
 }  // namespace fftune

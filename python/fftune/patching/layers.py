@@ -190,7 +190,12 @@ def _lay_out(kv, batch: int, spec: Spec, like: Tensor) -> None:
             and torch.cuda.is_current_stream_capturing():
         return
     for name in ("keys", "values"):
-        tensor = getattr(kv, name).transpose(1, 2).contiguous().transpose(1, 2)
+        given = getattr(kv, name)
+        _, heads, size, dim = given.shape
+        # Not a view: with gradients nobody may write to one that was made without them.
+        tensor = torch.empty_strided(given.shape, (size * heads * dim, dim, heads * dim, 1),
+                                     dtype=given.dtype, device=given.device)
+        tensor.copy_(given)
         if not torch.compiler.is_compiling():
             torch._dynamo.mark_static_address(tensor)
         setattr(kv, name, tensor)

@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from .. import ops
 from .._library import Error
 from .decoding import _Given
-from .recognise import Numbers, Unfit, are_plain, has_kernels, method_of, trying, undoable, view_of, watched
+from .recognise import (Numbers, Unfit, address_of, are_plain, has_kernels, method_of, trying, undoable, view_of,
+                        watched)
 
 
 class _Changed(Exception):
@@ -222,14 +223,15 @@ def _with_logits(outputs, head: nn.Linear):
     made = _lazy(type(outputs))(**values)
     device = hidden.device.type
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    object.__setattr__(made, "_fftune_hidden", (hidden, head, cast, _state_of(head)))
+    weights = head.weight, head.bias  # a functional_call takes them away again
+    object.__setattr__(made, "_fftune_hidden", (hidden, weights, cast, _states_of(weights)))
     _made[id(made.loss)] = made
     return made
 
 
-def _state_of(head: nn.Linear) -> list:
-    """Differs where the weights are others."""
-    return [(id(p), p.data_ptr(), None if p.is_inference() else p._version) for p in head.parameters()]
+def _states_of(weights: tuple) -> list:
+    """Differs where one of the weights was changed in place, or got other memory."""
+    return [(address_of(w), None if w.is_inference() else w._version) for w in weights if w is not None]
 
 
 # Outputs by their loss: whoever makes new ones of their items, as accelerate does, keeps the logits.
@@ -249,12 +251,12 @@ def _lazy(kind: type) -> type:
 
     def logits(self):
         if self.__dict__.get("_fftune_logits") is None and "_fftune_hidden" in self.__dict__:
-            hidden, head, cast, state = self.__dict__["_fftune_hidden"]
-            if _state_of(head) != state:
+            hidden, weights, cast, states = self.__dict__["_fftune_hidden"]
+            if _states_of(weights) != states:
                 raise Error("logits: the weights of the head have changed since this call: read logits "
                             "before the optimizer's step, or call patch(model, loss=False)")
             with torch.autocast(hidden.device.type, dtype=cast, enabled=cast is not None):
-                object.__setattr__(self, "_fftune_logits", head(hidden))
+                object.__setattr__(self, "_fftune_logits", nn.functional.linear(hidden, *weights))
         return self.__dict__.get("_fftune_logits")
 
     def plain(self):

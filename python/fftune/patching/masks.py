@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from . import attention as attentions
-from .recognise import (Numbers, Options, PatchReport, Unfit, is_close, original, reason_of,
+from .mlps import required_arguments
+from .recognise import (Numbers, Options, PatchReport, Unfit, is_close, on_one_thread, original, reason_of,
                         replace_forward, stand_in, trying, undoable)
 
 
@@ -26,8 +27,9 @@ def patch_masks(model: nn.Module, report: PatchReport, options: Options) -> None
         if any("forward" in decoder.__dict__ for _, decoder in decoders):
             raise Unfit(f"the forward of {type(first).__name__} was replaced already")
         attentions.choose(model, attentions.NAME if options.attention else attentions.SDPA)
-        for _, decoder in decoders:
-            _expect_mask_to_be_left_out(decoder)
+        with on_one_thread():
+            for _, decoder in decoders:
+                _expect_mask_to_be_left_out(decoder)
         for name, decoder in decoders:
             replace_forward(decoder, _decoder_forward, ())
             report.replaced.append((name, f"{type(decoder).__name__} without the causal mask"))
@@ -50,8 +52,33 @@ def _expect_mask_to_be_left_out(decoder: nn.Module) -> None:
         raise Unfit(f"{type(decoder).__name__} has no list of layers")
     if decoder.get_input_embeddings().weight.dim() != 2:
         raise Unfit(f"{type(decoder).__name__} has no embedding that is known")
+    try:
+        _compare(decoder, name, stand_in(layers[0], parts=_passing(layers[0])))
+    except Unfit:  # its parts give something else than hidden states
+        _compare(decoder, name, stand_in(layers[0]))
+
+
+_LARGE = 1 << 22  # parameters
+
+
+class _Passing(nn.Module):
+    """Stands for a part that takes hidden states alone, and so no mask."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def _passing(layer: nn.Module) -> dict[str, nn.Module]:
+    """Stand-ins of MLPs and experts, which would take seconds and gigabytes to fill."""
+    return {name: _Passing() for name, child in layer.named_children()
+            if sum(p.numel() for p in child.parameters()) > _LARGE and required_arguments(child) == 1
+            and not any(hasattr(m, "is_causal") for m in child.modules())}
+
+
+def _compare(decoder: nn.Module, name: str, layer: nn.Module) -> None:
+    """A decoder of that one layer, with the mask and without."""
     width = decoder.get_input_embeddings().weight.shape[1]
-    one = nn.ModuleList([stand_in(layers[0])])
+    one = nn.ModuleList([layer])
     nothing = {child: nn.Identity() for child, other in decoder.named_children()
                if isinstance(other, nn.Embedding) and other.num_embeddings > _MOST_PLACES}
     own = stand_in(decoder, parts={name: one, **nothing})

@@ -137,6 +137,14 @@ def has_kernels(x: Tensor) -> bool:
                                  or torch.get_autocast_dtype(device) in types)
 
 
+def address_of(tensor: Tensor) -> int | None:
+    """Where it lies in memory; None for a tensor of a transform of torch.func, whose place is another's."""
+    return None if is_transformed(tensor) else tensor.data_ptr()
+
+
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+
+
 def in_forward_mode() -> bool:
     """Whether derivatives are computed beside values: torch.func.jvp() and forward_ad.dual_level()."""
     return forward_ad._current_level >= 0
@@ -354,6 +362,18 @@ def is_close(ours: Tensor, theirs: Tensor, tolerance: float | None = None) -> bo
     return bool((ours - theirs).norm() <= tolerance * theirs.norm())
 
 
+@contextmanager
+def on_one_thread():
+    """For the small products of stand-ins: PyTorch's threads would wait for each other for longer than they
+    compute, on a busy host for seconds."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+
+
 @dataclass(frozen=True)
 class Foreign:
     """Names a computation that is known, but that fftune has no kernel for."""
@@ -373,7 +393,7 @@ def identify(theirs: Callable, known: dict[Hashable, Callable], draw: Callable[[
     inputs must have the same canonical(key).
     """
     left = dict(known)
-    with torch.no_grad():
+    with torch.no_grad(), on_one_thread():
         for seed in range(most):
             given = draw(Numbers(seed))
             with trying(f"{subject} does not take what such modules are given"):
@@ -457,7 +477,8 @@ def remembered(known: dict, key, find):
     """find()'s result or Unfit, found once for all modules of a kind."""
     if key not in known:
         try:
-            known[key] = find()
+            with on_one_thread():
+                known[key] = find()
         except Unfit as reason:
             known[key] = reason
     if isinstance(known[key], Unfit):

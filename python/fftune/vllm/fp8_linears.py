@@ -6,14 +6,12 @@ blocks of 128 x 128; else each token has one. The op reads vLLM's weight where i
 least value, 1 / (448 * 512) for tokens; those of the op have none, so tiny activations are rounded more
 finely.
 """
-import functools
-
 import torch
 from torch import Tensor, nn
 
-from .. import ops
+from .._ops.linear import OPS
 from .imports import wrap_methods
-from .products import adopt, give_back, log_layer
+from .products import Product, adopt, give_back, log_layer
 from .trial import Unfit, reason_of
 
 CLASSES = ("Fp8LinearMethod", "CompressedTensorsW8A8Fp8")
@@ -32,9 +30,9 @@ def _loading(cls: type, process):
         words = ""
         try:
             weight, scale, words = weight_of(kernel, layer)
-            like = torch.empty(0, dtype=kernel.config.out_dtype, device=weight.device)
-            reason = adopt(kernel, type(kernel).apply_weights, layer, functools.partial(_run, weight, scale),
-                           tuple(weight.shape[::-1]), like)
+            n, k = weight.shape
+            product = Product(f"fp8 {n} x {k}, {words}", _run, (weight, scale), n, k)
+            reason = adopt(kernel, type(kernel).apply_weights, layer, product, kernel.config.out_dtype)
         except Exception as error:
             reason = reason_of(error)
         log_layer(type(kernel).__name__, reason, f"with activations rounded by {words}")
@@ -84,5 +82,6 @@ def _contiguous(weight: Tensor) -> Tensor:
     return weight
 
 
-def _run(weight: Tensor, scale: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
-    return ops.linear_fp8(x, weight, scale, bias)
+def _run(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    op = OPS.linear_fp8_token if scale.dim() == 1 else OPS.linear_fp8_block
+    return op.kernel(x, weight, scale, bias, None)  # past the dispatcher, which has brought the call here

@@ -11,21 +11,24 @@ from torch import Tensor, nn
 
 from .. import ops
 from .._codes import codes_of_words, pairs_of_codes
+from .._custom import OPS
+from .._ops.packed import group_word, parts_of, suffix
 from .imports import wrap_methods
-from .products import adopt, free, give_back, log_layer
+from .products import Product, adopt, free, give_back, log_layer
 from .structure import PACKED
 from .trial import Unfit, reason_of
 
 CLASSES = ("MacheteLinearKernel", "MarlinLinearKernel")
 # By bits, what is subtracted from codes, and zero points.
 _CODES = {(4, 8, False): "int4", (4, 0, True): "int4", (8, 128, False): "int8"}
+FORMATS = ("int4", "int8")
 
 
-def patch_kernels(module) -> None:
-    wrap_methods(module, CLASSES, "process_weights_after_loading", _loading)
+def patch_kernels(module, formats: tuple[str, ...] = FORMATS) -> None:
+    wrap_methods(module, CLASSES, "process_weights_after_loading", functools.partial(_loading, formats))
 
 
-def _loading(cls: type, process):
+def _loading(formats: tuple[str, ...], cls: type, process):
     apply = cls.apply_weights
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
@@ -33,13 +36,12 @@ def _loading(cls: type, process):
         layer.__dict__.pop(PACKED, None)
         packed, reason = None, ""
         try:
-            packed, order = packed_of(self, layer)
+            packed, order = packed_of(self, layer, formats)
         except Exception as error:
             reason = reason_of(error)
         process(self, layer)
         if packed is not None:
-            like = torch.empty(0, dtype=self.config.act_type, device=packed.w.device)
-            reason = adopt(self, apply, layer, functools.partial(_run, packed, order), (packed.k, packed.n), like)
+            reason = adopt(self, apply, layer, _product_of(packed, order), self.config.act_type)
             if not reason:
                 if order is None:
                     setattr(layer, PACKED, packed)  # for whole layers
@@ -59,7 +61,7 @@ def _rows_of_outputs(parameter: Tensor) -> Tensor:
     return parameter.data if output == 0 else parameter.data.t()
 
 
-def packed_of(kernel, layer: nn.Module) -> tuple[ops.PackedWeight, Tensor | None]:
+def packed_of(kernel, layer: nn.Module, formats: tuple[str, ...] = FORMATS) -> tuple[ops.PackedWeight, Tensor | None]:
     """The weight in the order of fftune's kernels, and the order of its columns under act-order."""
     config = kernel.config
     k, n = config.partition_weight_shape
@@ -68,6 +70,8 @@ def packed_of(kernel, layer: nn.Module) -> tuple[ops.PackedWeight, Tensor | None
     if code is None:
         raise Unfit(f"weights of {kind}{' with zero points' if config.zero_points else ''}, for which there is no "
                     "kernel")
+    if code not in formats:
+        raise Unfit(f"weights of {kind}, which FFTUNE_VLLM=experts,layers,linears turns on")
     if config.act_type not in (torch.bfloat16, torch.float16) or config.out_type not in (
             None, config.act_type):
         raise Unfit(f"activations of {config.act_type}")
@@ -95,5 +99,15 @@ def packed_of(kernel, layer: nn.Module) -> tuple[ops.PackedWeight, Tensor | None
     return ops.pack_weight(pairs_of_codes(codes), scale, zero, k=k, group=word), order
 
 
-def _run(packed: ops.PackedWeight, order: Tensor | None, x: Tensor, bias: Tensor | None) -> Tensor:
-    return ops.linear(x if order is None else x.index_select(-1, order), packed, bias)
+def _product_of(packed: ops.PackedWeight, order: Tensor | None) -> Product:
+    n, format = packed.n, packed.format
+    op, word, tensors = getattr(OPS, f"linear_packed{suffix(format)}"), group_word("linear", packed.group, format), \
+        parts_of(packed)
+
+    def run(x, order, *weight_and_bias):
+        x = x if order is None else x.index_select(-1, order)
+        return op.kernel(x, *weight_and_bias, None, n, word)  # past the dispatcher, which has brought the call here
+
+    parts = f"{' with zero points' if packed.zero is not None else ''}{' in another order' if order is not None else ''}"
+    kind = f"{format} {n} x {packed.k}, {packed.scale.dtype}, groups {word}{parts}"
+    return Product(kind, run, (order, *tensors), n, packed.k)

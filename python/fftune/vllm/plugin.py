@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from .imports import after_import
 from .logs import log, one_line
 
-PARTS = ("experts", "layers")
+PARTS = ("experts", "layers", "int4-linears")
 # Parts that were not measured, or are no faster: only FFTUNE_VLLM with their name turns them on.
-# `prompts` and `ranks` are of `layers`: batches with prompts, and tensor parallelism.
+# `linears` are those of all formats. `prompts` and `ranks` are of `layers`: batches with prompts, and tensor
+# parallelism.
 OPT_IN = ("linears", "fp8-linears", "packed-experts", "prompts", "ranks")
 # Their kernels may give other bits for other numbers of tokens.
-_VARIANT = {"linears", "fp8-linears", "packed-experts"}
+_VARIANT = {"int4-linears", "linears", "fp8-linears", "packed-experts"}
 # The versions whose sources the patches were written for, by major and minor number, and those in
 # which they were measured: in the others nobody gets them without asking.
 VERSIONS = ((0, 24), (0, 33))
@@ -85,7 +86,7 @@ def _decide() -> Decision:
         if os.environ.get(name, "0") in ("", "0"):
             continue
         if given in ("", "1"):  # all batches by the ops, so that a row has the same bits in each
-            return Decision((*wanted.parts, "prompts"))
+            return Decision((*(part for part in wanted.parts if part not in _VARIANT), "prompts"))
         # Batches with prompts run by vLLM's kernels.
         left = (_VARIANT if "prompts" in wanted.parts else {*_VARIANT, "layers"}) & {*wanted.parts}
         if left:
@@ -152,7 +153,9 @@ def _device_reason() -> str:
 
 def _patch(part: str, parts: tuple[str, ...]) -> None:
     names, change = {
-        "experts": (_ORACLES, _patch_oracle), "linears": (_KERNELS, _patch_kernels),
+        "experts": (_ORACLES, _patch_oracle),
+        "int4-linears": (_KERNELS, functools.partial(_patch_kernels, parts=parts)),
+        "linears": (_KERNELS, functools.partial(_patch_kernels, parts=parts)),
         "fp8-linears": (_FP8_METHODS, _patch_fp8), "packed-experts": (_EXPERTS_METHODS, _patch_experts),
         "layers": (_MODELS, functools.partial(_patch_model, parts=parts))}.get(part, ((), None))
     for name in names:
@@ -165,10 +168,10 @@ def _patch_oracle(module) -> None:
     patch_oracle(module)
 
 
-def _patch_kernels(module) -> None:
-    from .linears import patch_kernels
+def _patch_kernels(module, parts: tuple[str, ...]) -> None:
+    from .linears import FORMATS, patch_kernels
 
-    patch_kernels(module)
+    patch_kernels(module, FORMATS if "linears" in parts else ("int4",))
 
 
 def _patch_fp8(module) -> None:

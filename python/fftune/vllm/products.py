@@ -1,60 +1,127 @@
-"""Linear layers of vLLM that run one op of fftune: the op of vLLM's traces, and the test of a layer.
+"""Linear layers of vLLM that run one op of fftune: the op of vLLM's traces, the test of a layer, and the key of
+vLLM's compiled code. So are networks.
 
-A layer serves calls of every number of tokens, so its weight is in memory once. In a trace a layer is one
-op, which has the layer's number.
+A layer serves calls of every number of tokens, so its weight is in memory once. In a trace a layer is one op with
+the layer's tensors and the name of its kind, so the layers of a model share compiled code.
 """
+import hashlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .. import _run as running
 from . import plans
-from .logs import log_once, one_line
-from .trial import difference
+from .logs import log_once
+from .trial import Unfit, difference, reason_of
 
-# By the number that a trace has: what runs a layer, and its problems as plans.prepare() takes them.
-_layers: "dict[str, tuple[Callable[[Tensor, Tensor | None], Tensor], list[tuple[int, dict]], int]]" = {}
+
+class Product(NamedTuple):
+    """The result of a layer or a network: run(x, *tensors, bias) is [..., n] for x [..., k]. Layers of one `kind` differ
+    in their tensors alone."""
+
+    kind: str
+    run: Callable
+    tensors: tuple[Tensor | None, ...]
+    n: int
+    k: int
+
+
+class _Kind(NamedTuple):
+    run: Callable
+    problems: list[tuple[int, dict]]  # as plans.prepare() takes them
+    most: int
+
+
+_kinds: dict[str, _Kind] = {}
+_adopted: dict[int, str] = {}  # the kinds of modules by their numbers, in the order of loading; "" if vLLM's
 _ROWS = (4, 300)  # for kernels of few tokens, and of many
 
-
-@torch.library.custom_op("fftune_vllm::linear", mutates_args=())
-def _linear(x: Tensor, bias: Tensor | None, key: str, n: int) -> Tensor:
-    run, problems, most = _layers[key]
-    plans.prepare(x.numel() // x.shape[-1], problems, most)
-    return run(x, bias)
+# Without torch.library.custom_op, whose wrappers cost a host more than the rest of a call.
+_library = torch.library.Library("fftune_vllm", "DEF")
+_library.define("run(Tensor x, Tensor?[] tensors, Tensor? bias, str kind, int n) -> Tensor",
+                tags=(torch.Tag.pt2_compliant_tag,))
 
 
-@_linear.register_fake
-def _(x, bias, key, n):
+def _run(x, tensors, bias, kind, n):
+    run, problems, most = _kinds[kind]
+    rows = x.numel() // x.shape[-1]
+    if rows > plans.EXACT:
+        plans.prepare(rows, problems, most)
+    return run(x, *tensors, bias)
+
+
+for _backend in ("CPU", "CUDA"):
+    _library.impl("run", _run, _backend)
+
+
+@torch.library.register_fake("fftune_vllm::run", lib=_library)
+def _(x, tensors, bias, kind, n):
     return x.new_empty(*x.shape[:-1], n)
 
 
-def adopt(kernel, apply: Callable, layer: nn.Module, run: Callable, sizes: tuple[int, int], like: Tensor) -> str:
-    """Makes `run(x, bias)` the kernel's apply_weights where it computes what `apply(kernel, layer, x, bias)`
-    does, for x [rows, sizes[0]] of the type and device of `like`: the reason why not, or ""."""
-    k, n = sizes
+def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], dtype: torch.dtype, most: int) -> None:
+    """Gives the module the tensors of a product that computes what `own(x)` does for x of the type `dtype`; Unfit if it
+    computes something else. `most`: tokens of a batch."""
+    kind, run, tensors, n, k = product
+    number = module.__dict__.setdefault("_fftune_number", len(_adopted))  # a layer may be loaded again
+    _adopted[number] = ""
+    _expect_keyed()
     problems: dict = {}
+    device = next(tensor.device for tensor in tensors if tensor is not None)
+    generator = torch.Generator(device).manual_seed(0)
+    for rows in _ROWS:
+        x = torch.randn(rows, k, generator=generator, device=device, dtype=dtype)
+        problems.clear()
+        with running.listening(problems):
+            y = run(x, *tensors, None)
+        reason = difference("results", y, own(x))
+        if reason:
+            raise Unfit(reason)
+    _kinds[kind] = _Kind(run, list(problems.values()), most)
+    for name, tensor in zip(names_of(tensors), tensors):
+        module.register_buffer(name, tensor, persistent=False)
+    _adopted[number] = kind
+
+
+def names_of(tensors: tuple[Tensor | None, ...]) -> tuple[str, ...]:
+    """The buffers of a module that have a product's tensors."""
+    return tuple(f"fftune_{place}" for place in range(len(tensors)))
+
+
+def adopt(kernel, apply: Callable, layer: nn.Module, product: Product, dtype: torch.dtype) -> str:
+    """Makes `product` the kernel's apply_weights where it computes what `apply(kernel, layer, x, bias)` does: the reason
+    why not, or ""."""
     try:
-        generator = torch.Generator().manual_seed(0)
-        for rows in _ROWS:
-            x = torch.randn(rows, k, generator=generator).to(like)
-            problems.clear()
-            with running.listening(problems):
-                y = run(x, None)
-            reason = difference("results", y, apply(kernel, layer, x, None))
-            if reason:
-                return reason
+        serve(layer, product, lambda x: apply(kernel, layer, x, None), dtype, plans.most_rows())
     except Exception as error:
-        return one_line(error)
-    key = kernel.__dict__.get("_fftune_key") or str(len(_layers))
-    _layers[key], kernel._fftune_key = (run, list(problems.values()), plans.most_rows()), key
+        return reason_of(error)
+    kind, n, names = product.kind, product.n, names_of(product.tensors)
 
     def apply_weights(layer: nn.Module, x: Tensor, bias: Tensor | None = None, **_) -> Tensor:
-        return torch.ops.fftune_vllm.linear(x, bias, key, n)
+        return torch.ops.fftune_vllm.run(x, [getattr(layer, name) for name in names], bias, kind, n)
 
     kernel.apply_weights = apply_weights
     return ""
+
+
+def _expect_keyed() -> None:
+    """Has vLLM's key of compiled code tell which layers run by the op: vLLM loads such code without tracing again, so
+    an engine with the plugin and one without it would run each other's."""
+    from vllm import envs
+
+    original = getattr(envs, "compile_factors", None)
+    if original is None:
+        raise Unfit("vLLM's key of compiled code is not known")
+    if hasattr(original, "_fftune_original"):
+        return
+
+    def compile_factors() -> dict[str, object]:
+        return {**original(), "fftune": hashlib.sha256(repr(_adopted).encode()).hexdigest()}
+
+    compile_factors._fftune_original = original
+    envs.compile_factors = compile_factors
 
 
 def give_back(kernel) -> None:

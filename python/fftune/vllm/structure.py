@@ -2,7 +2,7 @@
 same as its layers, and the caches of its attention as the ops take them."""
 import functools
 from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,13 @@ _ROTARY = ("RotaryEmbedding", "LinearScalingRotaryEmbedding", "DynamicNTKScaling
 _DTYPE = torch.bfloat16
 # The attribute of a linear layer that runs with a packed weight, and of experts that do.
 PACKED = "_fftune_packed"
+
+
+class Halves(NamedTuple):
+    """The packed weights of a network's gate and up, which vLLM has as one."""
+
+    gate: PackedWeight
+    up: PackedWeight
 
 
 @dataclass
@@ -101,16 +108,20 @@ class Layer:
         return self.head_norm_modules[0].variance_epsilon if self.head_norm_modules else 1e-6
 
     @property
-    def w_gate(self) -> Tensor:
-        return self.gate_up.weight.data[:self.gate_up.weight.shape[0] // 2]
+    def _gate_and_up(self) -> tuple[Tensor, Tensor] | Halves:
+        return getattr(self.gate_up, PACKED, None) or self.gate_up.weight.data.chunk(2)
 
     @property
-    def w_up(self) -> Tensor:
-        return self.gate_up.weight.data[self.gate_up.weight.shape[0] // 2:]
+    def w_gate(self) -> Tensor | PackedWeight:
+        return self._gate_and_up[0]
 
     @property
-    def w_down(self) -> Tensor:
-        return self.down.weight.data
+    def w_up(self) -> Tensor | PackedWeight:
+        return self._gate_and_up[1]
+
+    @property
+    def w_down(self) -> Tensor | PackedWeight:
+        return _weight_of(self.down)
 
     @functools.cached_property
     def _no_bias(self) -> Tensor | None:
@@ -138,7 +149,8 @@ class Model:
     def is_packed(self) -> bool:
         """Whether the layers have weights of 4 or 8 bits: the op `layer` runs them, and no other."""
         return any(getattr(module, PACKED, None) is not None for layer in self.layers
-                   for module in (layer.qkv, layer.out, layer.experts and layer.experts.routed))
+                   for module in (layer.qkv, layer.out, layer.gate_up, layer.down,
+                                  layer.experts and layer.experts.routed))
 
     @functools.cached_property
     def is_alike(self) -> bool:
@@ -222,9 +234,22 @@ def expect_known(model: nn.Module) -> Model:
     if layers[0].out.tp_size > 1:
         from vllm.distributed import tensor_model_parallel_all_reduce as reduce
     found = Model(layers, reduce)
-    if found.is_packed and not found.is_alike:
-        raise Unfit("quantised weights of layers that are not alike")
+    if found.is_packed:
+        _expect_packed(model, found)
     return found
+
+
+def _expect_packed(model: nn.Module, found: Model) -> None:
+    """Packs the weights of networks as `layer` takes them."""
+    from .networks import fuse
+
+    if not found.is_alike:
+        raise Unfit("quantised weights of layers that are not alike")
+    if found.reduce is not None:
+        raise Unfit("quantised weights under tensor parallelism")
+    for layer, own in zip(model.layers, found.layers):
+        if own.mixture is None:
+            fuse(layer.mlp, model.vllm_config.scheduler_config.max_num_batched_tokens)
 
 
 def _expect_deployment(config) -> None:
@@ -318,8 +343,6 @@ def _layer_of(model: nn.Module, layer: nn.Module, config, tables: dict) -> Layer
     gate_up = down = None
     if mixture is None:
         gate_up, down = network.gate_up_proj, network.down_proj
-        if getattr(gate_up, PACKED, None) is not None:
-            raise Unfit("quantised weights of a network, whose gate and up are packed together")
         _expect_linear(gate_up, "MergedColumnParallelLinear")
         _expect_linear(down, "RowParallelLinear")
         if gate_up.bias is not None or down.bias is not None:
