@@ -217,7 +217,8 @@ _E2M1_BITS = ((6, 7, 8, 15), (10, 11, 12, 19), (0, 1, 2, 9), (4, 13, 14, 21),
 
 def _e2m1_words(w: Tensor, back: bool) -> Tensor:
     """Bytes behind the header with eight codes in the order of nibbles as they are stored, or back."""
-    words = w[512:].view(-1, 4).long() @ torch.tensor([1, 1 << 8, 1 << 16, 1 << 24], device=w.device)
+    bytes_ = w[512:].view(-1, 4).long()  # CUDA has no products of integers
+    words = sum(bytes_[:, i] << 8 * i for i in range(4))
     result = torch.zeros_like(words)
     for code, places in enumerate(_E2M1_BITS):
         for bit, stored in enumerate(places):

@@ -6,6 +6,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import fftune
 from fftune import ops
@@ -295,6 +296,21 @@ def test_models_whose_loss_is_another_s_are_left_alone():
     model = make("llama")
     model.lm_head.register_forward_hook(lambda *_: None)
     assert any("hooks" in words for _, words in fftune.patch(model).left)
+
+
+def test_no_label_of_the_trial_is_beyond_a_model_s_own_loss(monkeypatch):
+    model = make("llama")
+    seen = []
+
+    def forward(self, input_ids=None, labels=None, **options):
+        outputs = self.model(input_ids=input_ids, **options)
+        logits = self.lm_head(outputs.last_hidden_state)
+        seen.append((labels.max(), logits.shape[-1]))
+        return CausalLMOutputWithPast(F.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits)
+
+    monkeypatch.setattr(type(model), "forward", forward)
+    assert "it is not that of the logits and labels" in str(fftune.patch(model, whole_layers=False))
+    assert seen and all(most < classes for most, classes in seen)
 
 
 def test_a_patched_model_compiles():

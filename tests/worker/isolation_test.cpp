@@ -1,7 +1,12 @@
 // Whatever a variant does costs that variant alone.
+#include <fcntl.h>
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,6 +19,7 @@
 #include "tuning/journal/journal.hpp"
 #include "tuning/journal/quarantine.hpp"
 #include "tuning/tuner.hpp"
+#include "tuning/worker/process.hpp"
 #include "tuning/worker/worker_evaluator.hpp"
 #include "worker/misbehaving.hpp"
 
@@ -73,6 +79,17 @@ TuneOptions patient() {
 }
 
 }  // namespace
+
+TEST_CASE("a worker that does not end with its search is killed") {
+  const int nothing = ::open("/dev/null", O_RDONLY);
+  pid_t id = -1;
+  {
+    const WorkerProcess worker({"/bin/sleep", "600"}, nothing);
+    id = worker.id();
+  }
+  ::close(nothing);
+  CHECK(::kill(id, 0) != 0);
+}
 
 TEST_CASE("a sweep of 200 variants, 40 of which misbehave, names each and picks the best") {
   const auto way = GENERATE(from_range(ways()));

@@ -31,7 +31,7 @@ class WorkerProcess {
   bool send(const std::string& line);
   std::optional<std::string> receive(double seconds) { return channel_->receive(seconds); }
   /// Whether it closed its end, as an ended process has.
-  bool closed() const { return channel_->closed(); }
+  bool closed() const { return channel_ && channel_->closed(); }
   const InFlightRecord& in_flight() const { return in_flight_; }
   void cancel() { in_flight_.cancel(); }
 
