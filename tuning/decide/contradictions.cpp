@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "registry/catalog.hpp"
-#include "tuning/strategies/search.hpp"
+#include "tuning/search/group.hpp"
 
 namespace fftune {
 namespace {
