@@ -288,7 +288,7 @@ TEST_CASE("sample: a million filtered draws have the distribution of what is kep
       {3, 0.9f, 0.5f, {9, 2}}};
   for (const Case& each : cases) {
     CAPTURE(each.top_k, each.top_p, each.min_p);
-    Call call(draws / std::ssize(cases), row);
+    Call call(draws, row);
     std::fill(call.top_k.begin(), call.top_k.end(), each.top_k);
     std::fill(call.top_p.begin(), call.top_p.end(), each.top_p);
     std::fill(call.min_p.begin(), call.min_p.end(), each.min_p);
