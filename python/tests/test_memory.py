@@ -241,5 +241,5 @@ def test_a_weight_that_changed_is_an_error():
 
 
 def test_other_words_are_refused():
-    with pytest.raises(fftune.Error, match="memory is 'tiny': give \"fast\", \"balanced\" or \"small\""):
+    with pytest.raises(fftune.Error, match="memory is 'tiny': give one of fast, balanced, small"):
         fftune.patch(make("llama"), memory="tiny")

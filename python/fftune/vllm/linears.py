@@ -14,8 +14,7 @@ from .._codes import codes_of_words, pairs_of_codes
 from .._custom import OPS
 from .._ops.packed import group_word, parts_of, suffix
 from .imports import wrap_methods
-from .products import Product, adopt, free, give_back, log_layer
-from .structure import PACKED
+from .products import PACKED, Product, adopt, free, give_back, log_layer
 from .trial import Unfit, reason_of
 
 CLASSES = ("MacheteLinearKernel", "MarlinLinearKernel")

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from .. import ops
 from .._custom import OPS
 from .._ops.packed import format_of, group_word, parts_of, suffix
-from .products import Product, names_of, serve
-from .structure import PACKED, Halves
+from .products import PACKED, Halves, Product, names_of, serve
 from .trial import Unfit
 
 

@@ -16,8 +16,7 @@ from . import plans
 from .experts import ACTIVATIONS, local_ids
 from .imports import wrap_methods
 from .logs import log_once, one_line
-from .products import free
-from .structure import PACKED
+from .products import PACKED, free
 from .trial import Unfit, difference, reason_of
 
 # The modules of the versions have them under one of these names.

@@ -12,9 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from .. import _run as running
+from ..ops import PackedWeight
 from . import plans
 from .logs import log_once
 from .trial import Unfit, difference, reason_of
+
+# The attribute of a linear layer that runs with a packed weight, and of experts that do.
+PACKED = "_fftune_packed"
+
+
+class Halves(NamedTuple):
+    """The packed weights of a network's gate and up, which vLLM has as one."""
+
+    gate: PackedWeight
+    up: PackedWeight
 
 
 class Product(NamedTuple):

@@ -2,13 +2,14 @@
 same as its layers, and the caches of its attention as the ops take them."""
 import functools
 from dataclasses import dataclass
-from typing import Callable, NamedTuple
+from typing import Callable
 
 import torch
 from torch import Tensor, nn
 
 from ..distributed import Group
 from ..ops import PackedWeight
+from .products import PACKED, Halves
 from .trial import Unfit
 
 _MODELS = "vllm.model_executor.models."
@@ -26,15 +27,6 @@ _MIXTURE = "qwen3_moe.Qwen3MoeSparseMoeBlock"
 _ROTARY = ("RotaryEmbedding", "LinearScalingRotaryEmbedding", "DynamicNTKScalingRotaryEmbedding",
            "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding")
 _DTYPE = torch.bfloat16
-# The attribute of a linear layer that runs with a packed weight, and of experts that do.
-PACKED = "_fftune_packed"
-
-
-class Halves(NamedTuple):
-    """The packed weights of a network's gate and up, which vLLM has as one."""
-
-    gate: PackedWeight
-    up: PackedWeight
 
 
 @dataclass
