@@ -178,7 +178,7 @@ def fuzz(function, good: dict, positional=()) -> None:
     function(*positional, **{name: copied(value) for name, value in good.items()})
     for name, value in good.items():
         for wrong in wrong_values(value):
-            given = {**{n: copied(v) for n, v in good.items()}, name: wrong}
+            given = {**{n: copied(v) for n, v in good.items()}, name: copied(wrong)}
             accepts(lambda: function(*positional, **given))
 
 
@@ -346,7 +346,7 @@ CALLS = {
     "QuantLinear": lambda: [*options_of(nn.QuantLinear.from_linear, dict(
         linear=LINEAR, group=32, zeros=False, format="int4")), *options_of(nn.QuantLinear, dict(
             in_features=64, out_features=32, bias=True, group=32, zeros=False, format="int4"))],
-    "GatedMLPFp8": lambda: [nn.GatedMLP(8, 6).to_fp8, nn.GatedMLP(8, 6).to_fp8(torch.randn(3, 8)), nn.GatedMLP(8, 6).to_fp8()],
+    "GatedMLPFp8": lambda: [nn.GatedMLP(8, 6).to_fp8, nn.GatedMLP(8, 6).to_fp8(X), nn.GatedMLP(8, 6).to_fp8()],
     "RotaryEmbedding": lambda: [lambda wrong: nn.RotaryEmbedding(rule=wrong)(Q, K), nn.RotaryEmbedding(),
                                 lambda wrong: nn.RotaryEmbedding(base=wrong)(Q)],
     "LinearCrossEntropy": lambda: [*options_of(nn.LinearCrossEntropy, dict(features=8, vocab=6, bias=False)),

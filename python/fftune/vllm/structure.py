@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..distributed import Group
 from ..ops import PackedWeight
+from .networks import fuse
 from .products import PACKED, Halves
 from .trial import Unfit
 
@@ -233,8 +234,6 @@ def expect_known(model: nn.Module) -> Model:
 
 def _expect_packed(model: nn.Module, found: Model) -> None:
     """Packs the weights of networks as `layer` takes them."""
-    from .networks import fuse
-
     if not found.is_alike:
         raise Unfit("quantised weights of layers that are not alike")
     if found.reduce is not None:
