@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <string_view>
 #include <vector>
@@ -308,6 +309,24 @@ KernelLaunch& append_gemm(Program& program, const std::string& file, const std::
                     static_cast<std::uint32_t>(threads), {});
   launch.parameters = std::move(parameters);
   return launch;
+}
+
+void begin_packed(KernelLaunch& launch, const GemmProblem& gemm, const DeviceFacts& facts,
+                  std::int64_t tiles) {
+  const bool grouped = gemm.groups.any();
+  launch.programmatic = facts.compute_capability >= 90 && (gemm.follows || !grouped);
+  const auto add = [&](std::size_t offset, std::int32_t value) {
+    launch.parameters->fields.push_back({offset, value});
+  };
+  add(offsetof(packed_params, loads_early), gemm.follows || grouped ? 1 : 0);
+  if (grouped) return;
+  // What memory delivers from the last loads of one launch to the first ones of the next.
+  constexpr double idle_seconds = 2.5e-6;
+  const double bytes = idle_seconds * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12);
+  const auto of_block = static_cast<double>(tiles * gemm.b_operands() *
+                                            packed_form_of(gemm).parts() * packed_part_bytes);
+  add(offsetof(packed_params, blocks_ahead),
+      static_cast<std::int32_t>(std::max<std::int64_t>(1, std::llround(bytes / of_block))));
 }
 
 bool waits_for_dependencies(const KernelSource& kernel) {

@@ -346,7 +346,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
       tile.takes_several(product) && resident > 0 ? std::min(works, resident) : works,
       tile.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(operands, format));
-  launch.programmatic = gemm.follows;
+  begin_packed(launch, gemm, facts, std::int64_t{launch.grid.x} * tile.split_k * tile.row_tiles());
   split_launch(program, launch, facts, tile.split_k, 0);
 }
 

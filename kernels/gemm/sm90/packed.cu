@@ -15,7 +15,10 @@
 //   tiles            one after the other, without k groups and split-K: the next one's loads run
 //                    while the last one is stored. Row groups are some stages behind each other,
 //                    so that one multiplies while another stores.
-//   dependencies     weights of all stages are on the way before griddepcontrol.wait, tokens after
+//   dependencies     weights of all stages are on the way before griddepcontrol.wait, tokens after;
+//                    or weights after it, too, where the launch before may write them: the first of
+//                    them are asked for in L2 before it
+//   L2               with up to 64 tokens, weights of more stages than shared memory has
 //
 // A warp expands its 16 rows: two k16 steps (a batch) become 8 registers, which two MMAs read while
 // the next batch is expanded. Up to 64 tokens a group of k has accumulators of its own, which are
@@ -129,6 +132,9 @@ class packed_sm90_kernel {
 
   // --- The producer warp, whose first lane loads ---
 
+  static __device__ __forceinline__ int scale_column(int stage) {
+    return (format.first_group() + stage * k_blocks * packed_k / format.group) * packed_rows;
+  }
   // Codes, scales and zero points of a stage. Rows and groups that do not exist are zeros.
   static __device__ __forceinline__ void load_weights(const sm90_packed_params& p,
                                                       const cta_tile& own,
@@ -147,7 +153,7 @@ class packed_sm90_kernel {
                  own.policy);
       }
       if constexpr (!by_row) {
-        const int column = (format.first_group() + block * packed_k / format.group) * packed_rows;
+        const int column = scale_column(stage);
         const int at = operand * row_tiles * groups * packed_rows;
         tma_load(buffer + scales_at + at * sizeof(scale), p.scales[operand], full, column,
                  own.first_tile, own.policy);
@@ -167,21 +173,46 @@ class packed_sm90_kernel {
                (stage * k_blocks + i) * packed_k, own.rows.first, l2_policy::evict_last);
     }
   }
+  // Asks for the weights of stages [first, last) in L2.
+  static __device__ __forceinline__ void prefetch_weights(const sm90_packed_params& p,
+                                                          const cta_tile& own, int first,
+                                                          int last) {
+#pragma unroll 1
+    for (int stage = first; stage < smaller(last, own.last); ++stage) {
+#pragma unroll
+      for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+        for (int part = 0; part < stage_parts; part += box_parts) {
+          tma_prefetch(p.codes[operand], (stage * stage_parts + part) * (packed_part_bytes / 4),
+                       own.first_tile);
+        }
+        if constexpr (!by_row) tma_prefetch(p.scales[operand], scale_column(stage), own.first_tile);
+      }
+    }
+  }
   static __device__ __forceinline__ void produce(const sm90_packed_params& p, cta_tile own,
                                                  stage_pipeline pipe) {
     const bool loads = is_elected();
-    const int ahead = smaller(own.first + stages, own.last);
+    const int first_free = own.first + stages, loaded = smaller(first_free, own.last);
+    const int asked = own.first + ceil_div(p.packed.blocks_ahead, k_blocks);
+    if (!p.packed.loads_early) {
+      if (loads) prefetch_weights(p, own, own.first, asked);
+      wait_and_launch_dependents();
+    }
     stage_pipeline of_tokens = pipe;
 #pragma unroll 1
-    for (int stage = own.first; stage < ahead; ++stage, pipe.advance()) {
+    for (int stage = own.first; stage < loaded; ++stage, pipe.advance()) {
       if (loads) load_weights(p, own, pipe, stage);
     }
+    if (p.packed.loads_early && loads) prefetch_weights(p, own, first_free, asked);
     wait_for_dependencies();
 #pragma unroll 1
-    for (int stage = own.first; stage < ahead; ++stage, of_tokens.advance()) {
+    for (int stage = own.first; stage < loaded; ++stage, of_tokens.advance()) {
       if (loads) load_tokens(p, own, of_tokens, stage);
     }
-    int stage = ahead;
+    // Few tokens leave little room in the pipeline for weights: L2 has more of these.
+    const int ahead = config.tokens <= 64 ? larger(asked - first_free, 0) : 0;
+    int stage = loaded;
     do {
 #pragma unroll 1
       for (; stage < own.last; ++stage, pipe.advance()) {
@@ -189,6 +220,7 @@ class packed_sm90_kernel {
         if (loads) {
           load_weights(p, own, pipe, stage);
           load_tokens(p, own, pipe, stage);
+          if (ahead > 0) prefetch_weights(p, own, stage + ahead, stage + ahead + 1);
         }
       }
       stage = 0;
@@ -603,7 +635,7 @@ class packed_sm90_kernel {
       barrier_init_fence();
     }
     __syncthreads();
-    launch_dependents();
+    if (p.loads_early) launch_dependents();
     if (uniform(threadIdx.x / 128) == config.mma_warpgroups()) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{config.producer_registers}));
       if (threadIdx.x < config.mma_threads() + 32) produce(all, own, pipe);
@@ -626,6 +658,7 @@ class packed_sm90_kernel {
                                                  stage_pipeline pipe, u32 shared) {
     const packed_params& p = all.packed;
     const warp_place place;
+    if (!p.loads_early) wait_for_dependencies();
     bool known = true;
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand) {
