@@ -15,7 +15,8 @@
 //                    then the accumulators of the k warps, and those of split-K
 //   barriers         one __syncthreads a stage: the tokens of it are there, and those of the stage
 //                    before are read; then as in decode/gemm.cu
-//   dependencies     the first run of weights is loaded before griddepcontrol.wait, tokens after it;
+//   dependencies     the first run of weights is loaded before griddepcontrol.wait, tokens after
+//   it;
 //                    or weights after it, too, where the launch before may write them: the first of
 //                    them are asked for in L2 before it
 //   L2               weights of some stages ahead: registers have too few loads in flight
@@ -248,14 +249,10 @@ class packed_kernel {
     vector16 headers[operands];
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand)
-      headers[operand] = load_cached(p.gemm.b[0][operand]);
+      headers[operand] = load_dependent(p.gemm.b[0][operand]);
     if (first < last) weights.load_run(run_of(first), p.gemm.k);
     weights.load_row_scales();
     clear_tokens(rows.count, tokens);
-    const i64 all_rows = static_cast<i64>(p.gemm.n) * (grouped ? p.gemm.groups : 1);
-#pragma unroll
-    for (int operand = 0; operand < operands; ++operand)
-      known = known && is_packed(headers[operand], format.code, all_rows, p.gemm.k);
     if constexpr (!grouped || form.ready == groups_ready::settled) wait_for_dependencies();
     const auto copy = [&](int slot, int stage) {
       copy_tokens(p.gemm, tokens + slot * config.stage_bytes(), stage * stage_blocks, rows.count,
@@ -266,6 +263,10 @@ class packed_kernel {
       if (first + i < last) copy(i, first + i);
       copy_async_commit();
     }
+    const i64 all_rows = static_cast<i64>(p.gemm.n) * (grouped ? p.gemm.groups : 1);
+#pragma unroll
+    for (int operand = 0; operand < operands; ++operand)
+      known = known && is_packed(headers[operand], format.code, all_rows, p.gemm.k);
     int slot = 0;
 #pragma unroll 1
     for (int stage = first; stage < last; ++stage) {

@@ -193,26 +193,28 @@ class packed_sm90_kernel {
   static __device__ __forceinline__ void produce(const sm90_packed_params& p, cta_tile own,
                                                  stage_pipeline pipe) {
     const bool loads = is_elected();
-    const int first_free = own.first + stages, loaded = smaller(first_free, own.last);
+    const int first_free = own.first + stages;
     const int asked = own.first + ceil_div(p.packed.blocks_ahead, k_blocks);
-    if (!p.packed.loads_early) {
+    int stage = own.first;
+    if (p.packed.loads_early) {
+      const int loaded = smaller(first_free, own.last);
+      stage_pipeline of_tokens = pipe;
+#pragma unroll 1
+      for (; stage < loaded; ++stage, pipe.advance()) {
+        if (loads) load_weights(p, own, pipe, stage);
+      }
+      if (loads) prefetch_weights(p, own, first_free, asked);
+      wait_for_dependencies();
+#pragma unroll 1
+      for (stage = own.first; stage < loaded; ++stage, of_tokens.advance()) {
+        if (loads) load_tokens(p, own, of_tokens, stage);
+      }
+    } else {
       if (loads) prefetch_weights(p, own, own.first, asked);
       wait_and_launch_dependents();
     }
-    stage_pipeline of_tokens = pipe;
-#pragma unroll 1
-    for (int stage = own.first; stage < loaded; ++stage, pipe.advance()) {
-      if (loads) load_weights(p, own, pipe, stage);
-    }
-    if (p.packed.loads_early && loads) prefetch_weights(p, own, first_free, asked);
-    wait_for_dependencies();
-#pragma unroll 1
-    for (int stage = own.first; stage < loaded; ++stage, of_tokens.advance()) {
-      if (loads) load_tokens(p, own, of_tokens, stage);
-    }
     // Few tokens leave little room in the pipeline for weights: L2 has more of these.
-    const int ahead = config.tokens <= 64 ? larger(asked - first_free, 0) : 0;
-    int stage = loaded;
+    const int ahead = config.tokens <= 64 ? asked - first_free : 0;
     do {
 #pragma unroll 1
       for (; stage < own.last; ++stage, pipe.advance()) {
@@ -220,7 +222,8 @@ class packed_sm90_kernel {
         if (loads) {
           load_weights(p, own, pipe, stage);
           load_tokens(p, own, pipe, stage);
-          if (ahead > 0) prefetch_weights(p, own, stage + ahead, stage + ahead + 1);
+          if (ahead > 0 && stage >= first_free)
+            prefetch_weights(p, own, stage + ahead, stage + ahead + 1);
         }
       }
       stage = 0;
@@ -659,12 +662,15 @@ class packed_sm90_kernel {
     const packed_params& p = all.packed;
     const warp_place place;
     if (!p.loads_early) wait_for_dependencies();
+    vector16 headers[operands];
+#pragma unroll
+    for (int operand = 0; operand < operands; ++operand)
+      headers[operand] = load_dependent(p.gemm.b[0][operand]);
+    pipe.wait_full();  // the headers arrive meanwhile
     bool known = true;
 #pragma unroll
-    for (int operand = 0; operand < operands; ++operand) {
-      known = known &&
-              is_packed(load_cached(p.gemm.b[0][operand]), format.code, all_rows(p.gemm), p.gemm.k);
-    }
+    for (int operand = 0; operand < operands; ++operand)
+      known = known && is_packed(headers[operand], format.code, all_rows(p.gemm), p.gemm.k);
     do {
       accumulators sum = {};
       consume(sum, p, own, pipe, place);
