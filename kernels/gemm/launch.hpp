@@ -67,9 +67,9 @@ KernelLaunch& append_gemm(Program& program, const std::string& file, const std::
 void begin_packed(KernelLaunch& launch, const GemmProblem& gemm, const DeviceFacts& facts,
                   std::int64_t tiles);
 
-/// Whether the kernel waits for the launches before it by itself, and so may be launched while they
-/// run (KernelLaunch::programmatic).
-bool waits_for_dependencies(const KernelSource& kernel);
+/// Launches `kernel` while the launches before it run (KernelLaunch::programmatic) if it waits for
+/// them by itself. These write no weights: packed ones are loaded before the wait.
+void launch_behind(KernelLaunch& launch, const KernelSource& kernel);
 
 /// From sm_90 on the splits of a tile are a cluster, and need neither workspace nor counters.
 bool splits_in_clusters(const DeviceFacts& facts);

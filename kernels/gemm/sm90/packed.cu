@@ -577,7 +577,8 @@ class packed_sm90_kernel {
     constexpr int of_operand = tiles * n_fragments, stride = config.row_threads() * 16;
     const int split = static_cast<int>(blockIdx.y);
     const u32 shares = base + shares_at + threadIdx.x * 16, arrived = base + arrived_at;
-    // Of vector i of a B, from CTA `from`; the CTA that finishes it has no place for its own.
+    // The place of CTA `from`'s vector i of a B in the CTA that finishes it, which has none for its
+    // own.
     const auto place_of = [](int i, int operand, int from) {
       const int sender = from < i % splits ? from : from - 1;
       return ((i / splits * operands + operand) * (splits - 1) + sender) * stride;
