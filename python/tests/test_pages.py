@@ -193,7 +193,7 @@ def test_served_requests_are_what_was_recorded():
 def test_missed_targets_of_an_h100_are_those_of_the_pages():
     """Each number of a result, percentages apart, is on a page of measurements, rounded or not."""
     pages = "".join(path.read_text() for path in (MEASUREMENTS / "h100.md", MEASUREMENTS / "training.md",
-                                                  ROOT / "docs" / "vllm.md", ROOT / "docs" / "distributed.md"))
+                                                  MEASUREMENTS / "vllm.md", ROOT / "docs" / "distributed.md"))
     number = r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?![\w%]|[.,]\d)"
     known = {float(text.replace(",", "")) for text in re.findall(number, pages)}
     rows = [row for row in cells_of("### Missed targets") if "H100" in row[0]]
@@ -227,7 +227,7 @@ def test_vllm_is_what_was_recorded():
     for title, *ratios in rows:
         times = [recorded[titles[title], batch, "gpu"] for batch in (1, 16, 64)]
         assert ratios == [f"{own / mine:.2f}" for own, mine in times]
-    page = (ROOT / "docs" / "vllm.md").read_text()
+    page = (MEASUREMENTS / "vllm.md").read_text()
     table = page[page.index("| model, 2,048 keys"):].split("\n\n")[0].split("\n")[2:]
     assert len(table) == 9
     for row in table:
