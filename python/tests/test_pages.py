@@ -255,33 +255,6 @@ def test_first_table_of_the_readme_is_that_of_the_others():
     assert "| 5.3 ms, 95% of the roofline |" in text
 
 
-def test_commands_of_pages_have_their_options():
-    """A call of fftune that a page quotes has a command and options of docs/cli.md."""
-    sections = dict(re.findall(r"^## `([^`]+)`\n(.*?)(?=^## |\Z)",
-                               (ROOT / "docs" / "cli.md").read_text(), re.M | re.S))
-    options = {name: set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text))
-               for name, text in sections.items()}
-    pages = [path for path in (*PAGES, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
-             if path.name != "cli.md"]
-    quoted = 0
-    for page in pages:
-        text = page.read_text()
-        calls = re.findall(r"`(fftune [^`\n]+)`", text)
-        for block in re.findall(r"^```.*?^```", text, re.M | re.S):
-            calls += re.findall(r"^(?:\$ )?(fftune [^#\n]+)", block, re.M)
-        for call in calls:
-            words = call.split()
-            command = max((name for name in sections if words[:len(name.split())] == name.split()),
-                          key=len, default="fftune")
-            own = options[command]
-            if command in ("fftune", "fftune list", "fftune bench"):  # OP, or the op of an example
-                own = own.union(*options.values())
-            wrong = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", call)) - own
-            assert not wrong, (page.name, call)
-            quoted += 1
-    assert quoted > 100
-
-
 def test_table_of_ops_is_that_of_the_package():
     """docs/python.md names every function of fftune.ops, with arguments that it has."""
     import inspect
