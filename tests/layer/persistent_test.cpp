@@ -581,7 +581,7 @@ TEST_CASE(
     }
     return record;
   };
-  const PresetRecord record = recorded(16);
+  const PresetRecord record = recorded(8);
   const auto chosen = [&](const PresetRecord& there, const Problem& asked) {
     const testing::TemporaryFolder folder;
     merge_preset_records(
@@ -622,7 +622,7 @@ TEST_CASE(
       builtin_catalog().sources->hash(family_of(layer_op(), persistent).sources());
   CHECK(chosen(of_one, of_one.problem).recipe == Recipe{variant});
   // The estimates of the parts decide, except for the norms and attention, which have none.
-  CHECK(chosen(record, problem(15, 2048)).recipe == record.recipe());
+  CHECK(chosen(record, problem(7, 2048)).recipe == record.recipe());
   const Problem asked = problem(199, 2048);
   PresetRecord slow = recorded(200);
   CHECK(chosen(slow, asked).recipe == slow.recipe());
