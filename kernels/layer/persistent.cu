@@ -207,6 +207,24 @@ struct persistent_layers {
         const bool normalises = product != out_product && product != down;
         const bool plain = product == qkv_product && layer == 0, by_slot = product == down;
         const bool of_network = product == gate_up || product == down;
+        typename persistent_results<T, c, activation>::biases biases;
+        if constexpr (c.bias) {
+          if (product == qkv_product) results.load_qkv_biases(biases, of);
+        }
+        if constexpr (c.out_bias) {
+          if (product == out_product) results.load_out_bias(biases, of.out_bias);
+        }
+        if constexpr (c.router_bias) {
+          if (product == router) results.load_router_bias(biases, cta.p.of[layer].router.bias);
+        }
+        if constexpr (c.expert_bias) {
+          if (product == gate_up) {
+            pipeline.wait();  // The stage has weights of the experts that the producer has chosen.
+            results.load_hidden_biases(biases, cta.p.of[layer].router);
+          } else if (product == down) {
+            results.load_down_biases(biases, cta.p.of[layer].router.down_bias);
+          }
+        }
         if (!c.keeps_residual() && product == down)
           residual = results.residual_of(mid, c.down_unit());
         if (c.packs_head && is_head)
@@ -223,18 +241,18 @@ struct persistent_layers {
           float* const partial = reinterpret_cast<float*>(set + c.partial_at());
           float* const logs = reinterpret_cast<float*>(set + c.logs_at(cta.p.cache));
           input.fetch_norms(of.ffn_norm, of.attn_post_norm);
-          results.finish_qkv(of, qkv);
+          results.finish_qkv(biases, qkv);
+          const auto sinks = attention.load_sinks(of.sinks);
           // Before this CTA's part of `attended`: with all of them the others set x to zero.
           if (!c.keeps_residual() && layer > 0)
             residual = results.residual_of(x, c.attention_unit());
           if (cta.keys > 0) attention.prepare_heads(of, qkv);
           cta.sync_consumers();
           attention.attend(of, partial, logs);
-          attention.combine(partial, logs, of.sinks, attended);
+          attention.combine(partial, logs, sinks, attended);
         } else if (product == router) {
           if constexpr (c.has_experts())
-            results.finish_router(cta.p.of[layer].router.bias,
-                                  reinterpret_cast<float*>(set + c.router_at(cta.p.cache)));
+            results.finish_router(biases, reinterpret_cast<float*>(set + c.router_at(cta.p.cache)));
         } else if (product == gate_up) {
           named_barrier_sync(3, c.consumers() + 32);
           if (c.post_norms || !end)
@@ -242,26 +260,12 @@ struct persistent_layers {
                               : cta.chooses()          ? cta.p.token.final_norm
                                                        : nullptr,
                               of.ffn_post_norm);
-          results.finish_hidden(cta.p.of[layer], hidden);
+          results.finish_hidden(biases, hidden);
         } else if (is_head) {
           if constexpr (c.has_head()) head.finish_logits(best, scores, first_id, some_ids);
         } else {
-          results.finish_residual(
-              residual, product == out_product ? mid : y,
-              product == out_product ? c.attention_unit() : c.down_unit(), product == down && end,
-              [&](int feature, int token) {
-                float bias = 0;
-                if constexpr (c.out_bias) {
-                  if (product == out_product)
-                    bias = to_float(static_cast<const T*>(of.out_bias)[feature]);
-                }
-                if constexpr (c.expert_bias) {
-                  if (product == down)
-                    bias = results.expert_bias(cta.p.of[layer].router.down_bias, feature, token);
-                }
-                return bias;
-              },
-              of.residual_scale, group);
+          results.finish_residual(residual, product == down ? y : mid, product == down,
+                                  product == down && end, biases, of.residual_scale, group);
           if (product == out_product) named_barrier_arrive(2, c.consumers() + 32);
         }
       }

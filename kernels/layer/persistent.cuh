@@ -76,7 +76,7 @@ struct persistent_config {
   // warpgroup.
   constexpr int threads() const { return consumers() + 128; }
   constexpr int other_registers() const {
-    return has_experts() || ranks > 0 || packs() ? 96 : ahead > 0 ? 72 : 56;
+    return has_experts() || ranks > 0 || packs() ? warps == 8 ? 104 : 96 : ahead > 0 ? 72 : 56;
   }
   constexpr int consumer_registers() const {
     const int launched = 65536 / threads() / 8 * 8;
@@ -111,6 +111,20 @@ struct persistent_config {
     const int of[] = {up(most_rows(qkv_rows(), attention_unit()), 16), up(most_residual_rows(), 16),
                       up(most_rows(all_hidden(), hidden_unit()), 8)};
     return of[0] > of[2] ? (of[0] > of[1] ? of[0] : of[1]) : (of[1] > of[2] ? of[1] : of[2]);
+  }
+  // Results that a thread has of a product, at most.
+  constexpr int own_qkv() const {
+    return up(most_rows(qkv_rows(), attention_unit()) * tokens, consumers());
+  }
+  constexpr int own_hidden() const {
+    return up(most_rows(all_hidden(), hidden_unit()), consumers());
+  }
+  // Biases of them: of down one for each choice.
+  constexpr bool has_biases() const { return bias || out_bias || router_bias || expert_bias; }
+  constexpr int own_biases() const {
+    const int of_choices = choices + shared, hidden = 2 * own_hidden();
+    const int of_experts = !expert_bias ? 1 : of_choices > hidden ? of_choices : hidden;
+    return bias && own_qkv() > of_experts ? own_qkv() : of_experts;
   }
   // Elements of a token's activations that are in shared memory at a time: all that are normalised,
   // and all of experts.
@@ -181,6 +195,8 @@ struct persistent_config {
     while (power < up(units(), blocks)) power *= 2;
     return power;
   }
+  // Features of those that a thread stores, at most.
+  constexpr int own_features() const { return up(4 * up(units(), blocks), consumers()); }
   constexpr int combined_rows() const {
     return unit_threads() <= 32 ? warps : consumers() / unit_threads();
   }

@@ -56,6 +56,20 @@ __device__ __forceinline__ void write_half(u32 address, T value) {
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value.bits) : "memory");
 }
 
+// Half a word that is needed later. It has a whole register: halves would be merged, and waited
+// for.
+__device__ __forceinline__ u32 load_ahead(const void* address) {
+  u32 value;
+  asm volatile("ld.global.u16 %0, [%1];" : "=r"(value) : "l"(address));
+  return value;
+}
+template <class T>
+__device__ __forceinline__ float half_of(u32 bits) {
+  T value;
+  value.bits = static_cast<u16>(bits);
+  return to_float(value);
+}
+
 // Words that other CTAs may be writing, and stores that they see.
 __device__ __forceinline__ vector16 load_relaxed(const void* address) {
   vector16 value;
