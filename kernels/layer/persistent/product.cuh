@@ -119,9 +119,11 @@ struct persistent_product {
   // in shared memory. With `loads` false the activations of the product before are there.
   // `by_slot`: k are the features of each slot, one after the other, which are multiplied by the
   // slot's token alone.
+  // `handed`: where sums of a tile go that another CTA owns (persistent_config::shares_tiles()).
   template <class Weights>
   __device__ __forceinline__ void multiply(const T* from, int k, int blocks, bool normalises,
-                                           bool plain, bool loads, bool by_slot) {
+                                           bool plain, bool loads, bool by_slot,
+                                           [[maybe_unused]] float* handed) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
     // A block of a mixture has a part for each slot.
     const int parts = c.has_experts() && by_slot ? c.slots() : 1;
@@ -154,8 +156,12 @@ struct persistent_product {
         float total[4] = {};
         const u32 input = cta.shared + c.input_at() + Weights::lane_at(c.input_stride());
         const bool has_token = group < c.tokens;
+        int first_part = 0, end_part = parts;
+        if constexpr (shares_tiles<Weights>) {
+          if (by_slot) own_parts(block, first_part, end_part);
+        }
 #pragma unroll 1
-        for (int part = 0; part < parts; ++part) {
+        for (int part = first_part; part < end_part; ++part) {
           typename Weights::accumulators sum = {};
           u32 token_at = input;
           int first = begin, last = end;
@@ -205,9 +211,35 @@ struct persistent_product {
         for (int half = 0; half < 2; ++half)
           persistent_sums<c>::store(to, Weights::row(group, half), pair, total[2 * half],
                                     total[2 * half + 1], begin > 0);
+        if constexpr (shares_tiles<Weights>) {
+          if (by_slot && block == 0 && cta.parts_before() > 0) hand_over(handed);
+        }
       }
       cta.sync_consumers();
     }
+  }
+
+ private:
+  template <class Weights>
+  static constexpr bool shares_tiles = c.shares_tiles() && Weights::packs;
+
+  // The parts of a CTA's tile `block` of down.
+  static __device__ __forceinline__ void own_parts(int block, int& first, int& end) {
+    const int before = layout::parts_before();
+    if (before > 0 && block == 0) {
+      first = before;
+      return;
+    }
+    const int tile = layout::first_down() / packed_rows + block - (before > 0 ? 1 : 0);
+    end = smaller(end, layout::end_down_part() - tile * c.slots());
+  }
+  // The sums of the first tile to the CTA before this one, which owns it.
+  __device__ __forceinline__ void hand_over(float* to) const {
+    cta.sync_consumers();
+    const int at = threadIdx.x, row = at / c.tokens, column = at % c.tokens;
+    if (row < packed_rows)
+      store_relaxed(to + (cta.first_down() - packed_rows) * c.tokens + at,
+                    persistent_sums<c>::of(cta.shared, 0, row, column));
   }
 };
 

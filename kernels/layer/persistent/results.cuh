@@ -142,17 +142,16 @@ struct persistent_results {
   // behind down those of the experts.
   __device__ __forceinline__ void load_out_bias(biases& bias, const void* of) const {
     const int row = threadIdx.x / c.tokens;
-    if (row < cta.rows_of_block(c.d, c.attention_unit()))
-      bias.load(0, of, cta.first_row(c.d, c.attention_unit()) + row);
+    if (row < cta.residual_rows(false)) bias.load(0, of, cta.first_residual(false) + row);
   }
   __device__ __forceinline__ void load_down_biases(biases& bias, const void* of) const {
     const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
-    if (row >= cta.rows_of_block(c.d, c.down_unit())) return;
+    if (row >= cta.down_rows()) return;
 #pragma unroll
     for (int i = 0; i < c.choices + c.shared; ++i)
       bias.load(i, of,
                 static_cast<i64>(cta.expert_of(column * c.of_token() + i)) * c.d +
-                    cta.first_row(c.d, c.down_unit()) + row);
+                    cta.first_down() + row);
   }
   // The sum of the experts' biases, each times its weight.
   __device__ __forceinline__ float down_bias(const biases& bias, int token) const {
@@ -165,17 +164,31 @@ struct persistent_results {
 
   // Each thread has one element of the residual stream at most. The biases are added, and with
   // ranks the summands of the peers before them; `scale` multiplies all of this. With post-norms
-  // the sum alone is stored.
+  // the sum alone is stored. `handed`: where the next CTA has stored its sums of the last tile.
   template <class Group>
   __device__ __forceinline__ void finish_residual(float& residual, T* to, bool is_down, bool plain,
                                                   const biases& bias, const float* scale,
+                                                  [[maybe_unused]] const float* handed,
                                                   [[maybe_unused]] Group& group) const {
-    const int unit = is_down ? c.down_unit() : c.attention_unit();
     const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
-    if (row >= cta.rows_of_block(c.d, unit)) return;
-    const int feature = cta.first_row(c.d, unit) + row;
+    if (row >= cta.residual_rows(is_down)) return;
+    const int feature = cta.first_residual(is_down) + row;
     const i64 place = static_cast<i64>(column) * c.d + feature;
-    float sum = sums::of(cta.shared, row / 16, row % 16, column);
+    int block = row / 16;
+    if (is_down && cta.parts_before() > 0) ++block;
+    float sum = sums::of(cta.shared, block, row % 16, column);
+    if constexpr (c.shares_tiles()) {
+      const int end = (feature / packed_rows + 1) * c.slots();
+      if (is_down && end > cta.end_down_part()) {
+        u32 word;
+        int spins = 0;
+        do {
+          word = load_relaxed_word(handed + feature * c.tokens + column);
+          count_spin(spins);
+        } while (word == 0);
+        sum += __uint_as_float(~word);
+      }
+    }
     if constexpr (c.ranks > 0) sum = group.sum_of_ranks(sum, place);
     if (c.out_bias && !is_down) sum += bias[0];
     if (c.expert_bias && is_down) sum += down_bias(bias, column);
@@ -191,10 +204,10 @@ struct persistent_results {
 
   // The element of the residual stream `from` [tokens, d] that finish_residual() adds to, where the
   // thread had another one before. persistent_input::load() has waited for all of them already.
-  __device__ __forceinline__ float residual_of(const T* from, int unit) const {
+  __device__ __forceinline__ float residual_of(const T* from, bool is_down) const {
     const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
-    if (row >= cta.rows_of_block(c.d, unit)) return 0;
-    from += static_cast<i64>(column) * c.d + cta.first_row(c.d, unit) + row;
+    if (row >= cta.residual_rows(is_down)) return 0;
+    from += static_cast<i64>(column) * c.d + cta.first_residual(is_down) + row;
     T word;
     int spins = 0;
     do {
