@@ -77,7 +77,7 @@ __device__ __forceinline__ void touch_parameters(const persistent_cta<T, c>& cta
   for (int at = static_cast<int>(threadIdx.x % 32); at < static_cast<int>(sizeof(words) / 8);
        at += 32)
     all ^= words[at];
-  write_int(cta.shared + c.statistics_at() + 31 * 4, static_cast<int>(all ^ all >> 32));
+  write_value(cta.shared + c.statistics_at() + 31 * 4, static_cast<int>(all ^ all >> 32));
 }
 
 // Sets the buffers of the layer before to zero. One warp of each CTA.

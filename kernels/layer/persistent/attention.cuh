@@ -122,8 +122,8 @@ struct persistent_attention {
       if (part < 2) {
 #pragma unroll
         for (int j = 0; j < rotary_pairs; ++j) {
-          const float2 turn =
-              read_pair(cta.shared + c.turns_at() + (token * (c.rotary / 2) + lane + j * 32) * 8);
+          const float2 turn = read_value<float2>(cta.shared + c.turns_at() +
+                                                 (token * (c.rotary / 2) + lane + j * 32) * 8);
           const float low = value[j], high = value[j + rotary_pairs];
           value[j] = low * turn.x - high * turn.y;
           value[j + rotary_pairs] = high * turn.x + low * turn.y;
@@ -136,7 +136,7 @@ struct persistent_attention {
              ? c.queries_at() + (token * c.own_heads() + head) * c.query_stride()
              : c.new_rows_at() + (token * 2 * c.own_kv_heads() + head - c.own_heads()) * c.dim * 2);
 #pragma unroll
-    for (int j = 0; j < values; ++j) write_half(to + j * 64, from_float<T>(value[j]));
+    for (int j = 0; j < values; ++j) write_value(to + j * 64, from_float<T>(value[j]));
   }
 
   // Rows of the new tokens in the caches, their cosines and sines, and the parts of each sequence:
@@ -153,7 +153,7 @@ struct persistent_attention {
           slot = c.wide_slots ? static_cast<const i64*>(cta.p.slots)[token]
                               : static_cast<const int*>(cta.p.slots)[token];
         if (slot >= cta.p.cache_rows) slot = -1;
-        write_index(cta.shared + c.slots_at() + thread * 8, slot);
+        write_value(cta.shared + c.slots_at() + thread * 8, slot);
       }
       if constexpr (c.rotates) {
         constexpr int pairs = c.rotary / 2;
@@ -163,7 +163,7 @@ struct persistent_attention {
           const float2 turn = turn_of<head_rotation::halves, float>(
               {&position, cta.p.angles, cta.p.table_rows, cta.p.angle_scale}, cta.p.frequencies, 0,
               at % pairs, pairs);
-          write_pair(cta.shared + c.turns_at() + at * 8, turn.x, turn.y);
+          write_value(cta.shared + c.turns_at() + at * 8, turn);
         }
       }
       first_part = cta.split * parts_of_split(cta.keys_of_split(cta.length_of(cta.sequence)));
@@ -192,7 +192,7 @@ struct persistent_attention {
         const vector16 value = read_shared(cta.shared + c.new_rows_at() +
                                            ((token * 2 + of) * c.own_kv_rows() + at) * 2);
         write_shared(stage + row * stride + at * 2, value);
-        const i64 slot = read_index(cta.shared + c.slots_at() + token * 8);
+        const i64 slot = read_value<i64>(cta.shared + c.slots_at() + token * 8);
         if (slot >= 0)
           store(static_cast<T*>(cache) + slot * c.cache_row() +
                     (cta.head_group * c.own_kv_heads() + kv_head) * c.kv_head + lane * 8,
@@ -444,8 +444,8 @@ struct persistent_attention {
       const int at = own * places + place;
       write_shared(sums_at + at * 16, {__float_as_uint(sum[0]), __float_as_uint(sum[1]),
                                        __float_as_uint(sum[2]), __float_as_uint(sum[3])});
-      write_float(most_at + at * 4, most);
-      write_float(totals_at + at * 4, total);
+      write_value(most_at + at * 4, most);
+      write_value(totals_at + at * 4, total);
     }
     cta.sync_consumers();
 #pragma unroll(c.sinks ? c.own_features() : 1)
@@ -460,7 +460,7 @@ struct persistent_attention {
       const float of_sink = all_most;
 #pragma unroll
       for (int part = 0; part < rows; ++part) {
-        of[part] = read_float(most_at + (part * places + at / 4) * 4);
+        of[part] = read_value<float>(most_at + (part * places + at / 4) * 4);
         all_most = fmaxf(all_most, of[part]);
       }
       float all_total = c.sinks ? approximate_exp2(of_sink - all_most) : 0, value = 0;
@@ -468,8 +468,8 @@ struct persistent_attention {
       for (int part = 0; part < rows; ++part) {
         const int from = part * places + at / 4;
         const float factor = approximate_exp2(of[part] - all_most);
-        all_total += factor * read_float(totals_at + from * 4);
-        value += factor * read_float(sums_at + from * 16 + at % 4 * 4);
+        all_total += factor * read_value<float>(totals_at + from * 4);
+        value += factor * read_value<float>(sums_at + from * 16 + at % 4 * 4);
       }
       // A query that sees no key has none of these: zero, as in PyTorch.
       const float result = all_most <= 0.5f * -1e30f ? 0.0f : value / all_total;

@@ -175,7 +175,7 @@ struct persistent_cta {
   static constexpr int all_experts = c.experts + c.shared;
   // The choice of each slot, which the producer has made: experts and weights are in shared memory.
   __device__ __forceinline__ int expert_of(int slot) const {
-    return read_int(shared + c.choices_at() + slot * 4);
+    return read_value<int>(shared + c.choices_at() + slot * 4);
   }
 
   struct no_group {};

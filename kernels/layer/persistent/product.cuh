@@ -83,12 +83,12 @@ struct persistent_sums {
                                                bool adds) {
     if (c.tokens == 1 ? pair > 0 : 2 * pair >= c.tokens) return;
     const u32 at = to + (row * c.token_columns() + 2 * pair) * 4;
-    if (adds) first += read_float(at);
+    if (adds) first += read_value<float>(at);
     if constexpr (c.tokens == 1) {
-      write_float(at, first);
+      write_value(at, first);
     } else {
-      if (adds) second += read_float(at + 4);
-      write_pair(at, first, second);
+      if (adds) second += read_value<float>(at + 4);
+      write_value(at, float2{first, second});
     }
   }
 
@@ -99,7 +99,7 @@ struct persistent_sums {
     float part[c.warps];
 #pragma unroll
     for (int warp = 0; warp < c.warps; ++warp)
-      part[warp] = read_float(from + warp * c.sums_stride());
+      part[warp] = read_value<float>(from + warp * c.sums_stride());
 #pragma unroll
     for (int step = c.warps / 2; step > 0; step /= 2)
 #pragma unroll

@@ -124,7 +124,7 @@ struct persistent_results {
         }
         store_relaxed(to + first + at,
                       from_float<T>(gated_product<activation>(gate, up) *
-                                    read_float(cta.shared + c.weights_at() + slot * 4)));
+                                    read_value<float>(cta.shared + c.weights_at() + slot * 4)));
       }
       return;
     }
@@ -158,7 +158,8 @@ struct persistent_results {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < c.choices + c.shared; ++i)
-      sum += read_float(cta.shared + c.weights_at() + (token * c.of_token() + i) * 4) * bias[i];
+      sum +=
+          read_value<float>(cta.shared + c.weights_at() + (token * c.of_token() + i) * 4) * bias[i];
     return sum;
   }
 
@@ -179,15 +180,8 @@ struct persistent_results {
     float sum = sums::of(cta.shared, block, row % 16, column);
     if constexpr (c.shares_tiles()) {
       const int end = (feature / packed_rows + 1) * c.slots();
-      if (is_down && end > cta.end_down_part()) {
-        u32 word;
-        int spins = 0;
-        do {
-          word = load_relaxed_word(handed + feature * c.tokens + column);
-          count_spin(spins);
-        } while (word == 0);
-        sum += __uint_as_float(~word);
-      }
+      if (is_down && end > cta.end_down_part())
+        sum += wait_for_float(handed + feature * c.tokens + column);
     }
     if constexpr (c.ranks > 0) sum = group.sum_of_ranks(sum, place);
     if (c.out_bias && !is_down) sum += bias[0];
