@@ -125,6 +125,7 @@ struct persistent_product {
                                            bool plain, bool loads, bool by_slot,
                                            [[maybe_unused]] float* handed) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+    constexpr int most_held = held_stages<Weights>;
     // A block of a mixture has a part for each slot.
     const int parts = c.has_experts() && by_slot ? c.slots() : 1;
     typename persistent_input<T, c, norm>::vectors_of_thread vectors;
@@ -133,11 +134,11 @@ struct persistent_product {
       const int end = smaller(k, begin + c.input_length());
       const int part_stages =
           ceil_div(c.has_experts() && by_slot ? c.h : end - begin, Weights::stage_k);
-      const int held = smaller(c.held, blocks * parts * part_stages);
-      typename Weights::fragment first_stages[larger(c.held, 1)];
+      const int held = smaller(most_held, blocks * parts * part_stages);
+      typename Weights::fragment first_stages[larger(most_held, 1)];
       [[maybe_unused]] int taken = 0;  // of those
 #pragma unroll
-      for (int i = 0; i < c.held; ++i) {
+      for (int i = 0; i < most_held; ++i) {
         if (i >= held) break;
         pipeline.wait();
         Weights::hold(first_stages[i], pipeline.buffer());
@@ -172,7 +173,7 @@ struct persistent_product {
           const int before = (block * parts + part) * part_stages;
           if (!Weights::packs && before < held) {
 #pragma unroll
-            for (int i = 0; i < c.held; ++i) {
+            for (int i = 0; i < most_held; ++i) {
               if (i < before || i >= smaller(held, before + part_stages)) continue;
               Weights::multiply(sum, first_stages[i], token_at, has_token, first, last);
               first += Weights::stage_k;
@@ -181,11 +182,11 @@ struct persistent_product {
           }
 #pragma unroll 1
           for (int at = first; at < last; at += Weights::stage_k) {
-            if constexpr (Weights::packs && c.held > 0) {
+            if constexpr (Weights::packs && most_held > 0) {
               typename Weights::fragment of = first_stages[0];
               if (taken < held) {
 #pragma unroll
-                for (int i = 1; i < c.held; ++i) first_stages[i - 1] = first_stages[i];
+                for (int i = 1; i < most_held; ++i) first_stages[i - 1] = first_stages[i];
                 ++taken;
               } else {
                 pipeline.wait();
@@ -222,6 +223,10 @@ struct persistent_product {
  private:
   template <class Weights>
   static constexpr bool shares_tiles = c.shares_tiles() && Weights::packs;
+  // Where packed weights are beside dense ones, these alone wait in registers.
+  template <class Weights>
+  static constexpr int held_stages =
+      Weights::packs && !c.packs_attention && c.packs_network ? 0 : c.held;
 
   // The parts of a CTA's tile `block` of down.
   static __device__ __forceinline__ void own_parts(int block, int& first, int& end) {
