@@ -675,7 +675,10 @@ class packed_sm90_kernel {
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand)
       headers[operand] = load_dependent(p.gemm.b[0][operand]);
-    pipe.wait_full();  // the headers arrive meanwhile
+    // The headers arrive with this warpgroup's first stage.
+    stage_pipeline first = pipe;
+    if constexpr (k_groups > 1) first.advance(place.k_group);
+    first.wait_full();
     bool known = true;
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand)
