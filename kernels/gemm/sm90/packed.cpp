@@ -42,8 +42,6 @@ struct Product {
 };
 
 struct Tile : sm90_packed_config {
-  int split_k = 1;
-
   Tile() = default;
   explicit Tile(const Config& config)
       : sm90_packed_config{.tokens = config.get("tokens"),
@@ -51,8 +49,8 @@ struct Tile : sm90_packed_config {
                            .row_groups = config.get("row_groups"),
                            .k_groups = config.get("k_groups"),
                            .k_blocks = config.get("k_blocks"),
-                           .ctas = config.get("ctas")},
-        split_k(config.get("split_k")) {}
+                           .ctas = config.get("ctas"),
+                           .split_k = config.get("split_k")} {}
 
   std::int64_t row_blocks(std::int64_t n) const { return ceil_div(n, rows()); }
   /// The usual number, where rows have groups.
@@ -73,7 +71,7 @@ struct Tile : sm90_packed_config {
   }
   /// Whether CTAs take several tiles.
   bool takes_several(const Product& product) const {
-    return persistent(product.operands, product.format, product.grouped) && split_k == 1;
+    return persistent(product.operands, product.format, product.grouped);
   }
 };
 
@@ -128,15 +126,16 @@ TypedSpace<Tile> tiles_of(const Product& product, const DeviceFacts& facts) {
                    {"row_groups", "k_groups", "ctas"}, [](const Tile& t) {
                      return t.mma_warpgroups() <= 4 && t.mma_warpgroups() * t.ctas <= 8;
                    });
-  const Tiles::Names shape{"tokens", "tiles", "row_groups", "k_groups", "k_blocks", "ctas"};
-  space.constraint("accumulators, operands and codes fit into a thread's registers", shape,
+  const Tiles::Names registers{"tokens", "tiles", "row_groups", "k_groups", "k_blocks", "ctas"};
+  space.constraint("accumulators, operands and codes fit into a thread's registers", registers,
                    [=](const Tile& t) {
                      // ptxas wants an MMA's accumulators to fit at launch, too.
                      return t.registers(operands, format) <= t.mma_registers() &&
                             t.tokens / 2 + 16 <= t.launch_registers();
                    });
   space.constraint(
-      "three stages at the least, and the accumulators on their way, fit into shared memory", shape,
+      "three stages at the least, and the accumulators on their way, fit into shared memory",
+      {"tokens", "tiles", "row_groups", "k_groups", "k_blocks", "ctas", "split_k"},
       [=](const Tile& t) {
         return t.stages(operands, format) >= 3 &&
                t.shared_bytes(operands, format) <= t.most_shared();
@@ -337,16 +336,17 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
                                    offsetof(packed_params, gemm) + offsetof(gemm_params, group_m),
                                std::int32_t{std::max(1, band_tokens / tile.tokens)}});
   const std::int64_t resident = std::int64_t{facts.multiprocessors} * tile.ctas;
-  KernelLaunch& launch = append_gemm(
-      program, "gemm/sm90/packed.cu",
-      fmt::format("packed_sm90<{}, {}, "
-                  "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}}}>",
-                  template_argument(form_of(gemm)), template_argument(format), tile.tokens,
-                  tile.tiles, tile.row_groups, tile.k_groups, tile.k_blocks, tile.ctas),
-      tile.takes_several(product) && resident > 0 ? std::min(works, resident) : works,
-      tile.threads(), std::move(parameters));
+  KernelLaunch& launch =
+      append_gemm(program, "gemm/sm90/packed.cu",
+                  fmt::format("packed_sm90<{}, {}, "
+                              "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}, {}}}>",
+                              template_argument(form_of(gemm)), template_argument(format),
+                              tile.tokens, tile.tiles, tile.row_groups, tile.k_groups,
+                              tile.k_blocks, tile.ctas, tile.split_k),
+                  tile.takes_several(product) && resident > 0 ? std::min(works, resident) : works,
+                  tile.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(operands, format));
-  launch.programmatic = gemm.follows;
+  begin_packed(launch, gemm, facts, std::int64_t{launch.grid.x} * tile.split_k * tile.row_tiles());
   split_launch(program, launch, facts, tile.split_k, 0);
 }
 
