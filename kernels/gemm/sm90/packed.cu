@@ -44,6 +44,14 @@
 
 namespace fftune {
 
+// Instead of cluster_arrive(), where cluster_wait() is for barriers that the other blocks
+// initialised, with barrier_init_fence(): no other access is ordered.
+__device__ __forceinline__ void cluster_arrive_initialised() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
 template <gemm_form form, packed_form format, sm90_packed_config config>
 class packed_sm90_kernel {
   using T = element_type<form.ab>;
