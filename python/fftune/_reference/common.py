@@ -1,4 +1,4 @@
-"""What the definitions of several ops share: activations, rows, quantised numbers."""
+"""Activations, rows and quantised numbers that the definitions of several ops share."""
 import torch
 import torch.nn.functional as F
 from torch import Tensor
