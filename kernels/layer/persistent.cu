@@ -197,6 +197,7 @@ struct persistent_layers {
       T* const mid = reinterpret_cast<T*>(set + c.mid_at(cta.p.cache));
       T* const hidden = reinterpret_cast<T*>(set + c.hidden_at(cta.p.cache));
       float* const handed = reinterpret_cast<float*>(set + c.handed_at(cta.p.cache));
+      float* const handed_ups = reinterpret_cast<float*>(set + c.handed_ups_at(cta.p.cache));
       T* const y = end ? static_cast<T*>(cta.p.y) : reinterpret_cast<T*>(set + c.y_at(cta.p.cache));
 #pragma unroll 1
       for (int at = 0; at < (is_head           ? ceil_div(ids, ids_at_once)
@@ -209,8 +210,10 @@ struct persistent_layers {
                                ? ceil_div(cta.rows_of_block(c.qkv_rows(), c.attention_unit()), 16)
                            : is_head           ? ceil_div(some_ids, 16)
                            : product == router ? ceil_div(cta.rows_of_block(c.router_rows(), 1), 16)
-                           : product == gate_up ? ceil_div(cta.hidden_rows(), 8)
-                           : product == down    ? down_blocks
+                           : product == gate_up ? c.shares_pairs()
+                                                      ? cta.end_gate_up() - cta.first_gate_up()
+                                                      : ceil_div(cta.hidden_rows(), 8)
+                           : product == down ? down_blocks
                                                 : ceil_div(out_rows, 16);
         const int k = product == out_product ? c.q_rows() : product == down ? c.hidden() : c.d;
         const T* const from = product == qkv_product   ? x
@@ -222,6 +225,11 @@ struct persistent_layers {
         const bool normalises = product != out_product && product != down;
         const bool plain = product == qkv_product && layer == 0, by_slot = product == down;
         const bool of_network = product == gate_up || product == down;
+        float* const hands = product == down && cta.parts_before() > 0
+                                 ? handed + (cta.first_down() - packed_rows) * c.tokens
+                             : product == gate_up && cta.begins_with_up()
+                                 ? handed_ups + cta.first_hidden() - packed_rows
+                                 : nullptr;
         typename persistent_results<T, c, activation>::biases biases;
         if constexpr (c.bias) {
           if (product == qkv_product) results.load_qkv_biases(biases, of);
@@ -244,13 +252,13 @@ struct persistent_layers {
         if (!c.keeps_residual() && product == down) residual = results.residual_of(mid, true);
         if (c.packs_head && is_head)
           matrix.template multiply<head_weights>(from, k, blocks, normalises, plain, loads, by_slot,
-                                                 handed);
+                                                 hands);
         else if ((c.packs_network && of_network) || (c.packs_attention && product < router))
           matrix.template multiply<layer_weights>(from, k, blocks, normalises, plain, loads,
-                                                  by_slot, handed);
+                                                  by_slot, hands);
         else if (!packs_all)
           matrix.template multiply<dense_weights>(from, k, blocks, normalises, plain, loads,
-                                                  by_slot, handed);
+                                                  by_slot, hands);
         if (product == qkv_product) {
           float* const qkv = reinterpret_cast<float*>(set);
           float* const partial = reinterpret_cast<float*>(set + c.partial_at());
@@ -274,7 +282,7 @@ struct persistent_layers {
                               : cta.chooses()          ? cta.p.token.final_norm
                                                        : nullptr,
                               of.ffn_post_norm);
-          results.finish_hidden(biases, hidden);
+          results.finish_hidden(biases, handed_ups, hidden);
         } else if (is_head) {
           if constexpr (c.has_head()) head.finish_logits(best, scores, first_id, some_ids);
         } else {
