@@ -136,6 +136,13 @@ struct persistent_cta {
   static __device__ __forceinline__ bool begins_with_up() {
     return c.shares_pairs() && first_gate_up() % 2 != 0;
   }
+  static __device__ __forceinline__ int gate_up_blocks() {
+    return c.shares_pairs() ? end_gate_up() - first_gate_up() : ceil_div(hidden_rows(), 8);
+  }
+  // Where its sums go among those [all_hidden] that CTAs hand over; or null.
+  static __device__ __forceinline__ float* given_ups(float* handed) {
+    return begins_with_up() ? handed + first_hidden() - packed_rows : nullptr;
+  }
   // The CTA's parts of down, of packed experts, and how many parts of its first tile it leaves to
   // the CTA before it, which owns the tile.
   static __device__ __forceinline__ int first_down_part() { return c.first_part(blockIdx.x); }
@@ -153,6 +160,13 @@ struct persistent_cta {
   static __device__ __forceinline__ int first_down() { return first_down_of(blockIdx.x); }
   static __device__ __forceinline__ int down_rows() {
     return first_down_of(blockIdx.x + 1) - first_down();
+  }
+  static __device__ __forceinline__ int down_blocks() {
+    return ceil_div(down_rows(), 16) + (parts_before() > 0 ? 1 : 0);
+  }
+  // Where the sums of the tile go that it does not own, among those [d, tokens]; or null.
+  static __device__ __forceinline__ float* given_sums(float* handed) {
+    return parts_before() > 0 ? handed + (first_down() - packed_rows) * c.tokens : nullptr;
   }
   // The first of a CTA's rows of the residual stream behind attention or down, and their number.
   static __device__ __forceinline__ int first_residual(bool is_down) {

@@ -119,11 +119,11 @@ struct persistent_product {
   // in shared memory. With `loads` false the activations of the product before are there.
   // `by_slot`: k are the features of each slot, one after the other, which are multiplied by the
   // slot's token alone.
-  // `handed`: where sums of the first tile go if another CTA owns it; or null.
+  // `given`: where sums of the first tile go if another CTA owns it; or null.
   template <class Weights>
   __device__ __forceinline__ void multiply(const T* from, int k, int blocks, bool normalises,
                                            bool plain, bool loads, bool by_slot,
-                                           [[maybe_unused]] float* handed) {
+                                           [[maybe_unused]] float* given) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
     constexpr int most_held = held_stages<Weights>;
     // A block of a mixture has a part for each slot.
@@ -213,7 +213,7 @@ struct persistent_product {
           persistent_sums<c>::store(to, Weights::row(group, half), pair, total[2 * half],
                                     total[2 * half + 1], begin > 0);
         if constexpr (c.shares_tiles() || c.shares_pairs()) {
-          if (block == 0 && handed != nullptr) hand_over(handed, by_slot);
+          if (block == 0 && given != nullptr) hand_over(given, by_slot);
         }
       }
       cta.sync_consumers();
