@@ -305,7 +305,7 @@ struct persistent_layers {
     }
     if constexpr (c.post_norms) {
       if (!cta.chooses()) {
-        typename persistent_input<T, c, norm>::vectors_of_thread vectors;
+        vector16 vectors[persistent_input<T, c, norm>::vectors_of(c.packs())];
         input.load(vectors, false, x, c.d, 0, c.d, true, false, true);
       }
     }

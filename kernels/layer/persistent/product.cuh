@@ -128,7 +128,7 @@ struct persistent_product {
     constexpr int most_held = held_stages<Weights>;
     // A block of a mixture has a part for each slot.
     const int parts = c.has_experts() && by_slot ? c.slots() : 1;
-    typename persistent_input<T, c, norm>::vectors_of_thread vectors;
+    vector16 vectors[persistent_input<T, c, norm>::vectors_of(Weights::packs)];
 #pragma unroll 1
     for (int begin = 0; begin < k; begin += c.input_length()) {
       const int end = smaller(k, begin + c.input_length());
