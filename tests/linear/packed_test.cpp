@@ -495,6 +495,33 @@ TEST_CASE("weights with f32 scales are rounded once on a GPU", "[gpu]") {
       }
 }
 
+TEST_CASE("a scale of mxfp4 weights changes nothing but exponents on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const std::int64_t m : {2, 100}) {
+    const Problem problem =
+        canonical(linear_op(), problem_of({m, 192, 48}, DType::bf16, {{"weights", "mxfp4"}}),
+                  DeviceKind::cuda);
+    OpRun run(*backend, linear_op(), problem);
+    const auto executables =
+        run.compile(linear_op(), problem, default_recipe(linear_op(), problem, backend->facts()));
+    const auto with_scale = [&](int byte) {
+      run.set("w_scale",
+              std::vector<float>(run.values("w_scale").size(), static_cast<float>(byte)));
+      run.run(executables);
+      return run.values("y");
+    };
+    const std::vector<float> of_one = with_scale(127);
+    for (const int byte : {27, 60, 120, 128, 160}) {
+      CAPTURE(m, byte);
+      std::vector<float> expected;
+      for (const float value : of_one) expected.push_back(std::ldexp(value, byte - 127));
+      CHECK(with_scale(byte) == expected);
+    }
+    for (const float value : with_scale(255)) REQUIRE(std::isnan(value));
+  }
+}
+
 TEST_CASE("a packed weight of another layout gives NaN on a GPU", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");

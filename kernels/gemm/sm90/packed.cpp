@@ -82,8 +82,9 @@ struct Tile : sm90_packed_config {
 std::vector<std::int64_t> token_choices(const Product& product) {
   std::vector<std::int64_t> choices;
   if (product.grouped) {
-    for (const std::int64_t tokens : {8, 16, 32, 64, 96, 128, 192, 256})
-      if (tokens == 8 || static_cast<double>(tokens) < 4 * product.usual_rows)
+    for (std::int64_t tokens = 8; tokens <= 256; tokens += 8)
+      if ((tokens <= 152 || tokens % 64 == 0) &&
+          (tokens == 8 || static_cast<double>(tokens) < 4 * product.usual_rows))
         choices.push_back(tokens);
     return choices;
   }

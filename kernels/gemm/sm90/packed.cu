@@ -37,6 +37,7 @@
 #include "gemm/packed/codes.cuh"
 #include "gemm/packed/group_rows.cuh"
 #include "gemm/sm90/packed_config.cuh"
+#include "gemm/sm90/wgmma_widths.cuh"
 
 namespace fftune {
 
@@ -354,8 +355,8 @@ class packed_sm90_kernel {
           const u64 at = tokens + ((step / 4 * config.tokens * 128 + step % 4 * 32) >> 4);
           wgmma_fence();
           float(&into)[values] = separate_sums ? part[unit] : sum[unit];
-          wgmma_registers<T, config.tokens>(into, first, at, !separate_sums || batch > 0);
-          wgmma_registers<T, config.tokens>(into, second, at + (32 >> 4), 1);
+          wgmma_of_width<T, config.tokens>(into, first, at, !separate_sums || batch > 0);
+          wgmma_of_width<T, config.tokens>(into, second, at + (32 >> 4), 1);
           wgmma_commit();
         }
       }
