@@ -62,9 +62,21 @@ void check_schema(FieldReader& fields) {
                             version, preset_schema, FFTUNE_VERSION));
 }
 
-std::vector<std::filesystem::path> json_files(const std::filesystem::path& folder,
-                                              std::vector<PresetFile>& unreadable) {
-  std::vector<std::filesystem::path> files;
+/// "nvidia-h200" of "presets/nvidia-h200/", and of "." there.
+std::string name_of(const std::filesystem::path& folder) {
+  std::error_code error;
+  const auto whole = std::filesystem::canonical(folder, error);
+  return (error ? folder : whole).filename().string();
+}
+
+/// A folder of presets, and one of its devices: `devices` are the files below the first's folders,
+/// `own` those of the second.
+struct Listing {
+  std::vector<std::filesystem::path> devices, own;
+};
+
+Listing json_files(const std::filesystem::path& folder, std::vector<PresetFile>& unreadable) {
+  Listing listing;
   const auto complain = [&](const std::filesystem::path& path, const std::error_code& error) {
     PresetFile file;
     file.path = path;
@@ -81,16 +93,18 @@ std::vector<std::filesystem::path> json_files(const std::filesystem::path& folde
     }
     if (error) complain(path, error);
   };
+  const auto add = [](const std::filesystem::directory_entry& file, auto& files) {
+    const auto name = file.path().filename().string();
+    if (name.front() != '.' && file.path().extension() == ".json") files.push_back(file.path());
+  };
   list(folder, [&](const std::filesystem::directory_entry& device) {
     std::error_code ignored;  // not a folder: no device's
-    if (!device.is_directory(ignored)) return;
-    list(device.path(), [&](const std::filesystem::directory_entry& file) {
-      const auto name = file.path().filename().string();
-      if (name.front() != '.' && file.path().extension() == ".json") files.push_back(file.path());
-    });
+    if (!device.is_directory(ignored)) return add(device, listing.own);
+    list(device.path(), [&](const auto& file) { add(file, listing.devices); });
   });
-  std::sort(files.begin(), files.end());
-  return files;
+  std::sort(listing.devices.begin(), listing.devices.end());
+  std::sort(listing.own.begin(), listing.own.end());
+  return listing;
 }
 
 }  // namespace
@@ -130,16 +144,29 @@ std::vector<PresetFile> read_preset_folder(const std::filesystem::path& folder) 
   const auto status = std::filesystem::status(folder, error);
   if (status.type() == std::filesystem::file_type::not_found) return files;
   if (status.type() == std::filesystem::file_type::regular) return {read_preset_file(folder)};
-  for (const auto& path : json_files(folder, files)) {
-    auto file = read_preset_file(path);
-    const auto place = path.parent_path().filename().string();
-    if (!file.device.slug.empty() && (file.device.slug != place || file.op != path.stem()))
+  const auto add = [&files](PresetFile file, const std::string& place) {
+    if (!file.device.slug.empty() && (file.device.slug != place || file.op != file.path.stem()))
       file.misplaced =
           fmt::format("{}: it is the file of {}/{}.json and is read as such: move it there",
-                      path.string(), file.device.slug, file.op);
+                      file.path.string(), file.device.slug, file.op);
     files.push_back(std::move(file));
-  }
+  };
+  const Listing listing = json_files(folder, files);
+  for (const auto& path : listing.devices)
+    add(read_preset_file(path), path.parent_path().filename().string());
+  if (!listing.devices.empty()) return files;
+  const std::string place = name_of(folder);
+  std::vector<PresetFile> own;
+  for (const auto& path : listing.own) own.push_back(read_preset_file(path));
+  if (std::any_of(own.begin(), own.end(),
+                  [&](const PresetFile& file) { return file.device.slug == place; }))
+    for (PresetFile& file : own) add(std::move(file), place);
   return files;
+}
+
+std::filesystem::path preset_path(const std::filesystem::path& folder, const std::string& slug,
+                                  const std::string& op) {
+  return (name_of(folder) == slug ? folder : folder / slug) / (op + ".json");
 }
 
 std::string preset_text(const PresetDevice& device, const std::string& op,

@@ -24,10 +24,15 @@ struct PresetFile {
 /// is a complaint.
 PresetFile read_preset_file(const std::filesystem::path& path);
 
-/// Every `*/*.json` below `folder`, sorted by path. A folder that is not there has no files.
+/// Every `*/*.json` below `folder`, sorted by path; every `*.json` of a folder that is a device's,
+/// which has its name. A folder that is not there has no files.
 std::vector<PresetFile> read_preset_folder(const std::filesystem::path& folder);
 
-/// Adds or replaces the records (equal compared_part() of the problem) in <folder>/<slug>/<op>.json
+/// <folder>/<slug>/<op>.json, or <folder>/<op>.json where `folder` has the device's name.
+std::filesystem::path preset_path(const std::filesystem::path& folder, const std::string& slug,
+                                  const std::string& op);
+
+/// Adds or replaces the records (equal compared_part() of the problem) in the file of preset_path()
 /// under a lock and publishes the whole file by an atomic rename; returns its path. An existing
 /// file that cannot be read whole is an Error(invalid_input) and is left as it is. Throws
 /// Error(io).
@@ -37,8 +42,9 @@ std::filesystem::path merge_preset_records(const std::filesystem::path& folder,
                                            const LockWait& wait = {},
                                            const Comparison& comparison = {});
 
-/// Makes <folder>/<slug>, takes the lock once, and throws what merge_preset_records() would throw
-/// of the file that is there: for work, or a merge into several files, to fail before it begins.
+/// Makes the device's folder, takes the lock once, and throws what merge_preset_records() would
+/// throw of the file that is there: for work, or a merge into several files, to fail before it
+/// begins.
 void require_mergeable(const std::filesystem::path& folder, const PresetDevice& device,
                        const std::string& op, const LockWait& wait = {});
 

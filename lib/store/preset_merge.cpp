@@ -50,16 +50,16 @@ std::vector<PresetRecord> values(const std::map<Problem, PresetRecord>& records)
   return all;
 }
 
-/// Makes <folder>/<slug> and returns it.
-std::filesystem::path made_place(const std::filesystem::path& folder, const PresetDevice& device) {
-  auto place = folder / device.slug;
+/// The lock of a preset file, in its folder, which is made.
+std::filesystem::path lock_path(const std::filesystem::path& path) {
+  const auto place = path.parent_path();
   std::error_code error;
   std::filesystem::create_directories(place, error);
   if (error)
     throw Error(ErrorKind::io,
                 fmt::format("cannot create the folder '{}': {}: choose one that you may write to",
                             place.string(), error.message()));
-  return place;
+  return place / ("." + path.stem().string() + ".lock");
 }
 
 /// The file as it is, checked; nothing if there is none.
@@ -77,9 +77,8 @@ std::optional<PresetFile> existing_file(const std::filesystem::path& path,
 
 void require_mergeable(const std::filesystem::path& folder, const PresetDevice& device,
                        const std::string& op, const LockWait& wait) {
-  const auto place = made_place(folder, device);
-  const auto path = place / (op + ".json");
-  const FileLock lock(place / ("." + op + ".lock"), wait);
+  const auto path = preset_path(folder, device.slug, op);
+  const FileLock lock(lock_path(path), wait);
   existing_file(path, device, op);
   require_replaceable(path);
 }
@@ -102,7 +101,7 @@ std::map<std::filesystem::path, Destination> destinations_of(
     const std::filesystem::path& folder, const std::vector<PresetBatch>& batches) {
   std::map<std::filesystem::path, Destination> destinations;
   for (const auto& batch : batches) {
-    const auto path = folder / batch.device.slug / (batch.op + ".json");
+    const auto path = preset_path(folder, batch.device.slug, batch.op);
     auto& destination = destinations[path];
     if (!destination.path.empty()) {
       const auto aliases = united(destination.device.aliases, batch.device.aliases);
@@ -122,10 +121,8 @@ std::map<std::filesystem::path, Destination> destinations_of(
   return destinations;
 }
 
-void lock_and_stage(const std::filesystem::path& folder, Destination& destination,
-                    const LockWait& wait) {
-  const auto place = made_place(folder, destination.device);
-  destination.lock = std::make_unique<FileLock>(place / ("." + destination.op + ".lock"), wait);
+void lock_and_stage(Destination& destination, const LockWait& wait) {
+  destination.lock = std::make_unique<FileLock>(lock_path(destination.path), wait);
   if (auto existing = existing_file(destination.path, destination.device, destination.op)) {
     destination.records.merge(by_compared_part(existing->records, destination.comparison));
     // The caller's facts were just read from the device, so they replace the old; aliases are
@@ -143,7 +140,7 @@ std::vector<std::filesystem::path> merge_preset_batches(const std::filesystem::p
                                                         const std::vector<PresetBatch>& batches,
                                                         const LockWait& wait) {
   auto destinations = destinations_of(folder, batches);
-  for (auto& [path, destination] : destinations) lock_and_stage(folder, destination, wait);
+  for (auto& [path, destination] : destinations) lock_and_stage(destination, wait);
   try {
     for (auto& [path, destination] : destinations) destination.staged->publish();
   } catch (...) {
@@ -152,7 +149,7 @@ std::vector<std::filesystem::path> merge_preset_batches(const std::filesystem::p
   }
   std::vector<std::filesystem::path> paths;
   for (const auto& batch : batches)
-    paths.push_back(folder / batch.device.slug / (batch.op + ".json"));
+    paths.push_back(preset_path(folder, batch.device.slug, batch.op));
   return paths;
 }
 

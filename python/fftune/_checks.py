@@ -88,6 +88,16 @@ def expect_dims(op: str, name: str, tensor: Tensor, shape: str) -> None:
         raise Error(f"{op}: {name} is {list(tensor.shape)}: give {shape}")
 
 
+def spread(mask: Tensor | None, batch: int, queries: int, keys: int) -> Tensor | None:
+    """A mask of scores [batch, heads, queries, keys], as PyTorch broadcasts one that has fewer dimensions,
+    or one element along a dimension. Its heads stay 1 where they are."""
+    if mask is None or mask.dim() > 4:
+        return mask
+    mask = mask[(None,) * (4 - mask.dim())]
+    full = (batch, mask.shape[1], queries, keys)
+    return mask.expand([new if own == 1 else own for own, new in zip(mask.shape, full)])
+
+
 def expect(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...],
            dtype: torch.dtype | None = None) -> None:
     """That a tensor has this shape, and this type where the table has no word on it."""

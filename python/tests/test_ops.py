@@ -1,5 +1,6 @@
 """Every custom op: values beside the references, gradients, and what torch.compile needs of it."""
 import inspect
+import math
 import threading
 
 import pytest
@@ -396,6 +397,30 @@ def test_a_packed_mask_says_what_the_mask_says():
     packed = ops.pack_mask(mask)
     assert packed[1][0, 0].tolist() == [[0, 2], [2, 2]]
     assert torch.equal(ops.attention(q, k, v, packed), ops.attention(q, k, v, mask))
+
+
+@pytest.mark.parametrize(
+    "shape", ((1, 1, 9, 11), (1, 4, 9, 11), (3, 1, 1, 11), (9, 11), (1, 11), (1, 9, 1)), ids=str)
+def test_masks_are_broadcast_as_pytorchs(shape):
+    q, k, v = (torch.randn(3, tokens, heads, 8, requires_grad=True)
+               for tokens, heads in ((9, 4), (11, 2), (11, 2)))
+    mask = torch.arange(math.prod(shape)).reshape(shape) % 3 != 1
+    bias = torch.randn(shape)
+    swapped = [t.transpose(1, 2) for t in (q, k, v)]
+    for given in {"mask": mask}, {"bias": bias}:
+        ours = ops.attention(q, k, v, **given)
+        theirs = F.scaled_dot_product_attention(
+            *swapped, attn_mask=next(iter(given.values())), enable_gqa=True).transpose(1, 2)
+        seen = ~theirs.isnan()  # a query without keys has zeros in ours
+        assert error(ours * seen, theirs.where(seen, torch.zeros(()))) < 1e-6
+    scores = torch.randn(3, 4, 9, 11)
+    hidden = scores.masked_fill(~mask, -math.inf).softmax(-1).nan_to_num(0)
+    assert error(ops.masked_softmax(scores, mask), hidden) < 1e-6
+    ops.attention(q, k, v, mask).sum().backward()
+    own, full = v.grad.clone(), mask.expand(3, mask.shape[-3] if mask.dim() > 2 else 1, 9, 11)
+    v.grad = None
+    ops.attention(q, k, v, full.contiguous()).sum().backward()
+    assert torch.equal(own, v.grad) and own.any()
 
 
 @pytest.mark.parametrize("keys", (1, 33, 64, 70, 128, 129, 200))

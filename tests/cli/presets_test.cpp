@@ -49,6 +49,33 @@ TEST_CASE("records are shown, merged and compared") {
   CHECK(sandbox.fftune("presets diff presets copy --exit-code").code == 1);
 }
 
+TEST_CASE("every command that takes a folder of presets takes one of its devices' folders") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1");
+  const std::string device = "presets/" + path.parent_path().filename().string();
+  const auto good = [&](const std::string& words, const std::string& prints) {
+    const Finished done = sandbox.fftune(words);
+    INFO(words << "\n" << done.err);
+    CHECK(done.code == 0);
+    CHECK(done.out.find(prints) != std::string::npos);
+    CHECK(done.err.find("move it there") == std::string::npos);
+  };
+  good("presets show " + device, "m=1");
+  good("presets validate " + device + "/", "1 file, 1 readable record, 0 faults");
+  good("presets diff presets " + device, "no differences");
+  good("presets install " + device, "ffn.json");
+  good("check --quick --device cpu --presets " + device, "1 record: 1 passed");
+  good("report --out page.html " + device, "");
+  CHECK(text_of(sandbox.folder() / "page.html").find("m=1") != std::string::npos);
+  good("tune-presets --list --again --device cpu " + device, "m=1");
+  good("devices --presets " + device, device + "/ffn.json");
+  // Those that write put records into the folder's files, and make no folder in it.
+  good("refresh --all --device cpu --out " + device, device + "/ffn.json");
+  good("presets merge presets --out " + device, "");
+  for (const auto& entry : std::filesystem::directory_iterator(path.parent_path()))
+    CHECK(entry.path() == path);
+}
+
 TEST_CASE("presets show says of records that are not decided why") {
   const Sandbox sandbox;
   const auto path = sandbox.tuned("1,4");

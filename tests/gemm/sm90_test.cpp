@@ -24,8 +24,8 @@
 #include "kernels/gemm/sm90/space.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
+#include "support/ptx.hpp"
 #include "support/space_reads.hpp"
-#include "support/temporary_folder.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -132,64 +132,28 @@ Launched launch_of(const GemmProblem& gemm, const Config& config) {
   return launched;
 }
 
-/// The PTX of a GEMM's kernels in the default configuration, which is in their images.
-std::string ptx_of(const GemmProblem& gemm) {
-  const testing::TemporaryFolder folder;
-  const auto compiler =
-      make_cuda_compiler("sm_90a", *builtin_catalog().sources, {folder.path(), {}});
-  const Config config = sm90_engine.search.default_config({gemm}, hopper());
-  const CompileReport report = compiler->compile(launch_of(gemm, config).program);
-  REQUIRE(report.failure == "");
-  std::string text;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
-    if (entry.path().extension() == ".cubin") {
-      std::ifstream file(entry.path(), std::ios::binary);
-      text.append(std::istreambuf_iterator<char>(file), {});
-    }
-  std::replace(text.begin(), text.end(), '\0', '\n');  // between the lines of PTX
-  return text;
+template <typename Predicate>
+Config first_config(const GemmProblem& gemm, const Predicate& predicate) {
+  const std::vector<Config> configs = sm90::space(gemm, hopper()).feasible();
+  const auto found = std::find_if(configs.begin(), configs.end(), [&](const Config& config) {
+    return predicate(sm90::Tile(config));
+  });
+  REQUIRE(found != configs.end());
+  return *found;
 }
 
-/// Reads of shared memory by TMA or wgmma that may miss what threads wrote there: on some way to
-/// them, loops aside, no proxy fence is behind the writes. A thread writes and reads behind the
-/// same wait. Rows that cp.async copies come with a barrier, so that each wait for one needs a
-/// fence before the MMAs. Without branches, the order of the text is the only way: where a fence
-/// and the read depend on the same condition.
-std::vector<std::string> unfenced_reads(const std::string& ptx, bool follows_branches) {
-  struct State {
-    bool reached = true, fenced = true, written = false;
-    void add(const State& other) {
-      if (!other.reached) return;
-      fenced = (!reached || fenced) && other.fenced;
-      written = (reached && written) || other.written;
-      reached = true;
-    }
-  };
-  const bool gathers = ptx.find("cp.async.cg.shared") != ptx.npos;
-  std::vector<std::string> found;
-  std::map<std::string, State> at_labels;
-  State state;
-  std::istringstream lines(ptx);
-  for (std::string line; std::getline(lines, line);) {
-    const auto has = [&](const char* words) { return line.find(words) != line.npos; };
-    const bool is_label = line.starts_with("$L") && line.ends_with(":");
-    const auto target = has("bra") ? line.find("$L") : line.npos;
-    if (follows_branches && is_label) {
-      const auto from = at_labels.find(line.substr(0, line.size() - 1));
-      if (from != at_labels.end()) state.add(from->second);
-    } else if (follows_branches && target != line.npos) {
-      at_labels.try_emplace(line.substr(target, line.find(';') - target), State{false, true, false})
-          .first->second.add(state);
-      if (!has("@")) state = {false, true, false};
-    }
-    if (has("mbarrier.try_wait")) state.fenced = state.written = false;
-    if (has("st.shared") || has("stmatrix")) state.written = true;
-    if (has("fence.proxy.async.shared")) state.fenced = true, state.written = false;
-    const bool multiplies = has("wgmma.mma_async");
-    const bool reads = multiplies || (has("cp.async.bulk.tensor") && has(".global.shared"));
-    if (reads && (state.written || (multiplies && gathers && !state.fenced))) found.push_back(line);
+/// Without NVRTC the test skips.
+template <typename Check>
+void check_ptx(const GemmProblem& gemm, const Config& config, const Check& check) {
+  std::string ptx;
+  try {
+    ptx = ptx_of(launch_of(gemm, config).program, *builtin_catalog().sources);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::unavailable) throw;
+    FFTUNE_SKIP(error.what());
   }
-  return found;
+  CAPTURE(template_argument(form_of(gemm)));
+  check(ptx);
 }
 
 }  // namespace
@@ -209,20 +173,38 @@ TEST_CASE("sm90 kernels have a proxy fence between what threads write and TMA or
   for (const GemmProblem& gemm :
        {plain, grouped_rows(plain, 2), grouped_rows(plain, 40), grouped_reduction(plain, 2), sorted,
         in_fp8(gated(256, 256, 256), Scaling::block), gradient}) {
-    std::string ptx;
-    try {
-      ptx = ptx_of(gemm);
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::unavailable) throw;
-      FFTUNE_SKIP(error.what());
-    }
-    CAPTURE(template_argument(form_of(gemm)));
-    CHECK(ptx.find("wgmma.mma_async") != ptx.npos);
-    CHECK(ptx.find("fence.proxy.async.shared") != ptx.npos);
-    // A tile of grouped rows is gathered or not, and stored whole or not.
-    const bool conditional = gemm.groups.by == Grouping::rows;
-    CHECK(unfenced_reads(ptx, !conditional) == std::vector<std::string>());
+    check_ptx(gemm, sm90_engine.search.default_config({gemm}, hopper()), [&](const auto& ptx) {
+      CHECK(ptx.find("wgmma.mma_async") != ptx.npos);
+      CHECK(ptx.find("fence.proxy.async.shared") != ptx.npos);
+      // A tile of grouped rows is gathered or not, and stored whole or not.
+      const bool conditional = gemm.groups.by == Grouping::rows;
+      CHECK(unfenced_reads(ptx, {.follows_branches = !conditional}) == std::vector<std::string>());
+    });
   }
+}
+
+TEST_CASE("CTAs that multicast to each other end when their stages are released") {
+  const GemmProblem plain = gemm_of(512, 512, 256);
+  GemmProblem sorted = grouped_reduction(plain, 40);
+  sorted.a_sorted = sorted.b_sorted = true;
+  // Operands by TMA, with B by itself, and of a grouped reduction, gathered or not.
+  for (const GemmProblem& gemm :
+       {plain, gated(512, 512, 256), grouped_rows(plain, 2), grouped_reduction(plain, 2), sorted}) {
+    const auto is_cluster = [](const sm90::Tile& tile) {
+      return tile.cluster_m * tile.cluster_n > 1;
+    };
+    check_ptx(gemm, first_config(gemm, is_cluster), [](const auto& ptx) {
+      CHECK(ptx.find(".multicast::cluster") != ptx.npos);
+      CHECK(waits_behind_loads(ptx));
+    });
+  }
+}
+
+TEST_CASE("rows that are stored to be loaded again have a proxy fence in between") {
+  const GemmProblem gemm = grouped_rows(gemm_of(512, 512, 256), 2);
+  const auto reuses = [](const sm90::Tile& tile) { return tile.a_reuse > 1; };
+  check_ptx(gemm, first_config(gemm, reuses),
+            [](const auto& ptx) { CHECK(ptx.find("fence.proxy.async.global") != ptx.npos); });
 }
 
 TEST_CASE("the shared-memory plan is in order, each part aligned", "[gemm]") {

@@ -156,3 +156,27 @@ TEST_CASE("a folder of presets is read in order, whatever is in it") {
   // A path to a file is that file.
   REQUIRE(read_preset_folder(files[3].path).at(0).records.size() == 1);
 }
+
+TEST_CASE("a device's folder is read, and written, as the one of presets above it") {
+  const testing::TemporaryFolder folder;
+  const auto record = example::record(example::ffn(16));
+  const auto path = merge_preset_records(folder.path(), example::device(), "ffn", {record});
+  const auto place = path.parent_path();
+  example::write(place / "linear.json", "{");
+  for (const auto& name : {place, place / "", place / "."}) {
+    INFO(name);
+    const auto files = read_preset_folder(name);
+    REQUIRE(files.size() == 2);
+    REQUIRE(files[0].records.size() == 1);
+    REQUIRE(files[0].misplaced.empty());
+    REQUIRE(files[1].complaints.at(0).find("linear.json") != std::string::npos);
+    REQUIRE(std::filesystem::equivalent(
+        merge_preset_records(name, example::device(), "ffn", {record}), path));
+    require_mergeable(name, example::device(), "ffn");
+    REQUIRE_FALSE(std::filesystem::exists(place / example::device().slug));
+  }
+  // Other JSON files make no folder a device's, nor does a file of another device.
+  example::write(folder.path() / "other" / "ffn.json",
+                 preset_text(example::device(), "ffn", {record}));
+  REQUIRE(read_preset_folder(folder.path() / "other").empty());
+}

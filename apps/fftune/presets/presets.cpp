@@ -48,7 +48,7 @@ std::vector<PresetFile> preset_files(const std::vector<std::string>& paths) {
     if (below.empty())
       throw Error(ErrorKind::invalid_input,
                   fmt::format("{} holds no <device>/<op>.json: give the folder that the devices' "
-                              "folders are in",
+                              "folders are in, or one of them",
                               path));
     for (PresetFile& file : below) files.push_back(std::move(file));
   }
@@ -165,7 +165,7 @@ PresetLibrary load_presets(const std::string& value, const Session& session) {
   if (!value.empty() && library.files().empty())
     throw Error(ErrorKind::invalid_input,
                 fmt::format("--presets {} holds no <device>/<op>.json: give the folder that the "
-                            "devices' folders are in",
+                            "devices' folders are in, or one of them",
                             value));
   return library;
 }

@@ -67,7 +67,7 @@ void add_folder(const fs::path& folder, std::size_t path, const Catalog& catalog
   if (files.empty() && journals.empty())
     throw Error(ErrorKind::invalid_input,
                 fmt::format("{} holds no <device>/<op>.json and no journal: give the folder that "
-                            "the devices' folders are in",
+                            "the devices' folders are in, or one of them",
                             folder.string()));
   for (PresetFile& file : files) add_file(std::move(file), path, input);
   for (const fs::path& journal : journals) add_journal(journal, catalog, input);

@@ -52,7 +52,7 @@ std::string Recorder::merge(const PresetRecord& record) {
 
 std::map<Problem, PresetRecord> own_records(const std::filesystem::path& folder,
                                             const PresetDevice& device, const Op& op) {
-  const auto path = folder / device.slug / (std::string(op.name()) + ".json");
+  const auto path = preset_path(folder, device.slug, std::string(op.name()));
   if (!std::filesystem::exists(path)) return {};
   const PresetFile file = read_preset_file(path);
   if (!file.complaints.empty())

@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from .._checks import flag, several
+from .._checks import flag, several, spread
 from .._custom import OPS, call, gradient, wants_gradient
 from .._declare import declare
 from .._library import Error
@@ -169,11 +169,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
         k, v: Keys and values, [batch, keys, kv_heads, features]; with `offsets` [keys, kv_heads,
             features]; with `pages` [pages, page_size, kv_heads, features]. Those of a head may be
             neighbours in one tensor [..., 2 · features].
-        mask: True where a query sees a key, bool [batch, 1 or heads, tokens, keys]; or the result of
-            `pack_mask` for such a mask.
+        mask: True where a query sees a key, bool [batch, 1 or heads, tokens, keys], or a mask that PyTorch
+            broadcasts to that; or the result of `pack_mask` for a mask of these four dimensions.
         causal: A query sees no key behind its own position.
         window: A query sees this many keys up to its own position, its own included; 0 for all.
-        bias: Added to the scores, [1 or batch, 1 or heads, tokens, keys]; it has no gradient.
+        bias: Added to the scores, [1 or batch, 1 or heads, tokens, keys] or what PyTorch broadcasts to
+            that; it has no gradient.
         offsets: Where each sequence begins among the tokens, int32 [sequences + 1].
         kv_offsets: The same for keys, if they differ.
         lengths: Number of keys of each sequence, int32 [batch].
@@ -194,6 +195,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
     if isinstance(mask, tuple):
         bits, flags = several("attention", "mask", mask, 2, "what pack_mask gave")
         mask = None
+    if q.dim() == 4 == k.dim():
+        queries, keys = q.shape[1], _keys(k, pages)
+        mask, bias = spread(mask, q.shape[0], queries, keys), spread(bias, 1, queries, keys)
     wanted = flag("attention", "return_lse", return_lse) or wants_gradient(q, k, v, sinks)
     y, lse = call(OPS.attention, q, k, v, pages, mask, bits, flags, bias, offsets,
                   kv_offsets, lengths, sinks, causal, window, softcap, scale, wanted)

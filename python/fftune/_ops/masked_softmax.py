@@ -1,6 +1,7 @@
 """masked_softmax: the softmax of scores that are in memory."""
 from torch import Tensor
 
+from .._checks import spread
 from .._custom import OPS, call
 from .._declare import declare
 from .._library import Error
@@ -36,7 +37,8 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = Fals
 
     Args:
         x: Scores, [batch, heads, queries, keys].
-        mask: bool [batch, 1 or heads, queries, keys], True where a column is visible.
+        mask: bool [batch, 1 or heads, queries, keys], True where a column is visible; or a mask that
+            PyTorch broadcasts to that.
         causal: Instead of a mask, each row sees no column behind its own; the last row is aligned with
             the last column.
         scale: Factor of the scores.
@@ -44,4 +46,6 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = Fals
     Returns:
         A tensor like x. Masked elements are 0, and so is a row without visible columns.
     """
+    if isinstance(mask, Tensor) and x.dim() == 4:
+        mask = spread(mask, x.shape[0], x.shape[2], x.shape[3])
     return call(OPS.masked_softmax, x, mask, causal, scale)
