@@ -59,15 +59,27 @@ struct Tile : sm90_packed_config {
   /// The usual number, where rows have groups.
   std::int64_t token_tiles(const Product& product) const {
     if (!product.grouped) return ceil_div(product.m, tokens);
+    return std::max<std::int64_t>(1,
+                                  std::llround(product.used_groups * tiles_of_group(product, 1)));
+  }
+  /// Tiles of one group's rows, where one of few rows counts as `few` of a whole one.
+  double tiles_of_group(const Product& product, double few) const {
     // The rows of a group are about a normal distribution's, with their mean as the variance: tile
     // number i is there with the probability of more than i * height rows.
     const double rows = product.usual_rows, spread = std::sqrt(2 * rows);
-    double of_group = 1, more = 1;
-    for (int i = 1; more > 0.001; ++i) {
-      more = 0.5 * std::erfc((i * tokens + 0.5 - rows) / spread);
-      of_group += more;
-    }
-    return std::max<std::int64_t>(1, std::llround(product.used_groups * of_group));
+    const auto more_than = [&](int count) {
+      return count == 0 ? 1 : 0.5 * std::erfc((count + 0.5 - rows) / spread);
+    };
+    const int half = few_columns(product.operands, product.format, product.grouped);
+    double sum = 0, more = 1;
+    for (int i = 0; more > 0.001; more = more_than(++i * tokens))
+      sum += few * more + (1 - few) * (half < tokens ? more_than(i * tokens + half) : more);
+    return sum;
+  }
+  /// The mean time of a tile's MMAs, of that of a whole tile's. With half of the columns they wait
+  /// for operands a little more.
+  double whole_share(const Product& product) const {
+    return product.grouped ? tiles_of_group(product, 0.55) / tiles_of_group(product, 1) : 1;
   }
   std::int64_t tiles_of(const Product& product) const {
     return row_blocks(product.n) * token_tiles(product);
@@ -252,7 +264,8 @@ double microseconds(const Tile& tile, const Product& product, const DeviceFacts&
   const double stage =
       overlapped({mmas * tensor, mmas * issue, alone / warpgroups, 31.0 * loads}) + 37;
   // Two tiles of a warpgroup take its registers in turns.
-  const double compute = visits * stage * (tile.tiles == 2 ? 1.06 : 1) / clocks;
+  const double compute =
+      visits * stage * tile.whole_share(product) * (tile.tiles == 2 ? 1.06 : 1) / clocks;
 
   double split = 0;
   if (tile.split_k > 1) {

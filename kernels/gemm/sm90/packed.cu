@@ -79,6 +79,8 @@ class packed_sm90_kernel {
   static constexpr int lag = persistent && config.tokens > 64 && row_groups > 1
                                  ? stages / 2 / (row_groups - 1)
                                  : 0;
+  // Columns of the MMAs of a tile of a group's last rows, where these are few.
+  static constexpr int few_columns = config.few_columns(operands, format, grouped);
   static_assert(stages >= 2 && (config.shares == 0 || (persistent && !grouped)));
 
   // A value that all lanes of a warp have, as one that ptxas knows to be so.
@@ -362,6 +364,7 @@ class packed_sm90_kernel {
 
   // The MMAs of a stage. Without separate sums its last batch is still running at the end: then
   // `previous` is the empty barrier of this warpgroup's stage before, or 0, which is released.
+  template <int columns>
   static __device__ __forceinline__ void multiply(accumulators& sum, row_terms (&terms)[units],
                                                   u32 buffer, u32 previous,
                                                   const warp_place& place) {
@@ -405,9 +408,11 @@ class packed_sm90_kernel {
           // One addition of 64 bits; halves would take three instructions a MMA.
           const u64 at = tokens + ((step / 4 * config.tokens * 128 + step % 4 * 32) >> 4);
           wgmma_fence();
-          float(&into)[values] = separate_sums ? part[unit] : sum[unit];
-          wgmma_of_width<T, config.tokens>(into, first, at, !separate_sums || batch > 0);
-          wgmma_of_width<T, config.tokens>(into, second, at + (32 >> 4), 1);
+          // Those of the first columns.
+          using own_accumulators = float[columns / 2];
+          auto& into = reinterpret_cast<own_accumulators&>(separate_sums ? part[unit] : sum[unit]);
+          wgmma_of_width<T, columns>(into, first, at, !separate_sums || batch > 0);
+          wgmma_of_width<T, columns>(into, second, at + (32 >> 4), 1);
           wgmma_commit();
         }
       }
@@ -444,13 +449,12 @@ class packed_sm90_kernel {
     }
   }
 
-  static __device__ __forceinline__ void consume(accumulators& sum, const packed_params& p,
-                                                 const cta_tile& own, stage_pipeline& pipe,
-                                                 const warp_place& place) {
-    row_terms terms[units];
-    float2 row_scales[units];
-    if constexpr (by_row) load_row_terms(terms, p, own, place);
-    if constexpr (format.scales_rows()) load_row_scales(row_scales, p, own, place);
+  // All stages of a tile, or of the CTA's share of it.
+  template <int columns>
+  static __device__ __forceinline__ void multiply_stages(accumulators& sum,
+                                                         row_terms (&terms)[units],
+                                                         const cta_tile& own, stage_pipeline& pipe,
+                                                         const warp_place& place) {
     u32 previous = 0;
     if constexpr (k_groups > 1) pipe.advance(place.k_group);
     // With fewer stages a row group could be two tiles ahead of the next one.
@@ -460,7 +464,7 @@ class packed_sm90_kernel {
     for (int stage = own.first + place.k_group; stage < own.last; stage += k_groups) {
       if (staggered && stage == own.first + lag) lead(place.row_group);
       pipe.wait_full();
-      multiply(sum, terms, pipe.buffer(), previous, place);
+      multiply<columns>(sum, terms, pipe.buffer(), previous, place);
       if constexpr (separate_sums) {
         release(pipe.empty_barrier());
       } else {
@@ -475,6 +479,23 @@ class packed_sm90_kernel {
     wgmma_wait<0>();
     if constexpr (persistent) {
       if (previous != 0) release(previous);
+    }
+  }
+
+  static __device__ __forceinline__ void consume(accumulators& sum, const packed_params& p,
+                                                 const cta_tile& own, stage_pipeline& pipe,
+                                                 const warp_place& place) {
+    row_terms terms[units];
+    float2 row_scales[units];
+    if constexpr (by_row) load_row_terms(terms, p, own, place);
+    if constexpr (format.scales_rows()) load_row_scales(row_scales, p, own, place);
+    if constexpr (few_columns < config.tokens) {
+      if (uniform(own.rows.count) <= few_columns)
+        multiply_stages<few_columns>(sum, terms, own, pipe, place);
+      else
+        multiply_stages<config.tokens>(sum, terms, own, pipe, place);
+    } else {
+      multiply_stages<config.tokens>(sum, terms, own, pipe, place);
     }
     if constexpr (format.scales_rows() || takes_scales) {
 #pragma unroll

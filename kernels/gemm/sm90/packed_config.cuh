@@ -115,6 +115,12 @@ struct sm90_packed_config {
     return k_groups == 1 && (grouped || tokens > 64) &&
            registers(operands, form) + 16 <= mma_registers();
   }
+  /// Columns of the MMAs of a tile that has no more rows of its group than that: half, or all. The
+  /// accumulators of a group of k would have columns that no MMA writes.
+  constexpr int few_columns(int operands, packed_form form, bool grouped) const {
+    const bool one_set = form.group == 0 || scales_operands(operands, form);
+    return grouped && tokens >= 64 && one_set ? (tokens / 2 + 7) / 8 * 8 : tokens;
+  }
 };
 
 struct sm90_packed_params {
