@@ -22,7 +22,7 @@ void launch_programmatically(Program& program, const DeviceFacts& facts) {
   if (facts.compute_capability < 90) return;
   for (Step& step : program.steps)
     if (auto* launch = std::get_if<KernelLaunch>(&step))
-      if (waits_for_dependencies(program.kernels[launch->kernel])) launch->programmatic = true;
+      launch_behind(*launch, program.kernels[launch->kernel]);
 }
 
 std::vector<StageSpec> stages_of_parts(const std::vector<OpPart>& parts) {

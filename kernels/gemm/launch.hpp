@@ -61,9 +61,15 @@ ParameterStruct heads_parameters(const GemmProblem& gemm, const TensorPlaces& pl
 KernelLaunch& append_gemm(Program& program, const std::string& file, const std::string& expression,
                           std::int64_t grid, int threads, ParameterStruct parameters);
 
-/// Whether the kernel waits for the launches before it by itself, and so may be launched while they
-/// run (KernelLaunch::programmatic).
-bool waits_for_dependencies(const KernelSource& kernel);
+/// Whether a launch that reads packed weights loads them before it waits for the one before, and how
+/// many of them it asks for in L2 if it does not (packed_params). `tiles`: of 16 rows that its
+/// blocks begin with.
+void begin_packed(KernelLaunch& launch, const GemmProblem& gemm, const DeviceFacts& facts,
+                  std::int64_t tiles);
+
+/// Launches `kernel` while the launches before it run (KernelLaunch::programmatic) if it waits for
+/// them by itself. These write no weights: packed ones are loaded before the wait.
+void launch_behind(KernelLaunch& launch, const KernelSource& kernel);
 
 /// From sm_90 on the splits of a tile are a cluster, and need neither workspace nor counters.
 bool splits_in_clusters(const DeviceFacts& facts);

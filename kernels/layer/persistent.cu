@@ -67,6 +67,19 @@
 
 namespace fftune {
 
+// Brings a layer's parameters to the SM's caches of constants before the other warps need them. A
+// miss would wait behind the copies of weights. A warp writes what it read to a word of no use.
+template <class T, persistent_config c>
+__device__ __forceinline__ void touch_parameters(const persistent_cta<T, c>& cta, int layer) {
+  using words_of_layer = u64[sizeof(cta.p.of[0]) / 8];
+  const auto& words = reinterpret_cast<const words_of_layer&>(cta.p.of[layer]);
+  u64 all = 0;
+  for (int at = static_cast<int>(threadIdx.x % 32); at < static_cast<int>(sizeof(words) / 8);
+       at += 32)
+    all ^= words[at];
+  write_value(cta.shared + c.statistics_at() + 31 * 4, static_cast<int>(all ^ all >> 32));
+}
+
 // Sets the buffers of the layer before to zero. One warp of each CTA.
 template <class T, persistent_config c>
 __device__ __forceinline__ void clean(const persistent_cta<T, c>& cta) {
@@ -76,6 +89,7 @@ __device__ __forceinline__ void clean(const persistent_cta<T, c>& cta) {
   }
   const i64 vectors = c.set_bytes(cta.p.cache) / 16;
   for (int layer = 0; layer < cta.p.layers; ++layer) {
+    if (layer + 1 < cta.p.layers) touch_parameters(cta, layer + 1);
     named_barrier_sync(2, c.consumers() + 32);  // mid is there: all are past the layer before
     if (layer > 0) {
       u8* const set = cta.set_of(layer - 1);
@@ -148,7 +162,7 @@ struct persistent_layers {
     attention.read_once();
     auto group = cta.group_of_launch();
     const int out_rows = cta.rows_of_block(c.d, c.attention_unit()),
-              down_rows = cta.rows_of_block(c.d, c.down_unit());
+              down_blocks = ceil_div(cta.down_rows(), 16) + (cta.parts_before() > 0 ? 1 : 0);
     float residual = 0;
     {
       const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
@@ -182,6 +196,7 @@ struct persistent_layers {
       T* const attended = reinterpret_cast<T*>(set + c.attended_at(cta.p.cache));
       T* const mid = reinterpret_cast<T*>(set + c.mid_at(cta.p.cache));
       T* const hidden = reinterpret_cast<T*>(set + c.hidden_at(cta.p.cache));
+      float* const handed = reinterpret_cast<float*>(set + c.handed_at(cta.p.cache));
       T* const y = end ? static_cast<T*>(cta.p.y) : reinterpret_cast<T*>(set + c.y_at(cta.p.cache));
 #pragma unroll 1
       for (int at = 0; at < (is_head           ? ceil_div(ids, ids_at_once)
@@ -195,7 +210,7 @@ struct persistent_layers {
                            : is_head           ? ceil_div(some_ids, 16)
                            : product == router ? ceil_div(cta.rows_of_block(c.router_rows(), 1), 16)
                            : product == gate_up ? ceil_div(cta.hidden_rows(), 8)
-                           : product == down    ? ceil_div(down_rows, 16)
+                           : product == down    ? down_blocks
                                                 : ceil_div(out_rows, 16);
         const int k = product == out_product ? c.q_rows() : product == down ? c.hidden() : c.d;
         const T* const from = product == qkv_product   ? x
@@ -207,34 +222,51 @@ struct persistent_layers {
         const bool normalises = product != out_product && product != down;
         const bool plain = product == qkv_product && layer == 0, by_slot = product == down;
         const bool of_network = product == gate_up || product == down;
-        if (!c.keeps_residual() && product == down)
-          residual = results.residual_of(mid, c.down_unit());
+        typename persistent_results<T, c, activation>::biases biases;
+        if constexpr (c.bias) {
+          if (product == qkv_product) results.load_qkv_biases(biases, of);
+        }
+        if constexpr (c.out_bias) {
+          if (product == out_product) results.load_out_bias(biases, of.out_bias);
+        }
+        if constexpr (c.router_bias) {
+          if (product == router) results.load_router_bias(biases, cta.p.of[layer].router.bias);
+        }
+        if constexpr (c.expert_bias) {
+          if (of_network && blocks > 0) {
+            pipeline.wait();  // The stage has weights of the experts that the producer has chosen.
+            if (product == gate_up)
+              results.load_hidden_biases(biases, cta.p.of[layer].router);
+            else
+              results.load_down_biases(biases, cta.p.of[layer].router.down_bias);
+          }
+        }
+        if (!c.keeps_residual() && product == down) residual = results.residual_of(mid, true);
         if (c.packs_head && is_head)
-          matrix.template multiply<head_weights>(from, k, blocks, normalises, plain, loads,
-                                                 by_slot);
+          matrix.template multiply<head_weights>(from, k, blocks, normalises, plain, loads, by_slot,
+                                                 handed);
         else if ((c.packs_network && of_network) || (c.packs_attention && product < router))
           matrix.template multiply<layer_weights>(from, k, blocks, normalises, plain, loads,
-                                                  by_slot);
+                                                  by_slot, handed);
         else if (!packs_all)
           matrix.template multiply<dense_weights>(from, k, blocks, normalises, plain, loads,
-                                                  by_slot);
+                                                  by_slot, handed);
         if (product == qkv_product) {
           float* const qkv = reinterpret_cast<float*>(set);
           float* const partial = reinterpret_cast<float*>(set + c.partial_at());
           float* const logs = reinterpret_cast<float*>(set + c.logs_at(cta.p.cache));
           input.fetch_norms(of.ffn_norm, of.attn_post_norm);
-          results.finish_qkv(of, qkv);
+          results.finish_qkv(biases, qkv);
+          const auto sinks = attention.load_sinks(of.sinks);
           // Before this CTA's part of `attended`: with all of them the others set x to zero.
-          if (!c.keeps_residual() && layer > 0)
-            residual = results.residual_of(x, c.attention_unit());
+          if (!c.keeps_residual() && layer > 0) residual = results.residual_of(x, false);
           if (cta.keys > 0) attention.prepare_heads(of, qkv);
           cta.sync_consumers();
           attention.attend(of, partial, logs);
-          attention.combine(partial, logs, of.sinks, attended);
+          attention.combine(partial, logs, sinks, attended);
         } else if (product == router) {
           if constexpr (c.has_experts())
-            results.finish_router(cta.p.of[layer].router.bias,
-                                  reinterpret_cast<float*>(set + c.router_at(cta.p.cache)));
+            results.finish_router(biases, reinterpret_cast<float*>(set + c.router_at(cta.p.cache)));
         } else if (product == gate_up) {
           named_barrier_sync(3, c.consumers() + 32);
           if (c.post_norms || !end)
@@ -242,26 +274,12 @@ struct persistent_layers {
                               : cta.chooses()          ? cta.p.token.final_norm
                                                        : nullptr,
                               of.ffn_post_norm);
-          results.finish_hidden(cta.p.of[layer], hidden);
+          results.finish_hidden(biases, hidden);
         } else if (is_head) {
           if constexpr (c.has_head()) head.finish_logits(best, scores, first_id, some_ids);
         } else {
-          results.finish_residual(
-              residual, product == out_product ? mid : y,
-              product == out_product ? c.attention_unit() : c.down_unit(), product == down && end,
-              [&](int feature, int token) {
-                float bias = 0;
-                if constexpr (c.out_bias) {
-                  if (product == out_product)
-                    bias = to_float(static_cast<const T*>(of.out_bias)[feature]);
-                }
-                if constexpr (c.expert_bias) {
-                  if (product == down)
-                    bias = results.expert_bias(cta.p.of[layer].router.down_bias, feature, token);
-                }
-                return bias;
-              },
-              of.residual_scale, group);
+          results.finish_residual(residual, product == down ? y : mid, product == down,
+                                  product == down && end, biases, of.residual_scale, handed, group);
           if (product == out_product) named_barrier_arrive(2, c.consumers() + 32);
         }
       }

@@ -76,7 +76,7 @@ struct persistent_config {
   // warpgroup.
   constexpr int threads() const { return consumers() + 128; }
   constexpr int other_registers() const {
-    return has_experts() || ranks > 0 || packs() ? 96 : ahead > 0 ? 72 : 56;
+    return has_experts() || ranks > 0 || packs() ? warps == 8 ? 104 : 96 : ahead > 0 ? 72 : 56;
   }
   constexpr int consumer_registers() const {
     const int launched = 65536 / threads() / 8 * 8;
@@ -92,9 +92,13 @@ struct persistent_config {
   constexpr int head_unit() const { return packs_head ? packed_rows : 1; }
   constexpr int most_rows(int rows, int unit) const { return up(up(rows, unit), blocks) * unit; }
   // Whether a thread has the same element of the residual stream behind both parts of a layer.
-  constexpr bool keeps_residual() const { return attention_unit() == down_unit(); }
+  constexpr bool keeps_residual() const {
+    return attention_unit() == down_unit() && !shares_tiles();
+  }
   constexpr int most_residual_rows() const { return most_rows(d, packs() ? packed_rows : 1); }
   constexpr bool has_experts() const { return experts > 0; }
+  // Whether L2 can take weights ahead: gate and up, or beside experts dense ones of the next layer.
+  constexpr bool can_look_ahead() const { return !packs_attention || !has_experts(); }
   constexpr bool has_head() const { return vocab > 0; }
   // Experts of a token, and of all tokens; each of the latter is a slot. Tokens that choose the
   // same expert have a slot of it each.
@@ -102,15 +106,47 @@ struct persistent_config {
   constexpr int slots() const { return tokens * of_token(); }
   // Rows of the router, and behind them that of the gate of the network of all tokens.
   constexpr int router_rows() const { return has_experts() ? experts + (own_gate ? 1 : 0) : 0; }
+  // Down of packed experts is a part of each slot for each tile of 16 rows. Where whole tiles would
+  // leave many CTAs with few, the parts are shared out in their order. A CTA then begins with the
+  // last parts of a tile that it does not own, and hands their sums to the CTA before it.
+  constexpr int down_parts() const { return d / packed_rows * slots(); }
+  constexpr bool shares_tiles() const {
+    return packs_network && has_experts() && down_parts() / blocks >= slots() - 1 &&
+           7 * up(d / packed_rows, blocks) * slots() > 8 * up(down_parts(), blocks);
+  }
+  // Where CTA `block`'s parts begin, and the rows of the tiles that it owns: those whose first part
+  // is the CTA's.
+  constexpr int first_part(int block) const {
+    return shares_tiles() ? down_parts() * block / blocks
+                          : d / packed_rows * block / blocks * slots();
+  }
+  constexpr int first_owned_row(int block) const {
+    return up(first_part(block), slots()) * packed_rows;
+  }
   // Features between gate and down, of a token, and those that are shared out among CTAs: with
   // experts of all slots.
   constexpr int hidden() const { return of_token() * h; }
   constexpr int all_hidden() const { return has_experts() ? slots() * h : h; }
   // Blocks of 16 rows of weights that a CTA multiplies at most.
   constexpr int most_blocks() const {
-    const int of[] = {up(most_rows(qkv_rows(), attention_unit()), 16), up(most_residual_rows(), 16),
+    const int of[] = {up(most_rows(qkv_rows(), attention_unit()), 16),
+                      up(most_residual_rows(), 16) + (shares_tiles() ? 1 : 0),
                       up(most_rows(all_hidden(), hidden_unit()), 8)};
     return of[0] > of[2] ? (of[0] > of[1] ? of[0] : of[1]) : (of[1] > of[2] ? of[1] : of[2]);
+  }
+  // Results that a thread has of a product, at most.
+  constexpr int own_qkv() const {
+    return up(most_rows(qkv_rows(), attention_unit()) * tokens, consumers());
+  }
+  constexpr int own_hidden() const {
+    return up(most_rows(all_hidden(), hidden_unit()), consumers());
+  }
+  // Biases of them: of down one for each choice.
+  constexpr bool has_biases() const { return bias || out_bias || router_bias || expert_bias; }
+  constexpr int own_biases() const {
+    const int of_choices = choices + shared, hidden = 2 * own_hidden();
+    const int of_experts = !expert_bias ? 1 : of_choices > hidden ? of_choices : hidden;
+    return bias && own_qkv() > of_experts ? own_qkv() : of_experts;
   }
   // Elements of a token's activations that are in shared memory at a time: all that are normalised,
   // and all of experts.
@@ -181,6 +217,8 @@ struct persistent_config {
     while (power < up(units(), blocks)) power *= 2;
     return power;
   }
+  // Features of those that a thread stores, at most.
+  constexpr int own_features() const { return up(4 * up(units(), blocks), consumers()); }
   constexpr int combined_rows() const {
     return unit_threads() <= 32 ? warps : consumers() / unit_threads();
   }
@@ -269,8 +307,11 @@ struct persistent_config {
     return hidden_at(cache) + aligned(2ll * tokens * hidden());
   }
   constexpr long long router_at(int cache) const { return y_at(cache) + aligned(2ll * tokens * d); }
-  constexpr long long set_bytes(int cache) const {
+  constexpr long long handed_at(int cache) const {
     return router_at(cache) + aligned(4ll * tokens * router_rows());
+  }
+  constexpr long long set_bytes(int cache) const {
+    return handed_at(cache) + (shares_tiles() ? aligned(4ll * tokens * d) : 0);
   }
   // Behind the sets: parts of a choice [CTAs, tokens].
   static constexpr int part_bytes = 48;

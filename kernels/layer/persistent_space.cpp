@@ -248,7 +248,7 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
                      [holds](const Draft& draft) { return holds(draft.sizes()); });
   };
   limit("L2 takes dense weights alone", {"ahead_kb"},
-        [](const C& c) { return c.ahead == 0 || !c.packs(); });
+        [](const C& c) { return c.ahead == 0 || c.can_look_ahead(); });
   limit("every head of k of a group has a warp, and as many as every other",
         {"warps", "head_groups"}, [](const C& c) {
           return c.kv_heads % c.head_groups == 0 && c.warps % c.own_kv_heads() == 0;

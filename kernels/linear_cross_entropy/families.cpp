@@ -190,7 +190,7 @@ class Chunks {
     if (facts_.compute_capability >= 90 && !program_.steps.empty())
       for (Step& step : own.steps)
         if (auto* launch = std::get_if<KernelLaunch>(&step))
-          if (waits_for_dependencies(own.kernels[launch->kernel])) launch->programmatic = true;
+          launch_behind(*launch, own.kernels[launch->kernel]);
     // Chunks of as many rows take the same scratch memory, which no program leaves in use.
     const bool is_left =
         std::all_of(own.scratch.begin(), own.scratch.end(),

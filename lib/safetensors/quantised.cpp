@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/error.hpp"
+#include "core/fail.hpp"
 #include "store/json.hpp"
 
 namespace fftune {
@@ -18,11 +18,6 @@ namespace {
 using Tensors = std::map<std::string, SavedTensor, std::less<>>;
 using Shape = std::vector<std::int64_t>;
 using ReadTensor = QuantisedWeight::ReadTensor;
-
-template <typename... Args>
-[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorKind::invalid_input, fmt::format(format, std::forward<Args>(args)...));
-}
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return a / b + (a % b != 0);

@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import threading
 import types
 
 import pytest
@@ -18,12 +19,31 @@ from transformers.activations import ACT2FN
 import fftune
 from fftune.patching import experts, masks, norms
 from fftune.patching.recognise import (Foreign, Numbers, Options, Unfit, activation_name, identify,
-                                       stand_in)
+                                       on_one_thread, stand_in)
 from models import RELEASE, make
 from test_left_alone import Experts
 
 pytestmark = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5,
                                 reason="transformers is older than 5")
+
+
+def test_recognition_takes_threads_from_no_one_else():
+    """PyTorch in a thread that begins in the meantime keeps all of its threads, as does the caller's behind
+    it, also where an exception left it."""
+    seen = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(KeyError), on_one_thread():
+            seen.append(torch.get_num_threads())
+            thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+            thread.start()
+            thread.join()
+            raise KeyError
+        seen.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 3, 3]
 
 
 # identification

@@ -1,4 +1,5 @@
 // ffn with packed weights: every family against the float64 reference.
+#include <cstddef>
 #include <random>
 #include <string>
 #include <vector>
@@ -6,6 +7,7 @@
 #include "core/error.hpp"
 #include "cpu/open.hpp"
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/gemm/packed/params.cuh"
 #include "support/op_reference.hpp"
 #include "support/verify_variants.hpp"
 
@@ -84,6 +86,37 @@ TEST_CASE("kernels of ffn read packed weights, and those without expand them fir
   CHECK(families_of(1, {{"norm", "rms"}}, "sm_90a").size() == 3);
   CHECK(families_of(64, {{"gate", "no"}}, "sm_90a") ==
         std::vector<std::string>{"expand_gate_up", "up_sm90", "down_packed_sm90"});
+}
+
+TEST_CASE("packed weights are loaded before the wait only behind a launch of the same plan") {
+  const auto launch_of = [](const Options& options, const char* arch, const char* family) {
+    const DeviceFacts facts = facts_of_architecture(arch);
+    const Problem problem =
+        canonical(ffn_op(), problem_of(16, 4096, 14336, DType::bf16, options), DeviceKind::cuda);
+    const Family& of = family_of(ffn_op(), family);
+    const Program program = of.program(problem, facts, of.default_config(problem, facts));
+    return std::get<KernelLaunch>(program.steps.front());
+  };
+  const auto value_of = [](const KernelLaunch& launch, std::size_t offset) {
+    for (const auto& field : launch.parameters->fields)
+      if (field.offset == offset) return std::get<std::int32_t>(field.value);
+    return -1;
+  };
+  const auto loads_early = [&](const KernelLaunch& launch) {
+    CHECK(launch.programmatic);
+    CHECK(launch.read_early.empty());
+    CHECK(value_of(launch, offsetof(packed_params, blocks_ahead)) > 0);
+    return value_of(launch, offsetof(packed_params, loads_early)) == 1;
+  };
+  // Another plan's launch may write the weights of the first launch of a plan.
+  for (const char* family : {"gate_up_packed", "gate_up_packed_sm90"}) {
+    CHECK_FALSE(loads_early(launch_of({}, "sm_90a", family)));
+    CHECK(loads_early(launch_of({{"norm", "rms"}}, "sm_90a", family)));
+  }
+  for (const char* family : {"down_packed", "down_packed_sm90"})
+    CHECK(loads_early(launch_of({}, "sm_90a", family)));
+  for (const char* family : {"gate_up_packed", "down_packed"})
+    CHECK_FALSE(launch_of({}, "sm_80", family).programmatic);
 }
 
 TEST_CASE("packed weights of ffn that cannot be are refused in one line") {

@@ -1,10 +1,13 @@
 // Layers with packed weights: buffers, families, and plans against the float64
 // reference.
 #include <algorithm>
+#include <cstddef>
 #include <random>
 
 #include "core/error.hpp"
 #include "layer/plans.hpp"
+
+#include "kernels/gemm/packed/params.cuh"  // behind the names that it would hide
 
 using namespace fftune;
 using namespace fftune::test;
@@ -130,6 +133,31 @@ TEST_CASE("a step of layers with packed weights expands none of them") {
     CHECK(count(one, name) == 1);
   for (const char* name : {"qkv.expand", "out.expand", "ffn.expand_gate_up", "ffn.expand_down"})
     CHECK(count(many, name) == 1);
+}
+
+TEST_CASE("packed products of a layer load their weights before the launch before is complete") {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  const Problem problem = packed_layer(DeviceKind::cuda, DType::bf16,
+                                       llama({{"batch", 16}, {"cache", 24}}), {{"group", "32"}});
+  int products = 0;
+  for (const Variant& variant : default_recipe(layer_op(), problem, facts)) {
+    const Program program =
+        family_of(layer_op(), variant.family).program(problem, facts, variant.config);
+    for (const Step& step : program.steps) {
+      const auto& launch = std::get<KernelLaunch>(step);
+      if (program.kernels.at(launch.kernel).file.find("packed.cu") == std::string::npos) continue;
+      CAPTURE(variant.id());
+      CHECK(launch.programmatic);
+      const auto& fields = launch.parameters->fields;
+      const auto early = std::find_if(fields.begin(), fields.end(), [](const auto& field) {
+        return field.offset == offsetof(packed_params, loads_early);
+      });
+      REQUIRE(early != fields.end());
+      CHECK(std::get<std::int32_t>(early->value) == 1);
+      ++products;
+    }
+  }
+  CHECK(products == 4);
 }
 
 TEST_CASE("packed weights that layers cannot have are refused in one line") {

@@ -14,6 +14,7 @@
 #include "core/dtype.hpp"
 #include "device/facts.hpp"
 #include "kernels/layer/persistent.cuh"
+#include "kernels/layer/persistent_space.hpp"
 #include "layer/problems.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
@@ -254,8 +255,14 @@ std::vector<Use> uses_of_packed_experts() {
               {{"weights", "fp8"}, {"group", "row"}, {"score", "sigmoid"}}),
           // Two stages of down's rows, and blocks without a tile of it.
           use(DType::bf16, {{"d", 2048}, {"h", 2176}, {"experts", 8}, {"top-k", 2}},
-              {{"weights", "int4"}})};
+              {{"weights", "int4"}}),
+          // More tiles of down than blocks, whose parts are shared out.
+          gpt_oss({{"d", 2240}}, {}),
+          gpt_oss({{"d", 2240}, {"batch", 3}, {"cache", 70}}, {{"lengths", "ragged"}}),
+          use(DType::fp16, {{"d", 2304}, {"s", 2}, {"shared-h", 384}, {"cache", 70}},
+              {{"weights", "int4"}, {"group", "32"}})};
 }
+constexpr std::size_t first_of_shared_tiles = 12;
 
 void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {
   Sizes sizes = use.sizes;
@@ -581,7 +588,7 @@ TEST_CASE(
     }
     return record;
   };
-  const PresetRecord record = recorded(16);
+  const PresetRecord record = recorded(8);
   const auto chosen = [&](const PresetRecord& there, const Problem& asked) {
     const testing::TemporaryFolder folder;
     merge_preset_records(
@@ -622,7 +629,7 @@ TEST_CASE(
       builtin_catalog().sources->hash(family_of(layer_op(), persistent).sources());
   CHECK(chosen(of_one, of_one.problem).recipe == Recipe{variant});
   // The estimates of the parts decide, except for the norms and attention, which have none.
-  CHECK(chosen(record, problem(15, 2048)).recipe == record.recipe());
+  CHECK(chosen(record, problem(7, 2048)).recipe == record.recipe());
   const Problem asked = problem(199, 2048);
   PresetRecord slow = recorded(200);
   CHECK(chosen(slow, asked).recipe == slow.recipe());
@@ -695,7 +702,8 @@ TEST_CASE("persistent layers with weights ahead in L2 against the reference", "[
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const Use& use : {Use{DType::bf16, {{"batch", 2}, {"cache", 40}}, {}},
-                         Use{DType::bf16, {{"s", 5}, {"cache", 40}}, {}}, uses_of_experts()[0]}) {
+                         Use{DType::bf16, {{"s", 5}, {"cache", 40}}, {}}, uses_of_experts()[0],
+                         uses_of_4_bits()[1], uses_of_packed_experts()[3]}) {
     const Problem problem = problem_of(use.dtype, use.sizes, use.options);
     const Family& family = family_for(problem);
     if (family.refusal(problem, backend->facts())) return;
@@ -770,7 +778,37 @@ TEST_CASE("persistent layers with experts in 8 bits, and a gated network of all 
 }
 
 TEST_CASE("persistent layers with experts whose rows have several stages", "[gpu]") {
-  verify_uses(uses_of_packed_experts(), 11, uses_of_packed_experts().size());
+  verify_uses(uses_of_packed_experts(), 11, first_of_shared_tiles);
+}
+
+TEST_CASE("persistent layers whose blocks share tiles of down against the reference", "[gpu]") {
+  verify_uses(uses_of_packed_experts(), first_of_shared_tiles, uses_of_packed_experts().size());
+}
+
+TEST_CASE("blocks that share tiles of down take every part once, and own every row once") {
+  const auto all = uses_of_packed_experts();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Problem problem = problem_of(all[i].dtype, all[i].sizes, all[i].options);
+    const persistent_config form =
+        layer::form_of(problem, layer::Layer(problem), facts_of_architecture("sm_90a"));
+    CAPTURE(problem.text());
+    CHECK(form.shares_tiles() == (i >= first_of_shared_tiles));
+    CHECK(form.first_part(0) == 0);
+    CHECK(form.first_part(form.blocks) == form.down_parts());
+    CHECK(form.first_owned_row(form.blocks) == form.d);
+    for (int block = 0; block < form.blocks; ++block) {
+      const int first = form.first_part(block), end = form.first_part(block + 1);
+      const int rows = form.first_owned_row(block + 1) - form.first_owned_row(block);
+      CHECK(end - first <=
+            form.up(form.down_parts(), form.blocks) + (form.shares_tiles() ? 0 : form.slots()));
+      CHECK(rows <= form.most_residual_rows());
+      // A block completes the tile that the one before it owns.
+      CHECK((!form.shares_tiles() || first % form.slots() == 0 ||
+             end >= form.up(first, form.slots()) * form.slots()));
+      const int tiles = rows / packed_rows + (first % form.slots() > 0 ? 1 : 0);
+      CHECK(tiles <= form.most_blocks());
+    }
+  }
 }
 
 TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {

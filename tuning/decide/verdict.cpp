@@ -155,6 +155,38 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
   return decided;
 }
 
+/// Adds the combinations that are timed as wholes whatever their stages take by themselves: the
+/// winner on record, which has the right bits, whatever else has, and the untuned choice, so that
+/// the new winner is never slower. A variant of all stages was timed as the whole already.
+void add_expected(Session& session, const std::vector<Searched>& groups,
+                  std::vector<Combination>& combinations) {
+  const auto& kept = session.options().same_bits_as;
+  if (const auto present = kept.find(session.problem()); present != kept.end())
+    add_present(combination_of(present->second, groups), combinations);
+  const Recipe untuned =
+      default_recipe(session.op(), session.problem(), session.evaluator().facts());
+  if (untuned.size() > 1 && are_measured(untuned, groups))
+    add_present(combination_of(untuned, groups), combinations);
+}
+
+/// What the record says beside the winner's stages and times: the limit, whether the result is
+/// decided, errors and origin.
+void complete(PresetRecord& record, Session& session, const std::vector<Searched>& groups,
+              const std::vector<EndToEnd>& contenders, const EndToEnd& winner, TuneResult& result) {
+  const std::size_t stage_count = session.op().stages(session.problem()).size();
+  const double floor = session.floor_us(0, stage_count);
+  record.verdict.roofline_fraction = floor / record.verdict.median_us;
+  record.verdict.limit = session.limit();
+  if (record.verdict.roofline_fraction > most_share_of_limit)
+    result.notes.push_back(beyond_limit(session.op(), session.problem(),
+                                        session.evaluator().facts(), record.verdict.limit));
+  record.verdict.strategy = session.options().strategy;
+  record.verdict.decided = is_decided(session, groups, contenders, record, result);
+  record.error = winner.verified.error;
+  record.tolerance = winner.verified.tolerance;
+  record.provenance = provenance_now(session.evaluator().facts(), session.options().seed);
+}
+
 }  // namespace
 
 std::string note_microseconds(double microseconds) {
@@ -216,16 +248,7 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
     auto combinations =
         in_place ? tuned_in_place(session, groups) : combinations_of(session, groups, stage_count);
     const Combination apart = combinations.empty() ? Combination{} : combinations.back();
-    // The present winner has the right bits, whatever else has.
-    const auto& kept = session.options().same_bits_as;
-    if (const auto present = kept.find(session.problem()); present != kept.end())
-      add_present(combination_of(present->second, groups), combinations);
-    // Without a record the library would run this: the winner is never slower. A variant of all
-    // stages was timed as the whole already.
-    const Recipe untuned =
-        default_recipe(session.op(), session.problem(), session.evaluator().facts());
-    if (untuned.size() > 1 && are_measured(untuned, groups))
-      add_present(combination_of(untuned, groups), combinations);
+    add_expected(session, groups, combinations);
 
     progress.done = 0;
     progress.total = static_cast<int>(combinations.size());
@@ -256,17 +279,7 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
     repeat_finals(session, groups);
     result.notes.resize(notes);
   }
-  const double floor = session.floor_us(0, stage_count);
-  record.verdict.roofline_fraction = floor / record.verdict.median_us;
-  record.verdict.limit = session.limit();
-  if (record.verdict.roofline_fraction > most_share_of_limit)
-    result.notes.push_back(beyond_limit(session.op(), session.problem(),
-                                        session.evaluator().facts(), record.verdict.limit));
-  record.verdict.strategy = session.options().strategy;
-  record.verdict.decided = is_decided(session, groups, contenders, record, result);
-  record.error = winner->verified.error;
-  record.tolerance = winner->verified.tolerance;
-  record.provenance = provenance_now(session.evaluator().facts(), session.options().seed);
+  complete(record, session, groups, contenders, *winner, result);
 
   progress.best_us = record.verdict.median_us;
   progress.best_id = winner->candidate.id();

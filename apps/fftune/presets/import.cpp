@@ -175,6 +175,58 @@ std::int64_t most_experts(const Op& op) {
   return found->max;
 }
 
+/// Why the op cannot be searched for the table; empty: it can.
+std::string refusal(const Op& op, const Table& table) {
+  if (!dtype_options(table))
+    return fmt::format(
+        "{} computes in bf16, fp16 and fp8 with scales of tensors or of 128 x 128 "
+        "blocks, not {}",
+        op_name, table.dtype + (table.block_shape.empty() ? "" : " in " + table.block_shape));
+  if (const std::int64_t most = most_experts(op); table.experts > most)
+    return fmt::format("{} experts: {} takes up to {}", table.experts, op_name, most);
+  return {};
+}
+
+/// A search of the table's experts in a layer of a model, as a line and as JSON.
+struct Search {
+  std::string line;
+  Json json;
+};
+Search search_of(const std::string& name, const Table& table, const Layer& layer) {
+  const auto dtype = *dtype_options(table);
+  ShellCommand command({"fftune", op_name});
+  for (const auto& [size, value] : {std::pair("d", layer.d),
+                                    {"h", table.h},
+                                    {"experts", table.experts},
+                                    {"top-k", layer.choices}})
+    command.option(size, fmt::format("{}", value));
+  command.option("m", fmt::format("{}", fmt::join(table.tokens, ",")));
+  Json given = Json::Object();
+  for (const auto& [option, value] : dtype) command.option(option, value);
+  for (const auto& [option, value] : layer.options) {
+    // Interleaved gates have no scales.
+    if (option == "gate-up" && !dtype.empty()) continue;
+    command.option(option, value);
+    given[option] = value;
+  }
+  const std::string devices = layer.tp > 1 ? fmt::format(", {} devices", layer.tp) : "";
+  const std::string why = layer.model.empty() ? "" : fmt::format("  # {}{}", layer.model, devices);
+  return {.line = command.text() + why,
+          .json = {{"table", name},
+                   {"device", table.device},
+                   {"model", layer.model},
+                   {"tp", layer.tp},
+                   {"op", op_name},
+                   {"d", layer.d},
+                   {"h", table.h},
+                   {"experts", table.experts},
+                   {"top-k", layer.choices},
+                   {"dtype", dtype.empty() ? "" : "fp8"},
+                   {"scales", table.block_shape.empty() ? "" : "block"},
+                   {"options", given},
+                   {"m", table.tokens}}};
+}
+
 int run(const Options& options, const Session& session) {
   if (options.d.empty() != options.choices.empty())
     throw Error(ErrorKind::invalid_input, "--d and --top-k come together");
@@ -196,17 +248,8 @@ int run(const Options& options, const Session& session) {
       document.push_back({{"table", name}, {"broken", error.what()}});
       continue;
     }
-    const auto dtype = dtype_options(table);
-    if (!dtype) {
-      skip(fmt::format(
-          "{} computes in bf16, fp16 and fp8 with scales of tensors or of 128 x 128 "
-          "blocks, not {}",
-          op_name, table.dtype + (table.block_shape.empty() ? "" : " in " + table.block_shape)));
-      continue;
-    }
-    const std::int64_t most = most_experts(op);
-    if (table.experts > most) {
-      skip(fmt::format("{} experts: {} takes up to {}", table.experts, op_name, most));
+    if (const std::string why = refusal(op, table); !why.empty()) {
+      skip(why);
       continue;
     }
     const auto layers = layers_of(op, table, options);
@@ -214,40 +257,9 @@ int run(const Options& options, const Session& session) {
       skip(fmt::format("no known model has {} experts of {}: give --d and --top-k", table.experts,
                        table.h));
     for (const Layer& layer : layers) {
-      const std::string why =
-          layer.model.empty()
-              ? ""
-              : fmt::format("  # {}{}", layer.model,
-                            layer.tp > 1 ? fmt::format(", {} devices", layer.tp) : "");
-      ShellCommand command({"fftune", op_name});
-      for (const auto& [size, value] : {std::pair("d", layer.d),
-                                        {"h", table.h},
-                                        {"experts", table.experts},
-                                        {"top-k", layer.choices}})
-        command.option(size, fmt::format("{}", value));
-      command.option("m", fmt::format("{}", fmt::join(table.tokens, ",")));
-      Json given = Json::Object();
-      for (const auto& [option, value] : *dtype) command.option(option, value);
-      for (const auto& [option, value] : layer.options) {
-        // Interleaved gates have no scales.
-        if (option == "gate-up" && !dtype->empty()) continue;
-        command.option(option, value);
-        given[option] = value;
-      }
-      session.output.line(command.text() + why);
-      document.push_back({{"table", name},
-                          {"device", table.device},
-                          {"model", layer.model},
-                          {"tp", layer.tp},
-                          {"op", op_name},
-                          {"d", layer.d},
-                          {"h", table.h},
-                          {"experts", table.experts},
-                          {"top-k", layer.choices},
-                          {"dtype", dtype->empty() ? "" : "fp8"},
-                          {"scales", table.block_shape.empty() ? "" : "block"},
-                          {"options", given},
-                          {"m", table.tokens}});
+      Search search = search_of(name, table, layer);
+      session.output.line(search.line);
+      document.push_back(std::move(search.json));
       ++searches;
     }
   }

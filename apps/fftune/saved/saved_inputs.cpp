@@ -4,33 +4,19 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <set>
 #include <utility>
 
-#include "apps/fftune/command_line/command.hpp"
 #include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/command_line/values.hpp"
-#include "core/error.hpp"
+#include "core/fail.hpp"
 #include "core/nearest.hpp"
 #include "device/parallel.hpp"
-#include "store/json.hpp"
 
 namespace fftune::tool {
 namespace {
 
 constexpr std::int64_t most_layers = 100'000;
-
-/// The configurations' name of layers with a window.
-constexpr const char* sliding = "sliding_attention";
-
-template <typename... Args>
-[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorKind::invalid_input, fmt::format(format, std::forward<Args>(args)...));
-}
 
 std::string replaced(std::string_view text, char mark, std::int64_t number) {
   std::string result(text);
@@ -39,65 +25,10 @@ std::string replaced(std::string_view text, char mark, std::int64_t number) {
   return result;
 }
 
-/// "w_q" in layer 3 of "layers.3.w_q", as ops of several layers name their inputs.
-std::pair<std::string_view, std::int64_t> split_layer(std::string_view tensor) {
-  constexpr std::string_view start = "layers.";
-  if (!tensor.starts_with(start)) return {tensor, 0};
-  std::int64_t layer = 0;
-  const char* const end = tensor.data() + tensor.size();
-  const auto [rest, error] = std::from_chars(tensor.data() + start.size(), end, layer);
-  if (error != std::errc() || rest == end || *rest != '.') return {tensor, 0};
-  return {{rest + 1, static_cast<std::size_t>(end - rest - 1)}, layer};
-}
-
 std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
   std::int64_t count = 1;
   for (const std::int64_t extent : shape) count *= extent;
   return count;
-}
-
-std::optional<std::int64_t> whole_number(const std::string& text) {
-  std::int64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || rest != end || value < 1) return {};
-  return value;
-}
-
-std::optional<double> real_number(const std::string& text) {
-  double value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || rest != end || !std::isfinite(value)) return {};
-  return value;
-}
-
-std::vector<std::string> factors_of(std::string_view extent) {
-  std::vector<std::string> factors;
-  for (std::size_t begin = 0; begin < extent.size();) {
-    const std::size_t end = std::min(extent.find('*', begin), extent.size());
-    factors.emplace_back(extent.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return factors;
-}
-
-/// Whether `part`, an input, is half of the rows of each expert: of the second extent of `whole`.
-bool is_of_each_expert(SavedRows rows, std::vector<std::int64_t> whole,
-                       const std::vector<std::int64_t>& part) {
-  if (rows != SavedRows::first_half && rows != SavedRows::second_half && rows != SavedRows::even &&
-      rows != SavedRows::odd)
-    return false;
-  if (whole.size() < 2 || whole[1] % 2 != 0) return false;
-  whole[1] /= 2;
-  return whole == part;
-}
-
-/// The row of the tensor that is row `row` of the half of each expert, which has `each` rows.
-std::int64_t row_of_half(SavedRows rows, std::int64_t row, std::int64_t each) {
-  if (rows == SavedRows::even || rows == SavedRows::odd)
-    return 2 * row + (rows == SavedRows::odd ? 1 : 0);
-  return row / each * 2 * each + row % each + (rows == SavedRows::second_half ? each : 0);
 }
 
 /// Row-major `rows` x `columns` from its transpose.
@@ -124,58 +55,6 @@ void read_as(const SavedModel& model, const SavedModel::Tensor& tensor, std::int
 
 }  // namespace
 
-void add_weight_options(Command& command, WeightOptions& values) {
-  const char* group = "Saved values";
-  // An option of ffn and others is called weights too.
-  Option* const own = command.find("--weights");
-  if (own != nullptr) own->help += "; or the path of a saved model, as --saved-weights";
-  command.option(own ? "--saved-weights PATH" : "--weights,--saved-weights PATH", values.weights,
-                 "take the weights, and the sizes that are not given, from a saved model: a "
-                 ".safetensors file, or a folder of them with or without an index",
-                 group);
-  command.option("--layer N", values.layer, "layer of the saved model (default: 0)", group);
-  command.option("--input FILE", values.input,
-                 "take other inputs, such as x, from a .safetensors file that has them by the "
-                 "op's names; its rows repeat where there are more tokens",
-                 group);
-  command.option("--map LIST", values.map,
-                 "the saved tensor of an input, as in w=mlp.up_proj.weight: a whole name, or the "
-                 "part behind the layer's number; with ^T if it is saved as [in, out]",
-                 group);
-}
-
-namespace {
-
-/// Takes a value of the op's own --weights that is a path as --saved-weights.
-void take_saved_weights(const Op& op, ProblemOptions& problem, WeightOptions& values) {
-  const auto given = problem.options.find("weights");
-  if (given == problem.options.end() || given->second.empty()) return;
-  std::string& word = given->second;
-  for (const OptionField& field : op.options()) {
-    if (field.name != "weights") continue;
-    if (std::find(field.choices.begin(), field.choices.end(), word) != field.choices.end()) return;
-    std::error_code unreadable;
-    if (!std::filesystem::exists(word, unreadable))
-      fail(
-          "--weights '{}' is neither one of {} nor the path of a saved model: there is no such "
-          "path",
-          word, fmt::join(field.choices, ", "));
-  }
-  if (!values.weights.empty())
-    fail("--weights {} and --saved-weights {} are two saved models: give one", word,
-         values.weights);
-  values.weights = std::exchange(word, {});
-}
-
-}  // namespace
-
-void check_weight_options(const WeightOptions& values) {
-  if (!values.layer.empty() && values.weights.empty())
-    fail("--layer is of a saved model: give --saved-weights too");
-  if (!values.map.empty() && !values.given())
-    fail("--map is of saved tensors: give --saved-weights or --input too");
-}
-
 SavedInputs::SavedInputs(const Op& op, WeightOptions options)
     : op_(&op), table_(find_saved_op(op.name())), options_(std::move(options)) {
   check_weight_options(options_);
@@ -184,7 +63,7 @@ SavedInputs::SavedInputs(const Op& op, WeightOptions options)
   if (!options_.weights.empty()) {
     model_.emplace(options_.weights);
     find_prefix();
-    read_config();
+    if (model_->config() != nullptr) config_ = SavedConfig(*model_->config(), layer_);
   }
   parse_map(options_.map);
 }
@@ -211,81 +90,6 @@ void SavedInputs::find_prefix() {
         "{} has no layers by a name that is known: leave --layer out, and give whole names by "
         "--map",
         options_.weights);
-}
-
-void SavedInputs::read_config() {
-  if (model_->config() == nullptr) return;
-  const JsonValue& root = *model_->config();
-  const auto take = [&](const JsonValue* object) {
-    const auto* fields = object ? object->get_if<JsonValue::Object>() : nullptr;
-    if (fields == nullptr) return;
-    for (const auto& [key, value] : *fields)
-      if (const auto* text = value.get_if<std::string>())
-        config_.try_emplace(key, *text);
-      else if (const auto* holds = value.get_if<bool>())
-        config_.try_emplace(key, *holds ? "yes" : "no");
-      else if (value.get_if<std::int64_t>() || value.get_if<double>())
-        config_.try_emplace(key, json_line(value));
-  };
-  // In a model with vision, the part for text.
-  for (const JsonValue* const part : {root.find("text_config"), &root}) {
-    if (part == nullptr) continue;
-    take(part);
-    const std::string type = layer_type(*part);
-    const bool slides = type == sliding;
-    // Gemma 3, before each type of layer had angles of its own.
-    const auto local = config_.find("rope_local_base_freq");
-    if (slides && local != config_.end()) config_["rope_theta"] = local->second;
-    for (const char* angles : {"rope_parameters", "rope_scaling"})
-      if (const JsonValue* const all = part->find(angles);
-          all != nullptr && (!slides || local == config_.end())) {
-        const JsonValue* const own = all->find(type);
-        take(own ? own : all);
-      }
-    if (!slides) config_.erase("sliding_window");
-  }
-  const auto number = [&](std::string_view key) {
-    const auto entry = config_.find(key);
-    return entry == config_.end() ? std::nullopt : real_number(entry->second);
-  };
-  for (const auto& [d, n] : {std::pair("hidden_size", "num_attention_heads"), {"n_embd", "n_head"}})
-    if (const auto features = number(d), heads = number(n); features && heads && *heads > 0)
-      config_.try_emplace("head_dim", fmt::format("{:.0f}", *features / *heads));
-  const auto dim = number("head_dim");
-  if (const auto share = number("partial_rotary_factor"); share && dim && *share < 1)
-    config_.try_emplace(std::string(config_rotary),
-                        fmt::format("{:.0f}", std::floor(*dim * *share)));
-  if (const auto scalar = number("query_pre_attn_scalar"); scalar && *scalar > 0)
-    config_.try_emplace(std::string(config_scale), fmt::format("{}", 1 / std::sqrt(*scalar)));
-}
-
-std::string SavedInputs::layer_type(const JsonValue& part) const {
-  const auto word = [&](std::string_view key) {
-    const auto entry = config_.find(key);
-    return entry == config_.end() ? std::string() : entry->second;
-  };
-  const auto type_if = [](bool slides) { return std::string(slides ? sliding : "full_attention"); };
-  if (word("sliding_window").empty()) return type_if(false);
-  const JsonValue* const list = part.find("layer_types");
-  const auto* types = list ? list->get_if<JsonValue::Array>() : nullptr;
-  if (types != nullptr && layer_ < std::ssize(*types))
-    if (const auto* text = (*types)[static_cast<std::size_t>(layer_)].get_if<std::string>())
-      return *text;
-  const std::string model = word("model_type");
-  if (model == "gemma2") return type_if(layer_ % 2 == 0);
-  if (model.starts_with("gemma3"))
-    return type_if((layer_ + 1) % whole_number(word("sliding_window_pattern")).value_or(6) != 0);
-  return type_if(word("use_sliding_window") != "no");
-}
-
-std::optional<std::string> SavedInputs::config(const ConfigField& field) const {
-  for (const std::string_view key : field.keys)
-    if (const auto entry = config_.find(key); entry != config_.end()) {
-      for (const auto& [theirs, ours] : field.words)
-        if (entry->second == theirs) return std::string(ours);
-      return std::string(our_word(entry->second));
-    }
-  return {};
 }
 
 void SavedInputs::parse_map(const std::string& text) {
@@ -387,17 +191,6 @@ std::optional<SavedInputs::Source> SavedInputs::find(std::string_view tensor) co
     if (const auto* found = input_->find(tensor)) return Source{.parts = {found}, .recorded = true};
   const SavedInput* const input = table_ ? find_saved_input(*table_, name) : nullptr;
   return input ? known(*input, layer_ + layer) : std::nullopt;
-}
-
-bool SavedInputs::tells(std::string_view size) const {
-  if (table_ == nullptr || !model_) return false;
-  for (const SavedInput& input : table_->inputs)
-    for (const std::string_view extent : input.extents) {
-      const auto factors = factors_of(extent);
-      if (std::find(factors.begin(), factors.end(), size) != factors.end()) return true;
-    }
-  return std::any_of(table_->sizes.begin(), table_->sizes.end(),
-                     [&](const ConfigField& field) { return field.field == size; });
 }
 
 bool SavedInputs::has_weights() const {
@@ -640,173 +433,6 @@ void SavedInputs::fail_missing(const SavedInput& input, std::int64_t layer) cons
        near.empty() ? "" : fmt::format(" (the nearest name is {})", near), input.tensor);
 }
 
-void SavedInputs::require_any() const {
-  if (table_ == nullptr || !model_) return;
-  for (const SavedInput& input : table_->inputs)
-    if (find(input.tensor)) return;
-  fail_missing(table_->inputs.front(), layer_);
-}
-
-void SavedInputs::require_fit(const Problem& problem) const {
-  const auto tensors = op_->tensors(problem);
-  std::set<std::string> used;
-  bool any_recorded = false;
-  for (const TensorSpec& spec : tensors) {
-    if (spec.role != Role::input && spec.role != Role::updated) continue;
-    const auto [name, layer] = split_layer(spec.name);
-    if (const auto packed = packed_name(spec); packed && find(packed->weight)) {
-      used.emplace(split_layer(packed->weight).first);
-      require_packable(*packed, spec, problem);
-      continue;
-    }
-    if (const auto source = find(spec.name)) {
-      used.emplace(name);
-      any_recorded |= source->recorded;
-      first_row(*source, spec);
-      continue;
-    }
-    const SavedInput* const input = table_ && model_ ? find_saved_input(*table_, name) : nullptr;
-    if (input != nullptr) fail_missing(*input, layer_ + layer);
-  }
-  std::vector<std::string> inputs;
-  for (const TensorSpec& spec : tensors)
-    if (spec.role == Role::input) inputs.emplace_back(split_layer(spec.name).first);
-  if (input_ && !any_recorded)
-    fail("{} has none of the inputs of {}, {}: name them so in the file, or by --map",
-         options_.input, problem.text(), fmt::join(inputs, ", "));
-  for (const auto& [input, name] : map_)
-    if (!used.contains(input)) {
-      fail("--map names '{}', which is not an input of {}{}: they are {}", input, problem.text(),
-           near_word(input, inputs), fmt::join(inputs, ", "));
-    }
-  require_all_rows_used(problem);
-}
-
-void SavedInputs::require_all_rows_used(const Problem& problem) const {
-  std::map<const SavedModel::Tensor*, std::int64_t> rows;
-  for (const TensorSpec& spec : op_->tensors(problem))
-    if (const auto source =
-            spec.role == Role::input && !packed_name(spec) ? find(spec.name) : std::nullopt;
-        source && source->rows != SavedRows::all &&
-        !is_of_each_expert(source->rows, shape_of(*source), spec.shape))
-      rows[source->parts.front()] += spec.shape.at(0);
-  for (const auto& [tensor, used] : rows) {
-    const auto& shape = tensor->saved.shape;
-    const std::int64_t all = is_transposed(tensor->saved) ? shape.back() : shape.at(0);
-    if (used != all)
-      fail("{} has {} rows, and {} uses {} of them: give other sizes", tensor->saved.name, all,
-           problem.text(), used);
-  }
-}
-
-void SavedInputs::infer_sizes(std::map<std::string, std::int64_t, std::less<>>& sizes) const {
-  for (bool found = true; found;) {
-    found = false;
-    for (const SavedInput& input : table_->inputs) {
-      const auto source = find(input.tensor);
-      if (!source || source->recorded) continue;
-      auto shape = shape_of(*source);
-      auto extents = input.extents;
-      // Matrices of a mixture, by the name that a network's have.
-      if (shape.size() == extents.size() + 1) extents.insert(extents.begin(), "experts");
-      if (shape.size() != extents.size()) continue;
-      const bool half = source->rows == SavedRows::first_half ||
-                        source->rows == SavedRows::second_half || source->rows == SavedRows::even ||
-                        source->rows == SavedRows::odd;
-      if (half) shape[extents[0] == "experts" ? 1 : 0] /= 2;
-      // If q, k and v are in one tensor, no extent gives the rows of each.
-      const bool mixed = source->rows != SavedRows::all && !half;
-      for (std::size_t i = mixed ? 1 : 0; i < shape.size(); ++i) {
-        std::int64_t left = shape[i];
-        std::vector<std::string> open;
-        for (const std::string& factor : factors_of(extents[i])) {
-          const auto size = sizes.find(factor);
-          if (size == sizes.end())
-            open.push_back(factor);
-          else
-            left = left % size->second == 0 ? left / size->second : 0;
-        }
-        if (open.size() == 1 && left > 0) found |= sizes.emplace(open.front(), left).second;
-      }
-    }
-  }
-}
-
-ProblemOptions SavedInputs::complete(ProblemOptions given, DeviceKind kind) const {
-  if (table_ == nullptr || !model_) return given;
-  const auto is_given = [](const std::map<std::string, std::string>& values,
-                           const std::string& name) {
-    const auto entry = values.find(name);
-    return entry != values.end() && !entry->second.empty();
-  };
-  std::map<std::string, std::int64_t, std::less<>> sizes;
-  for (const auto& [name, text] : given.sizes)
-    if (const auto number = whole_number(text)) sizes.emplace(name, *number);
-  infer_sizes(sizes);
-  for (const ConfigField& field : table_->sizes)
-    if (const auto text = config(field))
-      if (const auto number = whole_number(*text)) sizes.emplace(field.field, *number);
-  infer_sizes(sizes);
-  for (const SizeField& field : op_->sizes()) {
-    const auto size = sizes.find(field.name);
-    if (size == sizes.end() || field.name == op_->token_size() || is_given(given.sizes, field.name))
-      continue;
-    // Left out, kv-heads are as many as heads.
-    const bool usual = field.name == "kv-heads" && sizes.contains("heads") &&
-                       sizes.find("heads")->second == size->second;
-    if (!usual) given.sizes[field.name] = fmt::format("{}", size->second);
-  }
-
-  const std::string pass = given.pass.empty() ? op_->passes().at(0) : given.pass;
-  const auto fields = options_of(*op_, pass);
-  const auto set = [&](std::string_view option, const std::string& value) {
-    const std::string name(option);
-    const auto field = std::find_if(fields.begin(), fields.end(),
-                                    [&](const OptionField& each) { return each.name == name; });
-    if (field == fields.end() || is_given(given.options, name)) return;
-    const auto& choices = field->choices;
-    if (field->number || std::find(choices.begin(), choices.end(), value) != choices.end())
-      given.options[name] = value;
-  };
-  // Quantised weights stay as they are saved, but for fp8 where the op has that type.
-  const auto type = [&]() -> std::optional<DType> {
-    const auto weight = find(table_->inputs.front().tensor);
-    const auto dtype =
-        weight ? dtype_of(weight->parts.front()->saved.element) : std::optional<DType>();
-    const auto all = op_->dtypes_of_pass(kind, pass);
-    const bool is_there = dtype && std::find(all.begin(), all.end(), *dtype) != all.end();
-    return is_there ? dtype : std::nullopt;
-  };
-  const std::string fp8(dtype_name(DType::fp8));
-  const bool is_fp8 = given.dtypes.empty() ? type() == DType::fp8 : given.dtypes == fp8;
-  const bool has_own = is_given(given.options, "weights");
-  if (const auto own = !is_fp8 || has_own ? packing() : std::nullopt;
-      own && (!has_own || given.options["weights"] == own->format.weights)) {
-    for (const auto& [name, word] : option_words(own->format)) set(name, word);
-    if (own->dense_attention) set("attn-weights", "dense");
-  }
-  const bool packs = is_given(given.options, "weights") && given.options["weights"] != "dense";
-
-  for (const SavedOption& option : table_->options) {
-    if (packs && option.option == "gate-up") continue;
-    if (option.name.empty() ? find(option.tensor).has_value()
-                            : model_->find(prefix(layer_) + std::string(option.name)) != nullptr)
-      set(option.option, std::string(option.value));
-  }
-  for (const ConfigField& field : table_->settings) {
-    const std::string needs(field.needs);
-    if (!needs.empty() && (!is_given(given.options, needs) || given.options[needs] == "none" ||
-                           given.options[needs] == "no"))
-      continue;
-    if (const auto value = config(field)) set(field.field, *value);
-  }
-
-  if (given.dtypes.empty())
-    if (const auto dtype = type(); dtype && (!packs || *dtype != DType::fp8))
-      given.dtypes = dtype_name(*dtype);
-  return given;
-}
-
 std::string SavedInputs::text() const {
   std::string text;
   if (model_)
@@ -824,15 +450,6 @@ std::vector<std::string> SavedInputs::words() const {
                                     {"--map", options_.map}})
     if (!value.empty()) words.insert(words.end(), {name, value});
   return words;
-}
-
-std::vector<Problem> saved_problems(const Op& op, const ProblemOptions& given,
-                                    const SavedInputs* saved, DeviceKind kind) {
-  if (saved == nullptr) return problems_of(op, given, Sizes::required, kind);
-  saved->require_any();
-  const auto problems = problems_of(op, saved->complete(given, kind), Sizes::required, kind);
-  for (const Problem& problem : problems) saved->require_fit(problem);
-  return problems;
 }
 
 std::unique_ptr<const SavedInputs> saved_inputs(const Op& op, ProblemOptions& problem,

@@ -11,34 +11,13 @@
 
 #include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/saved/packed_inputs.hpp"
+#include "apps/fftune/saved/saved_config.hpp"
 #include "apps/fftune/saved/saved_names.hpp"
+#include "apps/fftune/saved/weight_options.hpp"
 #include "safetensors/model.hpp"
 #include "verify/input_data.hpp"
 
-namespace fftune {
-struct JsonValue;
-}  // namespace fftune
-
 namespace fftune::tool {
-
-struct Command;
-struct ProblemOptions;
-
-struct WeightOptions {
-  std::string weights = {};  // a .safetensors file, an index or a folder
-  std::string layer = {};
-  std::string input = {};  // a .safetensors file
-  std::string map = {};    // "w=model.layers.0.mlp.up_proj.weight,bias=…"
-
-  bool given() const { return !weights.empty() || !input.empty(); }
-};
-
-/// Adds --saved-weights, --layer, --input and --map, after the options of an op: --weights is the
-/// same as --saved-weights where the op has no option of that name. `values` must live as long as
-/// `command` parses.
-void add_weight_options(Command& command, WeightOptions& values);
-/// Throws Error(invalid_input) for --layer or --map without what they are about.
-void check_weight_options(const WeightOptions& values);
 
 class SavedInputs final : public GivenTensors {
  public:
@@ -81,10 +60,6 @@ class SavedInputs final : public GivenTensors {
     const std::string& name() const { return parts.front()->saved.name; }
   };
 
-  void read_config();
-  /// "sliding_attention" or "full_attention": newer configurations have a list, in older ones it
-  /// follows from the kind of model.
-  std::string layer_type(const JsonValue& part) const;
   void find_prefix();
   void parse_map(const std::string& text);
   std::string prefix(std::int64_t layer) const;
@@ -118,7 +93,6 @@ class SavedInputs final : public GivenTensors {
                  Parallel& parallel) const;
   void require_all_rows_used(const Problem& problem) const;
   void infer_sizes(std::map<std::string, std::int64_t, std::less<>>& sizes) const;
-  std::optional<std::string> config(const ConfigField& field) const;
 
   const Op* op_;
   const SavedOp* table_;
@@ -128,7 +102,7 @@ class SavedInputs final : public GivenTensors {
   std::optional<SavedModel> input_;
   std::string_view prefix_;  // with '#' for the layer
   std::map<std::string, std::string, std::less<>> map_;
-  std::map<std::string, std::string, std::less<>> config_;  // its words and numbers
+  SavedConfig config_;
 };
 
 /// The files that were given; null if none were. Where the op has an option `weights` of its own, a

@@ -1,6 +1,7 @@
 #include "apps/fftune/saved/saved_names.hpp"
 
 #include <algorithm>
+#include <charconv>
 
 namespace fftune::tool {
 
@@ -266,6 +267,32 @@ bool is_conv1d(std::string_view name) {
 
 bool is_stack_of_experts(std::string_view name) {
   return name.ends_with("mlp.experts.gate_up_proj") || name.ends_with("mlp.experts.down_proj");
+}
+
+std::pair<std::string_view, std::int64_t> split_layer(std::string_view tensor) {
+  constexpr std::string_view start = "layers.";
+  if (!tensor.starts_with(start)) return {tensor, 0};
+  std::int64_t layer = 0;
+  const char* const end = tensor.data() + tensor.size();
+  const auto [rest, error] = std::from_chars(tensor.data() + start.size(), end, layer);
+  if (error != std::errc() || rest == end || *rest != '.') return {tensor, 0};
+  return {{rest + 1, static_cast<std::size_t>(end - rest - 1)}, layer};
+}
+
+bool is_of_each_expert(SavedRows rows, std::vector<std::int64_t> whole,
+                       const std::vector<std::int64_t>& part) {
+  if (rows != SavedRows::first_half && rows != SavedRows::second_half && rows != SavedRows::even &&
+      rows != SavedRows::odd)
+    return false;
+  if (whole.size() < 2 || whole[1] % 2 != 0) return false;
+  whole[1] /= 2;
+  return whole == part;
+}
+
+std::int64_t row_of_half(SavedRows rows, std::int64_t row, std::int64_t each) {
+  if (rows == SavedRows::even || rows == SavedRows::odd)
+    return 2 * row + (rows == SavedRows::odd ? 1 : 0);
+  return row / each * 2 * each + row % each + (rows == SavedRows::second_half ? each : 0);
 }
 
 }  // namespace fftune::tool

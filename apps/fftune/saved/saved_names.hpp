@@ -1,6 +1,7 @@
 // How saved models name the inputs of ops: one table, in which a model or an op is a few lines.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -10,6 +11,12 @@ namespace fftune::tool {
 /// Which rows of a saved tensor an input is. Gate and up in one tensor are halves, or alternate; of
 /// experts in one tensor it is the half of each. q, k and v in one tensor follow each other.
 enum class SavedRows { all, first_half, second_half, even, odd, q, k, v };
+
+/// Whether `part`, an input, is half of the rows of each expert: of the second extent of `whole`.
+bool is_of_each_expert(SavedRows rows, std::vector<std::int64_t> whole,
+                       const std::vector<std::int64_t>& part);
+/// The row of the tensor that is row `row` of the half of each expert, which has `each` rows.
+std::int64_t row_of_half(SavedRows rows, std::int64_t row, std::int64_t each);
 
 struct SavedName {
   /// Behind what comes ahead of every name of a layer. Several are stacked, row behind row; a '*'
@@ -46,7 +53,7 @@ struct ConfigField {
   std::vector<std::pair<std::string_view, std::string_view>> words = {};
 };
 
-/// Facts of its layer that SavedInputs derives from a configuration, besides the configuration's
+/// Facts of its layer that SavedConfig derives from a configuration, besides the configuration's
 /// own keys.
 constexpr std::string_view config_rotary = "features of a head to rotate";
 constexpr std::string_view config_scale = "scale of scores";
@@ -68,6 +75,9 @@ const SavedInput* find_saved_input(const SavedOp& op, std::string_view tensor);
 
 /// Translates a word of config.json: "gelu_pytorch_tanh" is gelu-tanh. Any other word stays.
 std::string_view our_word(std::string_view word);
+
+/// "w_q" in layer 3 of "layers.3.w_q", as ops of several layers name their inputs.
+std::pair<std::string_view, std::int64_t> split_layer(std::string_view tensor);
 
 /// Possible prefixes of the names of layer N, with N as "#".
 const std::vector<std::string_view>& layer_prefixes();

@@ -227,12 +227,30 @@ double microseconds(const Block& block, const Product& product, const DeviceFact
   return stream + 0.77 * waves + 0.0122 * block.unroll * block.tokens + split;
 }
 
+std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
+                               const Config& config) {
+  const Product product(chain.front());
+  return 1e-6 * microseconds(Block(product, config), product, facts);
+}
+
 Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
   const Product product(chain.front());
   return least_cost(blocks_of(chain.front(), facts), "decode", [&](const Block& block) {
     return fits_l2(block, product, facts) ? microseconds(block, product, facts)
                                           : std::numeric_limits<double>::infinity();
   });
+}
+
+/// More than 8 tokens take two MMAs for each 16 bytes of a weight. Then tiles of wgmma whose rows
+/// are features stream a large weight as fast or faster: an H100 took 42.0 us for `down` of 16
+/// tokens, 14336 features and d 4096, where these kernels took 43.5, and 14.1 beside 14.7 for 4096
+/// x 4096. Of 2048 x 2048 it took 6.0 and 5.8. Heads of q, k and v have no such tiles.
+bool is_preferred(const GemmChain& chain, const DeviceFacts& facts) {
+  constexpr double large = 24e6;
+  const GemmProblem& gemm = chain.front();
+  const double bytes = 2.0 * gemm.b_operands() * static_cast<double>(gemm.n * gemm.k);
+  return gemm.m <= 8 || bytes < large || is_qkv(gemm) ||
+         sm90_engine.can_implement(chain, facts).has_value();
 }
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
@@ -286,7 +304,8 @@ std::optional<std::string> no_decode(const GemmProblem& gemm) {
 
 constinit const Engine decode_engine{.name = "decode",
                                      .can_implement = can_implement,
-                                     .search = {space, default_config},
+                                     .search = {space, default_config, estimate},
+                                     .is_preferred = is_preferred,
                                      .append = append,
                                      .sources = {"gemm/decode/gemm.cu"}};
 

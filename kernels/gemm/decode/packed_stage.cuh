@@ -14,18 +14,6 @@ struct packed_matrix {
   int k;
 };
 
-template <class Value>
-__device__ __forceinline__ Value read_packed(u32 address) {
-  Value value;
-  if constexpr (sizeof(Value) == 8)
-    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(address));
-  else if constexpr (sizeof(Value) == 4)
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address));
-  else
-    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value) : "r"(address));
-  return value;
-}
-
 // The producer: copies the elements [first, end) of k of 16 rows to a stage.
 template <packed_stage_shape shape, class Pipeline>
 __device__ __forceinline__ void load_packed_stage(Pipeline& pipeline, const packed_matrix& of,
@@ -101,15 +89,15 @@ struct packed_stage_product {
                               ? warp * packed_k / shape.group() + half + i * (apart / shape.group())
                               : (block * packed_k + half * 32) / shape.group();
         of.scale[i][half] =
-            read_packed<both_scales>(stage + shape.scales_at() + group * shape.group_bytes() +
-                                     pair * 2 * format.scale_bytes());
+            read_value<both_scales>(stage + shape.scales_at() + group * shape.group_bytes() +
+                                    pair * 2 * format.scale_bytes());
         if constexpr (format.zeros)
           of.zero[i][half] =
-              read_packed<u16>(stage + shape.others_at() + group * packed_rows + pair * 2);
+              read_value<u16>(stage + shape.others_at() + group * packed_rows + pair * 2);
       }
     }
     if constexpr (format.scales_rows())
-      of.of_rows = read_packed<u64>(stage + shape.others_at() + pair * 8);
+      of.of_rows = read_value<u64>(stage + shape.others_at() + pair * 8);
   }
 
   // `tokens`: this lane's row of tokens for ldmatrix, at the stage's first element of k; `left`:

@@ -61,6 +61,36 @@ __device__ __forceinline__ void write_shared(u32 address, const vector16& value)
                : "memory");
 }
 
+// A value of 2, 4 or 8 bytes.
+template <class Value>
+__device__ __forceinline__ Value read_value(u32 address) {
+  if constexpr (sizeof(Value) == 8) {
+    u64 bits;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(bits) : "r"(address));
+    return __builtin_bit_cast(Value, bits);
+  } else if constexpr (sizeof(Value) == 4) {
+    u32 bits;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bits) : "r"(address));
+    return __builtin_bit_cast(Value, bits);
+  } else {
+    u16 bits;
+    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(bits) : "r"(address));
+    return __builtin_bit_cast(Value, bits);
+  }
+}
+template <class Value>
+__device__ __forceinline__ void write_value(u32 address, Value value) {
+  if constexpr (sizeof(Value) == 8)
+    asm volatile("st.shared.b64 [%0], %1;" ::"r"(address), "l"(__builtin_bit_cast(u64, value))
+                 : "memory");
+  else if constexpr (sizeof(Value) == 4)
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(__builtin_bit_cast(u32, value))
+                 : "memory");
+  else
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(__builtin_bit_cast(u16, value))
+                 : "memory");
+}
+
 __device__ __forceinline__ bool is_complete(u32 barrier, u32 parity) {
   u32 done;
   asm volatile(

@@ -42,13 +42,13 @@ __global__ void __launch_bounds__(32 * expand_warps)
   const i64 first_row = block / k_blocks * packed_rows, first_k = block % k_blocks * packed_k;
   const i64 groups = ceil_div(k, group);
 
-  const vector16 header = load_cached(codes);
+  const vector16 header = load_dependent(codes);
   const bool known = is_packed(header, code, n, k);
   constexpr int parts = packed_parts(code), bits = packed_bits(code);
 #pragma unroll
   for (int part = 0; part < parts; ++part) {
     vector16 words =
-        load_streaming(codes + (1 + block * parts + part) * packed_part_bytes + lane * 16);
+        load_dependent(codes + (1 + block * parts + part) * packed_part_bytes + lane * 16);
 #pragma unroll
     for (int i = 0; i < 4; ++i) words.word[i] = packed_nibbles_of(words.word[i], code);
 #pragma unroll

@@ -42,8 +42,6 @@ struct Product {
 };
 
 struct Tile : sm90_packed_config {
-  int split_k = 1;
-
   Tile() = default;
   explicit Tile(const Config& config)
       : sm90_packed_config{.tokens = config.get("tokens"),
@@ -52,8 +50,8 @@ struct Tile : sm90_packed_config {
                            .k_groups = config.get("k_groups"),
                            .k_blocks = config.get("k_blocks"),
                            .ctas = config.get("ctas"),
-                           .shares = ConfigReader(config).get_or("shares", 0)},
-        split_k(config.get("split_k")) {}
+                           .split_k = config.get("split_k"),
+                           .shares = ConfigReader(config).get_or("shares", 0)} {}
 
   std::int64_t row_blocks(std::int64_t n) const { return ceil_div(n, rows()); }
   /// The usual number, where rows have groups.
@@ -86,7 +84,7 @@ struct Tile : sm90_packed_config {
   }
   /// Whether CTAs take several tiles.
   bool takes_several(const Product& product) const {
-    return persistent(product.operands, product.format, product.grouped) && split_k == 1;
+    return persistent(product.operands, product.format, product.grouped);
   }
   /// Whether the last of several waves would leave some of the CTAs idle, so that they may share
   /// it.
@@ -156,15 +154,16 @@ TypedSpace<Tile> tiles_of(const Product& product, const DeviceFacts& facts) {
                    {"row_groups", "k_groups", "ctas"}, [](const Tile& t) {
                      return t.mma_warpgroups() <= 4 && t.mma_warpgroups() * t.ctas <= 8;
                    });
-  const Tiles::Names shape{"tokens", "tiles", "row_groups", "k_groups", "k_blocks", "ctas"};
-  space.constraint("accumulators, operands and codes fit into a thread's registers", shape,
+  const Tiles::Names registers{"tokens", "tiles", "row_groups", "k_groups", "k_blocks", "ctas"};
+  space.constraint("accumulators, operands and codes fit into a thread's registers", registers,
                    [=](const Tile& t) {
                      // ptxas wants an MMA's accumulators to fit at launch, too.
                      return t.registers(operands, format) <= t.mma_registers() &&
                             t.tokens / 2 + 16 <= t.launch_registers();
                    });
   space.constraint(
-      "three stages at the least, and the accumulators on their way, fit into shared memory", shape,
+      "three stages at the least, and the accumulators on their way, fit into shared memory",
+      {"tokens", "tiles", "row_groups", "k_groups", "k_blocks", "ctas", "split_k"},
       [=](const Tile& t) {
         return t.stages(operands, format) >= 3 &&
                t.shared_bytes(operands, format) <= t.most_shared();
@@ -185,12 +184,12 @@ TypedSpace<Tile> tiles_of(const Product& product, const DeviceFacts& facts) {
                    [product, processors = facts.multiprocessors](const Tile& t) {
                      return t.split_k == 1 || t.tiles_of(product) < processors;
                    });
-  Tiles::Names all = shape;
-  all.insert(all.end(), {"split_k", "shares"});
-  space.constraint("CTAs that take several tiles each share the last ones, if there are idle CTAs",
-                   all, [product, processors = facts.multiprocessors](const Tile& t) {
-                     return t.shares == 0 || t.may_share(product, processors);
-                   });
+  space.constraint(
+      "CTAs that take several tiles each share the last ones, if there are idle CTAs",
+      {"tokens", "tiles", "row_groups", "k_groups", "k_blocks", "ctas", "split_k", "shares"},
+      [product, processors = facts.multiprocessors](const Tile& t) {
+        return t.shares == 0 || t.may_share(product, processors);
+      });
   return space;
 }
 
@@ -381,14 +380,14 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   KernelLaunch& launch =
       append_gemm(program, "gemm/sm90/packed.cu",
                   fmt::format("packed_sm90<{}, {}, "
-                              "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}, {}}}>",
+                              "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}, {}, {}}}>",
                               template_argument(form_of(gemm)), template_argument(format),
                               tile.tokens, tile.tiles, tile.row_groups, tile.k_groups,
-                              tile.k_blocks, tile.ctas, tile.shares),
+                              tile.k_blocks, tile.ctas, tile.split_k, tile.shares),
                   tile.takes_several(product) && resident > 0 ? std::min(works, resident) : works,
                   tile.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(operands, format));
-  launch.programmatic = gemm.follows;
+  begin_packed(launch, gemm, facts, std::int64_t{launch.grid.x} * tile.split_k * tile.row_tiles());
   split_launch(program, launch, facts, tile.split_k, 0);
   if (tile.shares == 0) return;
   const auto set = [&launch](std::size_t offset, Argument value) {

@@ -8,10 +8,11 @@
 //   shared memory    stages of   tokens  [k_blocks][tokens][128 bytes], 128-byte swizzle
 //                                codes   [operand][box][16 rows][1 or 2 parts of 512 bytes]
 //                                scales  [operand][16 rows][groups][16], then zero points
-//                    and their barriers; later the accumulators of k groups and of split-K
+//                    later the accumulators of k groups; shares of split-K; barriers
 //   barriers         full (bytes) and empty (a warp of each row group) of each stage
 //   split-K          blockIdx.y is the share of k; the CTAs of a tile are a cluster. Each adds up
-//                    its part of the accumulators of all, in order, and stores that part of C.
+//                    its part of the accumulators of all, in order, and stores that part of C. The
+//                    others send it theirs; it has room for these beside the stages.
 //   tiles            one after the other, without k groups and split-K: the next one's loads run
 //                    while the last one is stored. Row groups are some stages behind each other,
 //                    so that one multiplies while another stores.
@@ -19,7 +20,10 @@
 //                    CTA begins at the end of its share, with the first stages of a tile, whose
 //                    accumulators the next CTA gets through memory. At the other end it adds those
 //                    of the CTA before to its own. CTAs start in order: none waits for a later one.
-//   dependencies     weights of all stages are on the way before griddepcontrol.wait, tokens after
+//   dependencies     weights of all stages are on the way before griddepcontrol.wait, tokens after;
+//                    or weights after it, too, where the launch before may write them: the first of
+//                    them are asked for in L2 before it
+//   L2               with up to 64 tokens, weights of more stages than shared memory has
 //
 // A warp expands its 16 rows: two k16 steps (a batch) become 8 registers, which two MMAs read while
 // the next batch is expanded. Up to 64 tokens a group of k has accumulators of its own, which are
@@ -70,7 +74,9 @@ class packed_sm90_kernel {
   static constexpr int scales_at = codes_at + config.code_bytes(operands, format);
   static constexpr int zeros_at = scales_at + config.scale_bytes(operands, format);
   static constexpr int stage_bytes = config.stage_bytes(operands, format);
-  static constexpr int stages = config.stages(operands, format);
+  static constexpr int stages = config.stages(operands, format), splits = config.split_k;
+  static constexpr int shares_at = config.shares_at(operands, format);
+  static constexpr int arrived_at = config.barriers_at(operands, format) + stages * 16;
   using stage_pipeline = pipeline<stages, stage_bytes>;
   using accumulators = float[units][values];
   static constexpr bool grouped = form.groups == grouping::rows;
@@ -113,7 +119,7 @@ class packed_sm90_kernel {
       const gemm_params& p = all.packed.gemm;
       policy = token_tiles == 1 ? l2_policy::evict_first : l2_policy::evict_normal;
       const int split = static_cast<int>(blockIdx.y), stages_of_k = count_stages(p);
-      first = stages_of_k * split / p.split_k, last = stages_of_k * (split + 1) / p.split_k;
+      first = stages_of_k * split / splits, last = stages_of_k * (split + 1) / splits;
       if constexpr (config.shares != 0) {
         begin = share_before(all, blockIdx.x), end = share_before(all, blockIdx.x + 1);
         if (all.whole_works == 0) {
@@ -182,6 +188,9 @@ class packed_sm90_kernel {
 
   // --- The producer warp, whose first lane loads ---
 
+  static __device__ __forceinline__ int scale_column(int stage) {
+    return (format.first_group() + stage * k_blocks * packed_k / format.group) * packed_rows;
+  }
   // Codes, scales and zero points of a stage. Rows and groups that do not exist are zeros.
   static __device__ __forceinline__ void load_weights(const sm90_packed_params& p,
                                                       const cta_tile& own,
@@ -200,7 +209,7 @@ class packed_sm90_kernel {
                  own.policy);
       }
       if constexpr (!by_row) {
-        const int column = (format.first_group() + block * packed_k / format.group) * packed_rows;
+        const int column = scale_column(stage);
         const int at = operand * row_tiles * groups * packed_rows;
         tma_load(buffer + scales_at + at * sizeof(scale), p.scales[operand], full, column,
                  own.first_tile, own.policy);
@@ -220,21 +229,48 @@ class packed_sm90_kernel {
                (stage * k_blocks + i) * packed_k, own.rows.first, l2_policy::evict_last);
     }
   }
+  // Asks for the weights of stages [first, last) in L2.
+  static __device__ __forceinline__ void prefetch_weights(const sm90_packed_params& p,
+                                                          const cta_tile& own, int first,
+                                                          int last) {
+#pragma unroll 1
+    for (int stage = first; stage < smaller(last, own.last); ++stage) {
+#pragma unroll
+      for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+        for (int part = 0; part < stage_parts; part += box_parts) {
+          tma_prefetch(p.codes[operand], (stage * stage_parts + part) * (packed_part_bytes / 4),
+                       own.first_tile);
+        }
+        if constexpr (!by_row) tma_prefetch(p.scales[operand], scale_column(stage), own.first_tile);
+      }
+    }
+  }
   static __device__ __forceinline__ void produce(const sm90_packed_params& p, cta_tile own,
                                                  stage_pipeline pipe) {
     const bool loads = is_elected();
-    const int ahead = smaller(own.first + stages, own.last);
-    stage_pipeline of_tokens = pipe;
+    const int first_free = own.first + stages;
+    const int asked = own.first + ceil_div(p.packed.blocks_ahead, k_blocks);
+    int stage = own.first;
+    if (p.packed.loads_early) {
+      const int loaded = smaller(first_free, own.last);
+      stage_pipeline of_tokens = pipe;
 #pragma unroll 1
-    for (int stage = own.first; stage < ahead; ++stage, pipe.advance()) {
-      if (loads) load_weights(p, own, pipe, stage);
-    }
-    wait_for_dependencies();
+      for (; stage < loaded; ++stage, pipe.advance()) {
+        if (loads) load_weights(p, own, pipe, stage);
+      }
+      if (loads) prefetch_weights(p, own, first_free, asked);
+      wait_for_dependencies();
 #pragma unroll 1
-    for (int stage = own.first; stage < ahead; ++stage, of_tokens.advance()) {
-      if (loads) load_tokens(p, own, of_tokens, stage);
+      for (stage = own.first; stage < loaded; ++stage, of_tokens.advance()) {
+        if (loads) load_tokens(p, own, of_tokens, stage);
+      }
+    } else {
+      if (loads) prefetch_weights(p, own, own.first, asked);
+      wait_and_launch_dependents();
     }
-    int stage = ahead;
+    // Few tokens leave little room in the pipeline for weights: L2 has more of these.
+    const int ahead = config.tokens <= 64 ? asked - first_free : 0;
     do {
 #pragma unroll 1
       for (; stage < own.last; ++stage, pipe.advance()) {
@@ -242,6 +278,8 @@ class packed_sm90_kernel {
         if (loads) {
           load_weights(p, own, pipe, stage);
           load_tokens(p, own, pipe, stage);
+          if (ahead > 0 && stage >= first_free)
+            prefetch_weights(p, own, stage + ahead, stage + ahead + 1);
         }
       }
       if (!own.advance(p)) return;
@@ -537,6 +575,7 @@ class packed_sm90_kernel {
                                                          const warp_place& place) {
     constexpr int vectors = config.vectors(operands), stride = config.row_threads() * 16;
     const u32 at = shared + threadIdx.x % config.row_threads() * 16;
+    sync_mma_threads();  // all stages are read
     if (place.k_group > 0 && place.k_group < k_groups) {
 #pragma unroll
       for (int i = 0; i < vectors; ++i) {
@@ -555,7 +594,6 @@ class packed_sm90_kernel {
         set_vector(sum, i, total);
       }
     }
-    sync_mma_threads();
   }
 
   // The accumulators that CTA `cta` gives away, those of this thread, and a word that is 1 when a
@@ -644,56 +682,63 @@ class packed_sm90_kernel {
       store_vector(p, own, place, i, vector, known);
     }
   }
-  // The CTAs of a cluster share the vectors of each warp out among them.
+  // Each CTA of a cluster finishes every split_k-th vector of a thread: the others send it theirs,
+  // and it adds them up in their order.
   static __device__ __forceinline__ void store_split(const gemm_params& p, const cta_tile& own,
-                                                     const accumulators& sum, u32 shared,
+                                                     const accumulators& sum, u32 base,
                                                      const warp_place& place, bool known) {
-    constexpr int of_operand = tiles * n_fragments;
-    constexpr int stride = config.row_threads() * 16, most_splits = 8;
-    const u32 at = shared + threadIdx.x * 16;
-    const bool active = threadIdx.x < config.row_threads();
-    if (active) {
+    constexpr int of_operand = tiles * n_fragments, stride = config.row_threads() * 16;
+    const int split = static_cast<int>(blockIdx.y);
+    const u32 shares = base + shares_at + threadIdx.x * 16, arrived = base + arrived_at;
+    // The place of CTA `from`'s vector i of a B in the CTA that finishes it, which has none for its
+    // own.
+    const auto place_of = [](int i, int operand, int from) {
+      const int sender = from < i % splits ? from : from - 1;
+      return ((i / splits * operands + operand) * (splits - 1) + sender) * stride;
+    };
+    cluster_wait();  // the other CTAs have started, and their barriers are there
+    if (threadIdx.x >= config.row_threads()) return;
 #pragma unroll
-      for (int i = 0; i < operands * of_operand; ++i) {
-        store_shared(at + i * stride, vector_of(sum, i));
+    for (int i = 0; i < of_operand; ++i) {
+      if (i % splits == split) continue;
+      const u32 to = cluster_address(shares, i % splits);
+      const u32 barrier = cluster_address(arrived, i % splits);
+#pragma unroll
+      for (int operand = 0; operand < operands; ++operand) {
+        store_cluster_async(to + place_of(i, operand, split),
+                            vector_of(sum, operand * of_operand + i), barrier);
       }
     }
-    cluster_barrier();
-    if (active) {
-      const int warp = threadIdx.x / 32, split = static_cast<int>(blockIdx.y);
-      int owner = warp % p.split_k;
-#pragma unroll 1
-      for (int i = 0; i < of_operand; ++i) {
-        if (owner == split) {
-          float4 total[operands] = {};
+    barrier_wait(arrived, 0);
 #pragma unroll
-          for (int operand = 0; operand < operands; ++operand) {
-            float4 share[most_splits];
+    for (int i = 0; i < of_operand; ++i) {
+      if (i % splits != split) continue;
+      float4 total[operands] = {};
 #pragma unroll
-            for (int other = 0; other < most_splits; ++other) {
-              if (other < p.split_k) {
-                share[other] =
-                    load_cluster(cluster_address(at, other) + (operand * of_operand + i) * stride);
-              }
-            }
+      for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
-            for (int other = 0; other < most_splits; ++other) {
-              if (other < p.split_k) add(total[operand], share[other]);
-            }
-          }
-          store_vector(p, own, place, i, total, known);
+        for (int from = 0; from < splits; ++from) {
+          add(total[operand], from == split ? vector_of(sum, operand * of_operand + i)
+                                            : load_shared(shares + place_of(i, operand, from)));
         }
-        owner = owner + 1 == p.split_k ? 0 : owner + 1;
       }
+      store_vector(p, own, place, i, total, known);
     }
-    cluster_barrier();  // shared memory must outlive the reads
+  }
+  // One thread, at the start: the barrier that counts the shares of this CTA.
+  static __device__ __forceinline__ void init_shares(u32 base) {
+    const int split = static_cast<int>(blockIdx.y);
+    const int vectors = (tiles * n_fragments + splits - 1 - split) / splits;
+    barrier_init(base + arrived_at, 1);
+    barrier_arrive_expect(base + arrived_at,
+                          (splits - 1) * vectors * operands * config.row_threads() * 16);
   }
 
  public:
   static __device__ __forceinline__ void run(const sm90_packed_params& all, unsigned char* memory) {
     const packed_params& p = all.packed;
     const u32 base = (shared_address(memory) + 1023) & ~1023u;
-    const u32 barriers = base + stages * stage_bytes;
+    const u32 barriers = base + config.barriers_at(operands, format);
     const stage_pipeline pipe{base, barriers, barriers + stages * 8};
     if constexpr (grouped && form.ready != groups_ready::settled) wait_for_dependencies();
     const int work = static_cast<int>(blockIdx.x), token_tiles = all_token_tiles(p.gemm);
@@ -713,17 +758,16 @@ class packed_sm90_kernel {
         barrier_init(pipe.full + i * 8, 1);
         barrier_init(pipe.empty + i * 8, row_groups * 4);
       }
+      if constexpr (splits > 1) init_shares(base);
       barrier_init_fence();
     }
     __syncthreads();
-    launch_dependents();
+    if constexpr (splits > 1) cluster_arrive_initialised();
+    if (p.loads_early) launch_dependents();
     if (uniform(threadIdx.x / 128) == config.mma_warpgroups()) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{config.producer_registers}));
       if (threadIdx.x < config.mma_threads() + 32) produce(all, own, pipe);
-      if (p.gemm.split_k > 1) {
-        cluster_barrier();
-        cluster_barrier();
-      }
+      if constexpr (splits > 1) cluster_wait();
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{config.mma_registers()}));
       compute(all, own, pipe, base);
@@ -739,19 +783,22 @@ class packed_sm90_kernel {
                                                  stage_pipeline pipe, u32 shared) {
     const packed_params& p = all.packed;
     const warp_place place;
+    if (!p.loads_early) wait_for_dependencies();
+    vector16 headers[operands];
+#pragma unroll
+    for (int operand = 0; operand < operands; ++operand)
+      headers[operand] = load_dependent(p.gemm.b[0][operand]);
+    pipe.wait_full();  // the headers arrive meanwhile
     bool known = true;
 #pragma unroll
-    for (int operand = 0; operand < operands; ++operand) {
-      known = known &&
-              is_packed(load_cached(p.gemm.b[0][operand]), format.code, all_rows(p.gemm), p.gemm.k);
-    }
+    for (int operand = 0; operand < operands; ++operand)
+      known = known && is_packed(headers[operand], format.code, all_rows(p.gemm), p.gemm.k);
     do {
       accumulators sum = {};
       consume(sum, p, own, pipe, place);
       wait_for_dependencies();  // the launch before may still read C, and write its source
-      if (k_groups > 1 || p.gemm.split_k > 1) sync_mma_threads();  // all stages are read
       if constexpr (k_groups > 1) reduce_k_groups(sum, shared, place);
-      if (p.gemm.split_k > 1) {
+      if constexpr (splits > 1) {
         store_split(p.gemm, own, sum, shared, place, known);
       } else if (own.gives(p.gemm)) {
         give(p.gemm, sum, place.row_group);

@@ -15,6 +15,7 @@ struct sm90_packed_config {
   int k_groups = 1;    // and MMA warpgroups that take turns at the stages of these rows.
   int k_blocks = 2;    // Blocks of 64 of k of a stage.
   int ctas = 1;        // CTAs that share an SM: their registers and shared memory.
+  int split_k = 1;     // CTAs of a cluster that share the k of a tile.
   int shares = 0;      // 1: CTAs share the stages of the last waves' tiles evenly.
 
   static constexpr int most_stages = 12;
@@ -78,18 +79,30 @@ struct sm90_packed_config {
   /// CTA takes one more.
   constexpr int most_shared() const { return (228 / ctas - 1) * 1024; }
   constexpr int stages(int operands, packed_form form) const {
-    const int fit = (most_shared() - 1024 - most_stages * 16) / stage_bytes(operands, form);
+    const int fit = (most_shared() - 1024 - most_stages * 16 - 16 - share_bytes(operands)) /
+                    stage_bytes(operands, form);
     return fit < most_stages ? fit : most_stages;
   }
-  /// Accumulators on their way from one warpgroup, or CTA, to another.
+  /// Accumulators of the other k groups, where the stages are read.
   constexpr int exchange_bytes(int operands) const {
-    const int sets = k_groups > 2 ? k_groups - 1 : 1;
-    return sets * row_threads() * vectors(operands) * 16;
+    return (k_groups - 1) * row_threads() * vectors(operands) * 16;
+  }
+  /// Vectors of a thread, of each B, that a CTA of a split finishes at the most; and accumulators
+  /// that the other CTAs send it, most often while it still multiplies.
+  constexpr int own_vectors() const { return (tiles * tokens / 8 + split_k - 1) / split_k; }
+  constexpr int share_bytes(int operands) const {
+    return (split_k - 1) * own_vectors() * operands * row_threads() * 16;
+  }
+  /// Behind these are the barriers: two of each stage, and that of the shares.
+  constexpr int shares_at(int operands, packed_form form) const {
+    const int all_stages = stages(operands, form) * stage_bytes(operands, form);
+    return all_stages > exchange_bytes(operands) ? all_stages : exchange_bytes(operands);
+  }
+  constexpr int barriers_at(int operands, packed_form form) const {
+    return shares_at(operands, form) + share_bytes(operands);
   }
   constexpr int shared_bytes(int operands, packed_form form) const {
-    const int pipeline = stages(operands, form) * (stage_bytes(operands, form) + 16);
-    const int exchange = exchange_bytes(operands);
-    return 1024 + (pipeline > exchange ? pipeline : exchange);
+    return 1024 + barriers_at(operands, form) + stages(operands, form) * 16 + 16;
   }
   /// Registers of a thread: accumulators, two batches of operands, a stage's codes.
   constexpr int registers(int operands, packed_form form) const {
@@ -112,7 +125,7 @@ struct sm90_packed_config {
   /// its last: where shared memory has no accumulators in the end. It takes some registers. Few
   /// tokens have several tiles where they are in groups.
   constexpr bool persistent(int operands, packed_form form, bool grouped) const {
-    return k_groups == 1 && (grouped || tokens > 64) &&
+    return k_groups == 1 && split_k == 1 && (grouped || tokens > 64) &&
            registers(operands, form) + 16 <= mma_registers();
   }
   /// Columns of the MMAs of a tile that has no more rows of its group than that: half, or all. The

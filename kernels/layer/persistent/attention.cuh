@@ -23,10 +23,24 @@ struct persistent_attention {
   int first_part = 0;    // First part of the results of this CTA's keys.
   int parts_of_row = 0;  // Parts of the sequence whose features this thread combines.
 
+  // This lane's weights of the norms of heads of q and k.
+  struct own_norms {
+    u32 bits[c.head_norms ? 2 : 1][c.dim / 32];
+  };
   // Heads of q, and of the new k and v, normalised, rotated and rounded, to shared memory. The
   // heads of the sequence's tokens are shared out among the warps.
   __device__ __forceinline__ void prepare_heads(const persistent_layer_pointers& of,
                                                 const float* qkv) const {
+    // Loaded before the words are waited for, as none is in L2.
+    own_norms norms;
+    if constexpr (c.head_norms) {
+#pragma unroll
+      for (int part = 0; part < 2; ++part)
+#pragma unroll
+        for (int j = 0; j < c.dim / 32; ++j)
+          norms.bits[part][j] =
+              load_ahead(static_cast<const T*>(of.head_norms[part]) + threadIdx.x % 32 + j * 32);
+    }
     constexpr int all = c.own_heads() + 2 * c.own_kv_heads(), total = c.per_sequence * all;
     constexpr int most = c.prepared_at_once(), values = c.dim / 32;
     const int lane = threadIdx.x % 32;
@@ -64,7 +78,7 @@ struct persistent_attention {
 #pragma unroll
       for (int i = 0; i < most; ++i)
         if (is_needed(i))
-          prepare_head(of, (first + i * c.warps) / all, (first + i * c.warps) % all, raw[i]);
+          prepare_head(norms, (first + i * c.warps) / all, (first + i * c.warps) % all, raw[i]);
     }
   }
 
@@ -81,8 +95,8 @@ struct persistent_attention {
   }
 
   // One of the heads of the sequence's token `token`, from the words that are polled.
-  __device__ __forceinline__ void prepare_head(const persistent_layer_pointers& of, int token,
-                                               int head, const u32 (&raw)[c.dim / 32]) const {
+  __device__ __forceinline__ void prepare_head(const own_norms& norms, int token, int head,
+                                               const u32 (&raw)[c.dim / 32]) const {
     constexpr int values = c.dim / 32;
     const int lane = threadIdx.x % 32;
     float value[values];
@@ -97,18 +111,19 @@ struct persistent_attention {
 #pragma unroll
         for (int other = 16; other > 0; other /= 2) squares += __shfl_xor_sync(~0u, squares, other);
         const float r = rsqrtf(squares / c.dim + cta.p.epsilon);
-        const T* const weights = static_cast<const T*>(of.head_norms[part]) + lane;
 #pragma unroll
-        for (int j = 0; j < values; ++j)
-          value[j] *= r * (cta.p.norm_offset + to_float(weights[j * 32]));
+        for (int j = 0; j < values; ++j) {
+          const u32 bits = part == 0 ? norms.bits[0][j] : norms.bits[1][j];
+          value[j] *= r * (cta.p.norm_offset + half_of<T>(bits));
+        }
       }
     }
     if constexpr (c.rotates) {
       if (part < 2) {
 #pragma unroll
         for (int j = 0; j < rotary_pairs; ++j) {
-          const float2 turn =
-              read_pair(cta.shared + c.turns_at() + (token * (c.rotary / 2) + lane + j * 32) * 8);
+          const float2 turn = read_value<float2>(cta.shared + c.turns_at() +
+                                                 (token * (c.rotary / 2) + lane + j * 32) * 8);
           const float low = value[j], high = value[j + rotary_pairs];
           value[j] = low * turn.x - high * turn.y;
           value[j + rotary_pairs] = high * turn.x + low * turn.y;
@@ -121,7 +136,7 @@ struct persistent_attention {
              ? c.queries_at() + (token * c.own_heads() + head) * c.query_stride()
              : c.new_rows_at() + (token * 2 * c.own_kv_heads() + head - c.own_heads()) * c.dim * 2);
 #pragma unroll
-    for (int j = 0; j < values; ++j) write_half(to + j * 64, from_float<T>(value[j]));
+    for (int j = 0; j < values; ++j) write_value(to + j * 64, from_float<T>(value[j]));
   }
 
   // Rows of the new tokens in the caches, their cosines and sines, and the parts of each sequence:
@@ -138,7 +153,7 @@ struct persistent_attention {
           slot = c.wide_slots ? static_cast<const i64*>(cta.p.slots)[token]
                               : static_cast<const int*>(cta.p.slots)[token];
         if (slot >= cta.p.cache_rows) slot = -1;
-        write_index(cta.shared + c.slots_at() + thread * 8, slot);
+        write_value(cta.shared + c.slots_at() + thread * 8, slot);
       }
       if constexpr (c.rotates) {
         constexpr int pairs = c.rotary / 2;
@@ -148,7 +163,7 @@ struct persistent_attention {
           const float2 turn = turn_of<head_rotation::halves, float>(
               {&position, cta.p.angles, cta.p.table_rows, cta.p.angle_scale}, cta.p.frequencies, 0,
               at % pairs, pairs);
-          write_pair(cta.shared + c.turns_at() + at * 8, turn.x, turn.y);
+          write_value(cta.shared + c.turns_at() + at * 8, turn);
         }
       }
       first_part = cta.split * parts_of_split(cta.keys_of_split(cta.length_of(cta.sequence)));
@@ -177,7 +192,7 @@ struct persistent_attention {
         const vector16 value = read_shared(cta.shared + c.new_rows_at() +
                                            ((token * 2 + of) * c.own_kv_rows() + at) * 2);
         write_shared(stage + row * stride + at * 2, value);
-        const i64 slot = read_index(cta.shared + c.slots_at() + token * 8);
+        const i64 slot = read_value<i64>(cta.shared + c.slots_at() + token * 8);
         if (slot >= 0)
           store(static_cast<T*>(cache) + slot * c.cache_row() +
                     (cta.head_group * c.own_kv_heads() + kv_head) * c.kv_head + lane * 8,
@@ -337,10 +352,27 @@ struct persistent_attention {
     return smaller(c.groups(), ceil_div(split_keys, 16));
   }
 
+  // Sinks of the heads of the features that this thread stores. No sink is in L2, so they are
+  // loaded before the thread waits for q, k and v.
+  struct own_sinks {
+    float of[c.own_features()] = {};
+  };
+  __device__ __forceinline__ own_sinks load_sinks(const float* of) const {
+    own_sinks sinks;
+    if constexpr (!c.sinks) return sinks;
+    const int first = cta.first_row(c.units(), 1) * 4, count = cta.rows_of_block(c.units(), 1) * 4;
+#pragma unroll
+    for (int i = 0; i < c.own_features(); ++i) {
+      const int at = static_cast<int>(threadIdx.x) + i * c.consumers();
+      if (at < count) sinks.of[i] = of[(first + at) % c.q_rows() / c.dim];
+    }
+    return sinks;
+  }
+
   // Combines the parts of this CTA's share of the features of all heads. A sink joins the softmax
   // without a value.
   __device__ __forceinline__ void combine(const float* partial, const float* logs,
-                                          const float* sinks, T* to) const {
+                                          const own_sinks& sinks, T* to) const {
     constexpr int places = c.unit_threads(), sharers = c.consumers() / places;
     constexpr int batch = c.tokens > 2 ? 8 : 4;
     constexpr int units_of_token = c.q_rows() / 4;
@@ -412,30 +444,32 @@ struct persistent_attention {
       const int at = own * places + place;
       write_shared(sums_at + at * 16, {__float_as_uint(sum[0]), __float_as_uint(sum[1]),
                                        __float_as_uint(sum[2]), __float_as_uint(sum[3])});
-      write_float(most_at + at * 4, most);
-      write_float(totals_at + at * 4, total);
+      write_value(most_at + at * 4, most);
+      write_value(totals_at + at * 4, total);
     }
     cta.sync_consumers();
-#pragma unroll 1
-    for (int at = threadIdx.x; at < 4 * count; at += c.consumers()) {
+#pragma unroll(c.sinks ? c.own_features() : 1)
+    for (int i = 0; i < c.own_features(); ++i) {
+      const int at = static_cast<int>(threadIdx.x) + i * c.consumers();
+      if (at >= 4 * count) break;
       float of[rows], all_most = minus_infinity;
       if constexpr (c.sinks) {
         constexpr float log2_of_e = 1.4426950408889634f;
-        all_most = sinks[(first * 4 + at) % c.q_rows() / c.dim] * log2_of_e;
+        all_most = sinks.of[i] * log2_of_e;
       }
-      const float sink = all_most;
+      const float of_sink = all_most;
 #pragma unroll
-      for (int i = 0; i < rows; ++i) {
-        of[i] = read_float(most_at + (i * places + at / 4) * 4);
-        all_most = fmaxf(all_most, of[i]);
+      for (int part = 0; part < rows; ++part) {
+        of[part] = read_value<float>(most_at + (part * places + at / 4) * 4);
+        all_most = fmaxf(all_most, of[part]);
       }
-      float all_total = c.sinks ? approximate_exp2(sink - all_most) : 0, value = 0;
+      float all_total = c.sinks ? approximate_exp2(of_sink - all_most) : 0, value = 0;
 #pragma unroll
-      for (int i = 0; i < rows; ++i) {
-        const int from = i * places + at / 4;
-        const float factor = approximate_exp2(of[i] - all_most);
-        all_total += factor * read_float(totals_at + from * 4);
-        value += factor * read_float(sums_at + from * 16 + at % 4 * 4);
+      for (int part = 0; part < rows; ++part) {
+        const int from = part * places + at / 4;
+        const float factor = approximate_exp2(of[part] - all_most);
+        all_total += factor * read_value<float>(totals_at + from * 4);
+        value += factor * read_value<float>(sums_at + from * 16 + at % 4 * 4);
       }
       // A query that sees no key has none of these: zero, as in PyTorch.
       const float result = all_most <= 0.5f * -1e30f ? 0.0f : value / all_total;

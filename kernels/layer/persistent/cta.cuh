@@ -36,7 +36,7 @@ struct persistent_cta {
   const params& p;
   const u32 shared;
   static constexpr bool looks_ahead = c.ahead > 0;
-  static_assert(!looks_ahead || !c.packs());
+  static_assert(!looks_ahead || c.can_look_ahead());
   using idle = typename choose_type<looks_ahead, l2_ahead, no_idle>::type;
   // A thread has its own place in the stages.
   using pipeline = stream_pipeline<c.stages, c.barrier_bytes(), c.stage_bytes(), idle>;
@@ -125,6 +125,31 @@ struct persistent_cta {
   static __device__ __forceinline__ int hidden_rows() {
     return rows_of_block(c.all_hidden(), c.hidden_unit());
   }
+  // The CTA's parts of down, of packed experts, and how many parts of its first tile it leaves to
+  // the CTA before it, which owns the tile.
+  static __device__ __forceinline__ int first_down_part() { return c.first_part(blockIdx.x); }
+  static __device__ __forceinline__ int end_down_part() { return c.first_part(blockIdx.x + 1); }
+  static __device__ __forceinline__ int parts_before() {
+    return c.shares_tiles() ? first_down_part() % c.slots() : 0;
+  }
+  // Where the rows of down begin that are CTA `block`'s.
+  static __device__ __forceinline__ int first_down_of(u32 block) {
+    if constexpr (c.shares_tiles())
+      return c.first_owned_row(block);
+    else
+      return first_row_of(block, c.d, c.down_unit());
+  }
+  static __device__ __forceinline__ int first_down() { return first_down_of(blockIdx.x); }
+  static __device__ __forceinline__ int down_rows() {
+    return first_down_of(blockIdx.x + 1) - first_down();
+  }
+  // The first of a CTA's rows of the residual stream behind attention or down, and their number.
+  static __device__ __forceinline__ int first_residual(bool is_down) {
+    return is_down ? first_down() : first_row(c.d, c.attention_unit());
+  }
+  static __device__ __forceinline__ int residual_rows(bool is_down) {
+    return is_down ? down_rows() : rows_of_block(c.d, c.attention_unit());
+  }
   __device__ __forceinline__ const persistent_layer_pointers& layer_of(int layer) const {
     if constexpr (c.has_experts() || c.packs())
       return p.of[layer].layer;
@@ -150,7 +175,7 @@ struct persistent_cta {
   static constexpr int all_experts = c.experts + c.shared;
   // The choice of each slot, which the producer has made: experts and weights are in shared memory.
   __device__ __forceinline__ int expert_of(int slot) const {
-    return read_int(shared + c.choices_at() + slot * 4);
+    return read_value<int>(shared + c.choices_at() + slot * 4);
   }
 
   struct no_group {};

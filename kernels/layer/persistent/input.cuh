@@ -42,7 +42,7 @@ struct persistent_input {
     __syncwarp();
     squares = warp_total(squares);
     const u32 statistics = cta.shared + c.statistics_at();
-    if (threadIdx.x % 32 == 0) write_float(statistics + threadIdx.x / 32 * 4, squares);
+    if (threadIdx.x % 32 == 0) write_value(statistics + threadIdx.x / 32 * 4, squares);
     copy_async_wait<0>();  // the norm's weights
     cta.sync_consumers();
     constexpr int warps_of_token = lanes / 32;
@@ -51,7 +51,7 @@ struct persistent_input {
     if (row < c.tokens) {
 #pragma unroll
       for (int i = 0; i < warps_of_token; ++i)
-        sum += read_float(statistics + (row * warps_of_token + i) * 4);
+        sum += read_value<float>(statistics + (row * warps_of_token + i) * 4);
     }
     return reciprocal_deviation(sum, c.d, cta.p.epsilon);
   }

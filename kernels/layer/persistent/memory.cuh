@@ -1,6 +1,6 @@
-// How the persistent form of layers (layer/persistent.cu) reaches memory besides the stages of its
-// stream (gemm/decode/shared_stream.cuh): values in shared memory, and words between CTAs of one
-// launch, which their readers poll.
+// How the persistent form of layers (layer/persistent.cu) reaches memory besides shared memory
+// (gemm/decode/shared_stream.cuh): words between CTAs of one launch, which their readers poll, and
+// sums over warps.
 #pragma once
 
 #include "common/async.cuh"
@@ -10,50 +10,18 @@
 
 namespace fftune {
 
-__device__ __forceinline__ float read_float(u32 address) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+// Half a word that is needed later. It has a whole register: halves would be merged, and waited
+// for.
+__device__ __forceinline__ u32 load_ahead(const void* address) {
+  u32 value;
+  asm volatile("ld.global.u16 %0, [%1];" : "=r"(value) : "l"(address));
   return value;
 }
-
-__device__ __forceinline__ void write_float(u32 address, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-
-__device__ __forceinline__ float2 read_pair(u32 address) {
-  float2 value;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address));
-  return value;
-}
-
-__device__ __forceinline__ void write_pair(u32 address, float first, float second) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(first), "f"(second)
-               : "memory");
-}
-
-__device__ __forceinline__ int read_int(u32 address) {
-  int value;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address));
-  return value;
-}
-
-__device__ __forceinline__ void write_int(u32 address, int value) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ i64 read_index(u32 address) {
-  i64 value;
-  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(address));
-  return value;
-}
-
-__device__ __forceinline__ void write_index(u32 address, i64 value) {
-  asm volatile("st.shared.b64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
-}
-
 template <class T>
-__device__ __forceinline__ void write_half(u32 address, T value) {
-  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value.bits) : "memory");
+__device__ __forceinline__ float half_of(u32 bits) {
+  T value;
+  value.bits = static_cast<u16>(bits);
+  return to_float(value);
 }
 
 // Words that other CTAs may be writing, and stores that they see.
@@ -69,6 +37,16 @@ __device__ __forceinline__ u32 load_relaxed_word(const void* address) {
   u32 value;
   asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
+}
+// A word that another CTA writes.
+__device__ __forceinline__ float wait_for_float(const float* address) {
+  u32 word;
+  int spins = 0;
+  do {
+    word = load_relaxed_word(address);
+    count_spin(spins);
+  } while (word == 0);
+  return __uint_as_float(~word);
 }
 __device__ __forceinline__ u16 load_relaxed_half(const void* address) {
   u16 value;

@@ -83,12 +83,12 @@ struct persistent_sums {
                                                bool adds) {
     if (c.tokens == 1 ? pair > 0 : 2 * pair >= c.tokens) return;
     const u32 at = to + (row * c.token_columns() + 2 * pair) * 4;
-    if (adds) first += read_float(at);
+    if (adds) first += read_value<float>(at);
     if constexpr (c.tokens == 1) {
-      write_float(at, first);
+      write_value(at, first);
     } else {
-      if (adds) second += read_float(at + 4);
-      write_pair(at, first, second);
+      if (adds) second += read_value<float>(at + 4);
+      write_value(at, float2{first, second});
     }
   }
 
@@ -99,7 +99,7 @@ struct persistent_sums {
     float part[c.warps];
 #pragma unroll
     for (int warp = 0; warp < c.warps; ++warp)
-      part[warp] = read_float(from + warp * c.sums_stride());
+      part[warp] = read_value<float>(from + warp * c.sums_stride());
 #pragma unroll
     for (int step = c.warps / 2; step > 0; step /= 2)
 #pragma unroll
@@ -119,10 +119,13 @@ struct persistent_product {
   // in shared memory. With `loads` false the activations of the product before are there.
   // `by_slot`: k are the features of each slot, one after the other, which are multiplied by the
   // slot's token alone.
+  // `handed`: where sums of a tile go that another CTA owns (persistent_config::shares_tiles()).
   template <class Weights>
   __device__ __forceinline__ void multiply(const T* from, int k, int blocks, bool normalises,
-                                           bool plain, bool loads, bool by_slot) {
+                                           bool plain, bool loads, bool by_slot,
+                                           [[maybe_unused]] float* handed) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+    constexpr int most_held = held_stages<Weights>;
     // A block of a mixture has a part for each slot.
     const int parts = c.has_experts() && by_slot ? c.slots() : 1;
     typename persistent_input<T, c, norm>::vectors_of_thread vectors;
@@ -131,11 +134,11 @@ struct persistent_product {
       const int end = smaller(k, begin + c.input_length());
       const int part_stages =
           ceil_div(c.has_experts() && by_slot ? c.h : end - begin, Weights::stage_k);
-      const int held = smaller(c.held, blocks * parts * part_stages);
-      typename Weights::fragment first_stages[larger(c.held, 1)];
+      const int held = smaller(most_held, blocks * parts * part_stages);
+      typename Weights::fragment first_stages[larger(most_held, 1)];
       [[maybe_unused]] int taken = 0;  // of those
 #pragma unroll
-      for (int i = 0; i < c.held; ++i) {
+      for (int i = 0; i < most_held; ++i) {
         if (i >= held) break;
         pipeline.wait();
         Weights::hold(first_stages[i], pipeline.buffer());
@@ -154,8 +157,12 @@ struct persistent_product {
         float total[4] = {};
         const u32 input = cta.shared + c.input_at() + Weights::lane_at(c.input_stride());
         const bool has_token = group < c.tokens;
+        int first_part = 0, end_part = parts;
+        if constexpr (shares_tiles<Weights>) {
+          if (by_slot) own_parts(block, first_part, end_part);
+        }
 #pragma unroll 1
-        for (int part = 0; part < parts; ++part) {
+        for (int part = first_part; part < end_part; ++part) {
           typename Weights::accumulators sum = {};
           u32 token_at = input;
           int first = begin, last = end;
@@ -166,7 +173,7 @@ struct persistent_product {
           const int before = (block * parts + part) * part_stages;
           if (!Weights::packs && before < held) {
 #pragma unroll
-            for (int i = 0; i < c.held; ++i) {
+            for (int i = 0; i < most_held; ++i) {
               if (i < before || i >= smaller(held, before + part_stages)) continue;
               Weights::multiply(sum, first_stages[i], token_at, has_token, first, last);
               first += Weights::stage_k;
@@ -175,11 +182,11 @@ struct persistent_product {
           }
 #pragma unroll 1
           for (int at = first; at < last; at += Weights::stage_k) {
-            if constexpr (Weights::packs && c.held > 0) {
+            if constexpr (Weights::packs && most_held > 0) {
               typename Weights::fragment of = first_stages[0];
               if (taken < held) {
 #pragma unroll
-                for (int i = 1; i < c.held; ++i) first_stages[i - 1] = first_stages[i];
+                for (int i = 1; i < most_held; ++i) first_stages[i - 1] = first_stages[i];
                 ++taken;
               } else {
                 pipeline.wait();
@@ -205,9 +212,39 @@ struct persistent_product {
         for (int half = 0; half < 2; ++half)
           persistent_sums<c>::store(to, Weights::row(group, half), pair, total[2 * half],
                                     total[2 * half + 1], begin > 0);
+        if constexpr (shares_tiles<Weights>) {
+          if (by_slot && block == 0 && cta.parts_before() > 0) hand_over(handed);
+        }
       }
       cta.sync_consumers();
     }
+  }
+
+ private:
+  template <class Weights>
+  static constexpr bool shares_tiles = c.shares_tiles() && Weights::packs;
+  // Where packed weights are beside dense ones, these alone wait in registers.
+  template <class Weights>
+  static constexpr int held_stages =
+      Weights::packs && !c.packs_attention && c.packs_network ? 0 : c.held;
+
+  // The parts of a CTA's tile `block` of down.
+  static __device__ __forceinline__ void own_parts(int block, int& first, int& end) {
+    const int before = layout::parts_before();
+    if (before > 0 && block == 0) {
+      first = before;
+      return;
+    }
+    const int tile = layout::first_down() / packed_rows + block - (before > 0 ? 1 : 0);
+    end = smaller(end, layout::end_down_part() - tile * c.slots());
+  }
+  // The sums of the first tile to the CTA before this one, which owns it.
+  __device__ __forceinline__ void hand_over(float* to) const {
+    cta.sync_consumers();
+    const int at = threadIdx.x, row = at / c.tokens, column = at % c.tokens;
+    if (row < packed_rows)
+      store_relaxed(to + (cta.first_down() - packed_rows) * c.tokens + at,
+                    persistent_sums<c>::of(cta.shared, 0, row, column));
   }
 };
 

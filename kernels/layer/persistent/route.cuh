@@ -110,18 +110,13 @@ __device__ __forceinline__ void choose_experts(const persistent_cta<T, c>& cta,
     }
     if (is_choice) weight *= cta.p.route_scale;
     if constexpr (c.own_gate) {
-      u32 word;
-      int waits = 0;
-      do {
-        word = load_relaxed_word(logits + token * c.router_rows() + c.experts);
-        count_spin(waits);
-      } while (word == 0);
-      if (lane >= c.choices + c.shared) weight = 1 / (1 + __expf(-__uint_as_float(~word)));
+      const float gate = wait_for_float(logits + token * c.router_rows() + c.experts);
+      if (lane >= c.choices + c.shared) weight = 1 / (1 + __expf(-gate));
     }
     if (lane < c.of_token()) {
       const int slot = token * c.of_token() + lane;
-      write_int(cta.shared + c.choices_at() + slot * 4, expert);
-      write_float(cta.shared + c.weights_at() + slot * 4, weight);
+      write_value(cta.shared + c.choices_at() + slot * 4, expert);
+      write_value(cta.shared + c.weights_at() + slot * 4, weight);
     }
   }
   __syncwarp();

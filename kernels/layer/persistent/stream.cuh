@@ -107,8 +107,7 @@ struct persistent_stream {
               qkv_rows = cta.rows_of_block(c.qkv_rows(), c.attention_unit());
     const int out = cta.first_row(c.d, c.attention_unit()),
               out_rows = cta.rows_of_block(c.d, c.attention_unit());
-    const int down = cta.first_row(c.d, c.down_unit()),
-              down_rows = cta.rows_of_block(c.d, c.down_unit());
+    const int down = cta.first_down(), down_rows = cta.down_rows();
     const int hidden = cta.first_hidden(), of_hidden = cta.hidden_rows();
     for (int layer = 0; layer < cta.p.layers; ++layer) {
       const persistent_layer_pointers& of = cta.layer_of(layer);
@@ -193,6 +192,7 @@ struct persistent_stream {
       if constexpr (c.packs_network) {
         load_packed<c.format>(c.d, of_hidden / 8, [&](int block) {
           if (block > 1) pipeline.most_in_flight = c.in_flight;
+          if constexpr (layout::looks_ahead) look_from(block / 2 * 16);
           const i64 tile = hidden / 16 + block / 2;
           return block % 2 == 0 ? packed_run{packed_of(layer, packed::gate, of.gate, c.d), tile}
                                 : packed_run{packed_of(layer, packed::up, of.up, c.d), tile};
@@ -232,23 +232,39 @@ struct persistent_stream {
 
   // L2 takes gate and up of this CTA.
   __device__ __forceinline__ void look_at_network(const persistent_layer_pointers& of) {
-    pipeline.idle.first = static_cast<const u8*>(cta.row_at(of.gate, cta.first_hidden(), c.d));
-    pipeline.idle.second = static_cast<const u8*>(cta.row_at(of.up, cta.first_hidden(), c.d));
+    const i64 from = static_cast<i64>(cta.first_hidden()) * network_row_bytes +
+                     (c.packs_network ? packed_part_bytes : 0);
+    pipeline.idle.first = static_cast<const u8*>(of.gate) + from;
+    pipeline.idle.second = static_cast<const u8*>(of.up) + from;
     look_from(0);
   }
+  // Of gate and of up; of packed ones the codes.
+  static constexpr int network_row_bytes =
+      c.packs_network ? packed_k_blocks(c.d) * c.packed_stage(c.format).block_bytes() / packed_rows
+                      : c.weight_bytes(c.d);
   // The same from row `row` on, where the stream is.
   __device__ __forceinline__ void look_from(int row) {
-    const int begin = row * c.weight_bytes(c.d), end = cta.hidden_rows() * c.weight_bytes(c.d);
+    const int begin = row * network_row_bytes, end = cta.hidden_rows() * network_row_bytes;
     l2_ahead& to = pipeline.idle;
     to.at = row == 0 ? 0 : larger(to.at, begin);
     to.first_end = to.second_end = smaller(end, begin + c.ahead);
   }
-  // The experts are not known before the router: L2 takes what the next layer begins with.
+  // The experts are not known before the router: L2 takes what the next layer begins with. The
+  // pipeline has the first rows of q, k and v before that layer begins, and of the output product
+  // before that.
   __device__ __forceinline__ void look_at_next(int layer, int qkv, int qkv_rows, int out,
                                                int out_rows) {
     l2_ahead& to = pipeline.idle;
     to = {};
     if (layer == cta.p.layers) return;
+    if constexpr (c.packs_network) {
+      const auto skip = [](int& first, int& rows, int k) {
+        const int there = c.stages / ceil_div(k, c.chunk) * 16;
+        if (rows > there) first += there, rows -= there;
+      };
+      skip(qkv, qkv_rows, c.d);
+      skip(out, out_rows, c.q_rows());
+    }
     const persistent_layer_pointers& next = cta.layer_of(layer);
     const int part = c.packed_qkv ? 0 : cta.part_of(qkv);
     const int end = c.packed_qkv ? c.qkv_rows() : cta.first_of(part + 1);
@@ -283,18 +299,16 @@ struct persistent_stream {
       return packed_run{packed_of(layer, which, codes, c.d), (part * c.h + first % c.h) / 16};
     });
     pipeline.most_in_flight = c.in_flight_of(c.h);
-    const int down = cta.first_row(c.d, c.down_unit()) / 16;
-    const int tiles = cta.rows_of_block(c.d, c.down_unit()) / 16;
-    for (int tile = 0; tile < tiles; ++tile)
-      for (int slot = 0; slot < c.slots(); ++slot)
-        load_packed<c.format>(c.h, 1, [&](int) {
-          const int expert = cta.expert_of(slot);
-          if (is_own(expert))
-            return packed_run{packed_of(layer, packed::own_down, router.own_down, c.own * c.h),
-                              down + tile, (expert - layout::all_experts) * c.h};
-          return packed_run{packed_of(layer, packed::down, of.down, c.h),
-                            static_cast<i64>(expert) * (c.d / 16) + down + tile};
-        });
+    const int end = cta.end_down_part();
+    for (int part = cta.first_down_part(); part < end; ++part)
+      load_packed<c.format>(c.h, 1, [&](int) {
+        const int tile = part / c.slots(), expert = cta.expert_of(part % c.slots());
+        if (is_own(expert))
+          return packed_run{packed_of(layer, packed::own_down, router.own_down, c.own * c.h), tile,
+                            (expert - layout::all_experts) * c.h};
+        return packed_run{packed_of(layer, packed::down, of.down, c.h),
+                          static_cast<i64>(expert) * (c.d / 16) + tile};
+      });
     pipeline.most_in_flight = c.in_flight;
   }
 };

@@ -5,6 +5,8 @@ so that nothing of the user's model runs, and its weights may be zeros or on "me
 the stand-in with every computation that is known, fftune's and others. One is accepted only where random
 inputs told it from all others.
 """
+import ctypes
+import functools
 import inspect
 import logging
 import types
@@ -362,16 +364,23 @@ def is_close(ours: Tensor, theirs: Tensor, tolerance: float | None = None) -> bo
     return bool((ours - theirs).norm() <= tolerance * theirs.norm())
 
 
+@functools.cache
+def _set_own_threads() -> Callable[[int], object] | None:
+    """OpenMP's function, which holds for the calling thread: torch.set_num_threads would hold for threads
+    too that begin to run PyTorch in the meantime, and they would keep it. None without OpenMP."""
+    return getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
+
+
 @contextmanager
 def on_one_thread():
     """For the small products of stand-ins: PyTorch's threads would wait for each other for longer than they
-    compute, on a busy host for seconds."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
+    compute, on a busy host for seconds. Other threads run PyTorch as before."""
+    count, set_own_threads = torch.get_num_threads(), _set_own_threads() or (lambda _: None)
+    set_own_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(count)
+        set_own_threads(count)
 
 
 @dataclass(frozen=True)
