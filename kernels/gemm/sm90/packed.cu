@@ -636,12 +636,19 @@ class packed_sm90_kernel {
     }
   }
 
+  using terms = column_terms<form>;
+  // The first of the two columns of vector `i` of this thread.
+  static __device__ __forceinline__ int column_of(const cta_tile& own, const warp_place& place,
+                                                  int i) {
+    return own.column + place.tile(i / n_fragments) * packed_rows + place.lane / 4 * 2;
+  }
   // Stores the accumulators `vector` of each B, of a tile's 16 rows and 8 tokens.
   static __device__ __forceinline__ void store_vector(const gemm_params& p, const cta_tile& own,
                                                       const warp_place& place, int i,
+                                                      const terms& of_columns,
                                                       const float4 (&vector)[operands],
                                                       bool known) {
-    const int column = own.column + place.tile(i / n_fragments) * packed_rows + place.lane / 4 * 2;
+    const int column = column_of(own, place, i);
     const int token = i % n_fragments * 8 + place.lane % 4 * 2;
     const float nan = __uint_as_float(0x7fffffff);
     float value[4][operands];
@@ -652,17 +659,17 @@ class packed_sm90_kernel {
       value[2][operand] = known ? vector[operand].z : nan;
       value[3][operand] = known ? vector[operand].w : nan;
     }
-    store_token(p, own, token, column, value[0], value[2]);
-    store_token(p, own, token + 1, column, value[1], value[3]);
+    store_token(p, own, of_columns, token, column, value[0], value[2]);
+    store_token(p, own, of_columns, token + 1, column, value[1], value[3]);
   }
   static __device__ __forceinline__ void store_token(const gemm_params& p, const cta_tile& own,
-                                                     int token, int column,
+                                                     const terms& of_columns, int token, int column,
                                                      float (&first)[operands],
                                                      float (&second)[operands]) {
     const int row = own.rows.first + token;
     if constexpr (grouped) {
       if (token >= own.rows.count || column >= p.n) return;
-      apply_group_terms<form>(p, own.rows.index, row, column, first, second);
+      of_columns.apply(p, row, first, second);
     }
     store_pair<form>(p, row, column, first, second);
   }
@@ -673,13 +680,17 @@ class packed_sm90_kernel {
                                                    bool known) {
     constexpr int of_operand = tiles * n_fragments;
 #pragma unroll
-    for (int i = 0; i < of_operand; ++i) {
-      float4 vector[operands];
+    for (int begin = 0; begin < of_operand; begin += n_fragments) {
+      const terms of_columns(p, own.rows.index, column_of(own, place, begin));
 #pragma unroll
-      for (int operand = 0; operand < operands; ++operand) {
-        vector[operand] = vector_of(sum, operand * of_operand + i);
+      for (int i = begin; i < begin + n_fragments; ++i) {
+        float4 vector[operands];
+#pragma unroll
+        for (int operand = 0; operand < operands; ++operand) {
+          vector[operand] = vector_of(sum, operand * of_operand + i);
+        }
+        store_vector(p, own, place, i, of_columns, vector, known);
       }
-      store_vector(p, own, place, i, vector, known);
     }
   }
   // Each CTA of a cluster finishes every split_k-th vector of a thread: the others send it theirs,
@@ -722,7 +733,8 @@ class packed_sm90_kernel {
                                             : load_shared(shares + place_of(i, operand, from)));
         }
       }
-      store_vector(p, own, place, i, total, known);
+      store_vector(p, own, place, i, terms(p, own.rows.index, column_of(own, place, i)), total,
+                   known);
     }
   }
   // One thread, at the start: the barrier that counts the shares of this CTA.
