@@ -513,7 +513,7 @@ TEST_CASE("tiles of packed weights that CTAs share are right on a GPU", "[gpu]")
     return static_cast<std::int64_t>(waves * facts.multiprocessors * 128 / 8) * 8;
   };
   for (const auto& [sizes, tokens] : {std::pair{Sizes{200, 1152, rows(1.4)}, 256},
-                                      {Sizes{300, 320, rows(1.1)}, 96},
+                                      {Sizes{300, 384, rows(1.1)}, 96},
                                       {Sizes{250, 2048, rows(1.7)}, 128}})
     for (const char* weights : {"int4", "mxfp4"}) {
       const Problem problem = canonical(
