@@ -253,6 +253,8 @@ class packed_kernel {
       headers[operand] = load_dependent(p.gemm.b[0][operand]);
     if (first < last) weights.load_run(run_of(first), p.gemm.k);
     weights.load_row_scales();
+    if (own.lane < tiles)
+      terms::prefetch(p.gemm, rows.index, (own.first_tile + own.lane) * packed_rows);
     clear_tokens(rows.count, tokens);
     if constexpr (!grouped || form.ready == groups_ready::settled) wait_for_dependencies();
     const auto copy = [&](int slot, int stage) {

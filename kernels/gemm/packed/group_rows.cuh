@@ -94,6 +94,18 @@ struct column_terms {
       bias[i][1] = of_group::bias(p, group, i, column + 1);
     }
   }
+  // Asks for those of a tile's rows in L2, for a launch that reads little else from memory then.
+  static __device__ __forceinline__ void prefetch(const gemm_params& p, int group, int column) {
+    if constexpr (form.group_bias && form.b_packing == packing::separate) {
+      if (column >= p.n) return;
+#pragma unroll
+      for (int i = 0; i < operands; ++i) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(
+            static_cast<const typename of_group::wide*>(p.group_bias[i]) +
+            static_cast<i64>(group) * p.n + column));
+      }
+    }
+  }
   // Adds those of a sorted row to its accumulators.
   __device__ __forceinline__ void apply(const gemm_params& p, int row, float (&first)[operands],
                                         float (&second)[operands]) const {
