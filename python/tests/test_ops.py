@@ -13,6 +13,7 @@ from cases import (BACKWARDS, CASES, fp8_arguments, linear_fp8_arguments, moe_fp
                    quantising_fp8_arguments)
 from fftune import ops, reference
 from fftune._ops import attention as attention_op
+from fftune._reference.rope import _rotated
 
 DIFFERENTIABLE = [case for case in CASES if case.differentiable]
 # PyTorch 2.6 cannot be told how close two results must be.
@@ -650,7 +651,7 @@ def test_qkv_has_gradients_by_parts(packed):
     exact = [reference.rmsnorm(t, n.double(), 1e-6, "t5") for t, n in zip(parts, norms)]
     angle, _ = reference.angles_at(positions, None, "halves", 16, "llama3",
                                    [10000.0, 4.0, 64.0, 1.0, 4.0, 32.0, 1.0, 0.0])
-    exact = [reference._rotated(t, angle.unsqueeze(-2), 1.0, "halves", False) for t in exact]
+    exact = [_rotated(t, angle.unsqueeze(-2), 1.0, "halves", False) for t in exact]
     seeds = [torch.randn(t.shape) for t in exact]
     mine, = torch.autograd.grad(ours[:2], x, seeds)
     other, = torch.autograd.grad(exact, wide[0], [s.double() for s in seeds])

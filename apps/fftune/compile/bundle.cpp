@@ -217,7 +217,7 @@ int run(const Options& options, const Session& session) {
                            {"kernels", builder->kernels()},
                            {"programs", programs},
                            {"bytes", bytes.size()}});
-  // What could not be read was named; the kernels of the rest are there.
+  // Files that could not be read were named; the kernels of the rest are there.
   return presets.complaints().empty() ? exit_good : exit_check_failed;
 }
 

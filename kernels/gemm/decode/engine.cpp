@@ -242,14 +242,16 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
 }
 
 /// More than 8 tokens take two MMAs for each 16 bytes of a weight. Then tiles of wgmma whose rows
-/// are features stream a large weight as fast or faster: an H100 took 42.0 us for `down` of 16
-/// tokens, 14336 features and d 4096, where these kernels took 43.5, and 14.1 beside 14.7 for 4096
-/// x 4096. Of 2048 x 2048 it took 6.0 and 5.8. Heads of q, k and v have no such tiles.
+/// are features stream the weights of an MLP of middle size faster: an H100 took 36.9 us for the
+/// one of d 2048 and 8192 features, 39.3 by these kernels. They were no slower, 9.3 and 9.6 us for
+/// 3072 x 3072 and 122.3 and 125.8 for d 4096 and 14336 features, where the weight is square,
+/// smaller or larger. Heads of q, k and v have no such tiles.
 bool is_preferred(const GemmChain& chain, const DeviceFacts& facts) {
-  constexpr double large = 24e6;
+  constexpr double least = 24e6, most = 100e6;
   const GemmProblem& gemm = chain.front();
   const double bytes = 2.0 * gemm.b_operands() * static_cast<double>(gemm.n * gemm.k);
-  return gemm.m <= 8 || bytes < large || is_qkv(gemm) ||
+  const bool of_mlp = gemm.b_operands() > 1 || gemm.k > gemm.n;
+  return gemm.m <= 8 || !of_mlp || bytes < least || bytes > most || is_qkv(gemm) ||
          sm90_engine.can_implement(chain, facts).has_value();
 }
 
