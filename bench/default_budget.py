@@ -6,6 +6,7 @@ usage: default_budget.py [--budget none,2s,5s] [--strategy guided] [--kernels DI
                          [--only-exhaustive] [--best DIR]
 
 --budget: a list; each is the --budget of one problem, and "none" gives no budget.
+
 --kernels: a folder for the kernels of the exhaustive searches. --only-exhaustive fills it.
 --records: a folder for what the exhaustive searches find.
 --best: a folder of such records. Their searches are not done again, and others are left out.

@@ -11,9 +11,9 @@ one process runs vLLM with FFTUNE_VLLM=0, another with FFTUNE_VLLM=1, or for qua
 parts that serve them, such as linears for llama-3.1-8b-int4; --parts gives another value, such as
 layers,prompts. The two take turns.
 
-decode   all requests have one new token a step. "gpu" replays the captured graph of the step, without
-         the head and the sampling; "wall" is the time that a caller waits for one step; "launch" is
-         the host's time for one replay
+decode   all requests have one new token a step. The time "gpu" is that of a replay of the step's captured
+         graph, without the head and the sampling. The time "wall" is what a caller waits for one step,
+         and "launch" the host's for one replay
 prefill  the wall time of one new token for 1 x 512 and 4 x 1024 tokens
 serve    --serve N: the time of N requests of 1,024 tokens in and 128 out, 64 at a time, instead of
          decoding. A quarter of them run before, and kernels are compiled. `steps` has for each engine

@@ -167,7 +167,7 @@ Places places_of(const Problem& problem);
 /// The definition in float64, of either pass.
 void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
 
-/// Of both passes; engine.hpp describes their parts.
+/// The families of both passes; engine.hpp describes their parts.
 std::vector<const Family*> families();
 
 }  // namespace attention

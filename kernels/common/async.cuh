@@ -112,13 +112,6 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
-// Instead of the first, where cluster_wait() is for barriers that the other blocks initialised,
-// with barrier_init_fence(): no other access is ordered.
-__device__ __forceinline__ void cluster_arrive_initialised() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
 __device__ __forceinline__ void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

@@ -14,7 +14,7 @@
 //   ended     0: it goes on; 1: it ended with a stop id; 2: it has as many ids as it may have
 //   out       [batch, room]: the id that is chosen in step t goes to column t, if there is one
 //
-// The host may look at the state, and change it, between two runs. Of a sequence that has ended, a
+// The host may look at the state, and change it, between two runs. For a sequence that has ended, a
 // run writes nothing but its row of `ids`, which becomes `pad`. A sequence ends with an id of
 // `stop`. It also ends when it has limits[i] ids, which are its keys and the last id; and with a
 // full cache.

@@ -152,17 +152,46 @@ struct persistent_layers {
     return named_barrier_all(1, c.consumers(), known);
   }
 
+  using results_of = persistent_results<T, c, activation>;
+  using biases = typename results_of::biases;
+
+  // Those of this thread's results of a product.
+  static __device__ __forceinline__ biases load_biases(const layout& cta, const results_of& results,
+                                                       const typename layout::pipeline& pipeline,
+                                                       int layer, int product, int blocks) {
+    biases biases;
+    if constexpr (c.bias) {
+      if (product == qkv_product) results.load_qkv_biases(biases, cta.layer_of(layer));
+    }
+    if constexpr (c.out_bias) {
+      if (product == out_product) results.load_out_bias(biases, cta.layer_of(layer).out_bias);
+    }
+    if constexpr (c.router_bias) {
+      if (product == router) results.load_router_bias(biases, cta.p.of[layer].router.bias);
+    }
+    if constexpr (c.expert_bias) {
+      const bool of_network = product == gate_up || product == down;
+      if (of_network && blocks > 0) {
+        pipeline.wait();  // The stage has weights of the experts that the producer has chosen.
+        if (product == gate_up)
+          results.load_hidden_biases(biases, cta.p.of[layer].router);
+        else
+          results.load_down_biases(biases, cta.p.of[layer].router.down_bias);
+      }
+    }
+    return biases;
+  }
+
   static __device__ __forceinline__ void run(const layout& cta) {
     typename layout::pipeline pipeline{.most_in_flight = c.in_flight, .shared = cta.shared};
     const persistent_input<T, c, norm> input{cta};
     persistent_product<T, c, norm> matrix{cta, pipeline, input};
     persistent_attention<T, c> attention{cta, pipeline};
-    const persistent_results<T, c, activation> results{cta};
+    const results_of results{cta};
     const persistent_head<T, c> head{cta};
     attention.read_once();
     auto group = cta.group_of_launch();
-    const int out_rows = cta.rows_of_block(c.d, c.attention_unit()),
-              down_blocks = ceil_div(cta.down_rows(), 16) + (cta.parts_before() > 0 ? 1 : 0);
+    const int out_rows = cta.rows_of_block(c.d, c.attention_unit());
     float residual = 0;
     {
       const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
@@ -197,6 +226,7 @@ struct persistent_layers {
       T* const mid = reinterpret_cast<T*>(set + c.mid_at(cta.p.cache));
       T* const hidden = reinterpret_cast<T*>(set + c.hidden_at(cta.p.cache));
       float* const handed = reinterpret_cast<float*>(set + c.handed_at(cta.p.cache));
+      float* const handed_ups = reinterpret_cast<float*>(set + c.handed_ups_at(cta.p.cache));
       T* const y = end ? static_cast<T*>(cta.p.y) : reinterpret_cast<T*>(set + c.y_at(cta.p.cache));
 #pragma unroll 1
       for (int at = 0; at < (is_head           ? ceil_div(ids, ids_at_once)
@@ -209,8 +239,8 @@ struct persistent_layers {
                                ? ceil_div(cta.rows_of_block(c.qkv_rows(), c.attention_unit()), 16)
                            : is_head           ? ceil_div(some_ids, 16)
                            : product == router ? ceil_div(cta.rows_of_block(c.router_rows(), 1), 16)
-                           : product == gate_up ? ceil_div(cta.hidden_rows(), 8)
-                           : product == down    ? down_blocks
+                           : product == gate_up ? cta.gate_up_blocks()
+                           : product == down    ? cta.down_blocks()
                                                 : ceil_div(out_rows, 16);
         const int k = product == out_product ? c.q_rows() : product == down ? c.hidden() : c.d;
         const T* const from = product == qkv_product   ? x
@@ -222,35 +252,20 @@ struct persistent_layers {
         const bool normalises = product != out_product && product != down;
         const bool plain = product == qkv_product && layer == 0, by_slot = product == down;
         const bool of_network = product == gate_up || product == down;
-        typename persistent_results<T, c, activation>::biases biases;
-        if constexpr (c.bias) {
-          if (product == qkv_product) results.load_qkv_biases(biases, of);
-        }
-        if constexpr (c.out_bias) {
-          if (product == out_product) results.load_out_bias(biases, of.out_bias);
-        }
-        if constexpr (c.router_bias) {
-          if (product == router) results.load_router_bias(biases, cta.p.of[layer].router.bias);
-        }
-        if constexpr (c.expert_bias) {
-          if (of_network && blocks > 0) {
-            pipeline.wait();  // The stage has weights of the experts that the producer has chosen.
-            if (product == gate_up)
-              results.load_hidden_biases(biases, cta.p.of[layer].router);
-            else
-              results.load_down_biases(biases, cta.p.of[layer].router.down_bias);
-          }
-        }
+        float* const given = product == down      ? cta.given_sums(handed)
+                             : product == gate_up ? cta.given_ups(handed_ups)
+                                                  : nullptr;
+        const biases biases = load_biases(cta, results, pipeline, layer, product, blocks);
         if (!c.keeps_residual() && product == down) residual = results.residual_of(mid, true);
         if (c.packs_head && is_head)
           matrix.template multiply<head_weights>(from, k, blocks, normalises, plain, loads, by_slot,
-                                                 handed);
+                                                 given);
         else if ((c.packs_network && of_network) || (c.packs_attention && product < router))
           matrix.template multiply<layer_weights>(from, k, blocks, normalises, plain, loads,
-                                                  by_slot, handed);
+                                                  by_slot, given);
         else if (!packs_all)
           matrix.template multiply<dense_weights>(from, k, blocks, normalises, plain, loads,
-                                                  by_slot, handed);
+                                                  by_slot, given);
         if (product == qkv_product) {
           float* const qkv = reinterpret_cast<float*>(set);
           float* const partial = reinterpret_cast<float*>(set + c.partial_at());
@@ -274,7 +289,7 @@ struct persistent_layers {
                               : cta.chooses()          ? cta.p.token.final_norm
                                                        : nullptr,
                               of.ffn_post_norm);
-          results.finish_hidden(biases, hidden);
+          results.finish_hidden(biases, handed_ups, hidden);
         } else if (is_head) {
           if constexpr (c.has_head()) head.finish_logits(best, scores, first_id, some_ids);
         } else {
@@ -290,7 +305,7 @@ struct persistent_layers {
     }
     if constexpr (c.post_norms) {
       if (!cta.chooses()) {
-        typename persistent_input<T, c, norm>::vectors_of_thread vectors;
+        vector16 vectors[persistent_input<T, c, norm>::vectors_of(c.packs())];
         input.load(vectors, false, x, c.d, 0, c.d, true, false, true);
       }
     }

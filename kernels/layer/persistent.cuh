@@ -76,6 +76,7 @@ struct persistent_config {
   // warpgroup.
   constexpr int threads() const { return consumers() + 128; }
   constexpr int other_registers() const {
+    if (has_experts() && packs() && warps == 8) return ahead > 0 ? 128 : 112;
     return has_experts() || ranks > 0 || packs() ? warps == 8 ? 104 : 96 : ahead > 0 ? 72 : 56;
   }
   constexpr int consumer_registers() const {
@@ -147,6 +148,20 @@ struct persistent_config {
     const int of_choices = choices + shared, hidden = 2 * own_hidden();
     const int of_experts = !expert_bias ? 1 : of_choices > hidden ? of_choices : hidden;
     return bias && own_qkv() > of_experts ? own_qkv() : of_experts;
+  }
+  // Likewise their tiles of gate and of up, which go in turn: a CTA may begin with the up of a pair
+  // that the one before owns.
+  constexpr int gate_up_tiles() const { return 2 * (all_hidden() / packed_rows); }
+  constexpr bool shares_pairs() const {
+    return packs_network && has_experts() && gate_up_tiles() >= 2 * blocks &&
+           40 * up(gate_up_tiles() / 2, blocks) > 21 * up(gate_up_tiles(), blocks);
+  }
+  constexpr int first_gate_up(int block) const {
+    return shares_pairs() ? gate_up_tiles() * block / blocks
+                          : gate_up_tiles() / 2 * block / blocks * 2;
+  }
+  constexpr int first_owned_hidden(int block) const {
+    return up(first_gate_up(block), 2) * packed_rows;
   }
   // Elements of a token's activations that are in shared memory at a time: all that are normalised,
   // and all of experts.
@@ -310,8 +325,11 @@ struct persistent_config {
   constexpr long long handed_at(int cache) const {
     return router_at(cache) + aligned(4ll * tokens * router_rows());
   }
-  constexpr long long set_bytes(int cache) const {
+  constexpr long long handed_ups_at(int cache) const {
     return handed_at(cache) + (shares_tiles() ? aligned(4ll * tokens * d) : 0);
+  }
+  constexpr long long set_bytes(int cache) const {
+    return handed_ups_at(cache) + (shares_pairs() ? aligned(4ll * all_hidden()) : 0);
   }
   // Behind the sets: parts of a choice [CTAs, tokens].
   static constexpr int part_bytes = 48;

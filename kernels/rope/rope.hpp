@@ -15,8 +15,8 @@
 //           interpolated, linearly in context/w
 //   yarn    (Peng et al. 2023, arXiv 2309.00071): pairs with fewer than beta-slow rotations in
 //           `context` positions are divided by `factor`, those with more than beta-fast rotations
-//           are left alone, and from the last pair of these to the first of those the frequency is
-//           interpolated, linearly in j; m = 0.1 ln(factor) + 1, or 1 for a factor below 1
+//           are left alone. From the last pair of these to the first of those the frequency is
+//           interpolated, linearly in j. m = 0.1 ln(factor) + 1, or 1 for a factor below 1
 // m is 1 but in yarn; the option `scale` sets it to another value.
 //
 // q and k may be views of other tensors: the strides of a token, of the dimension outside it and of

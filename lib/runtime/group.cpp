@@ -270,17 +270,25 @@ class Group::Members {
         table_(group_layout(options.ranks, over_network_ ? 1 : options.max_bytes)) {
     table_.rank = static_cast<std::uint32_t>(options.rank);
     table_.timeout = static_cast<std::uint64_t>(std::chrono::nanoseconds(options.timeout).count());
-    own_ = backend.allocate_shared(group_bytes(table_));
-    table_.status = own_->device_notices();
     connections_.resize(static_cast<std::size_t>(options.ranks));
     opened_.resize(static_cast<std::size_t>(options.ranks));
     values_.resize(static_cast<std::size_t>(options.ranks));
     ends_.resize(static_cast<std::size_t>(options.ranks));
+    // A rank without memory comes all the same: others would wait for it until their timeout.
+    std::optional<Error> without;
+    try {
+      own_ = backend.allocate_shared(group_bytes(table_));
+    } catch (const Error& error) {
+      if (options.ranks == 1) throw;
+      without.emplace(error.kind(), fmt::format("group '{}', rank {}: {}", options.name,
+                                                options.rank, error.what()));
+    }
+    if (own_) table_.status = own_->device_notices();
     if (options.ranks > 1) {
       if (options.rank == 0)
-        gather(backend);
+        gather(backend, without);
       else
-        join(backend);
+        join(backend, without);
     }
     for (int rank = 0; rank < options.ranks; ++rank)
       if (const auto& theirs = opened_[static_cast<std::size_t>(rank)];
@@ -374,14 +382,29 @@ class Group::Members {
     if (fork_count() != forks_) throw Error(ErrorKind::invalid_input, std::string(of_the_parent));
   }
 
+  Message failure_of(const Error& error) const {
+    Message message{.kind = Kind::failure, .rank = options_.rank};
+    message.fault = static_cast<std::uint32_t>(error.kind());
+    const std::string_view why = error.what();
+    why.copy(message.text.data(), message.text.size() - 1);
+    options_.name.copy(message.group.data(), message.group.size() - 1);
+    return message;
+  }
+
+  static Error error_of(const Message& failure) {
+    return {static_cast<ErrorKind>(failure.fault), failure.text.data()};
+  }
+
   Message hello(const Backend& backend) const {
     Message message{.kind = Kind::hello, .rank = options_.rank, .ranks = options_.ranks};
     message.device_kind = static_cast<std::uint32_t>(backend.facts().kind);
     message.max_bytes = options_.max_bytes;
-    message.process = own_->handle().process;
-    message.key = own_->handle().key;
-    message.handle = own_->handle().bytes;
-    message.device = own_->handle().device;
+    if (own_) {
+      message.process = own_->handle().process;
+      message.key = own_->handle().key;
+      message.handle = own_->handle().bytes;
+      message.device = own_->handle().device;
+    }
     constexpr std::string_view version = FFTUNE_VERSION;
     version.copy(message.library.data(), message.library.size() - 1);
     options_.name.copy(message.group.data(), message.group.size() - 1);
@@ -427,16 +450,16 @@ class Group::Members {
 
   /// Tells all ranks that are there, and throws.
   [[noreturn]] void call_off(const std::string& why, ErrorKind kind = ErrorKind::unavailable) {
-    Message failure{.kind = Kind::failure, .rank = options_.rank};
-    failure.fault = static_cast<std::uint32_t>(kind);
-    std::copy_n(why.begin(), std::min(why.size(), failure.text.size() - 1), failure.text.begin());
+    const Error error(kind, why);
+    const Message failure = failure_of(error);
     for (const auto& socket : connections_)
       if (socket) send_message(socket, failure);
-    throw Error(kind, why);
+    throw error;
   }
 
-  /// Rank 0: waits for the others, and gives each all handles.
-  void gather(Backend& backend) {
+  /// Rank 0: waits for the others, and gives each all handles. `failed`: why this rank has no
+  /// memory; that, or another rank's failure, is told to all when all have come.
+  void gather(Backend& backend, std::optional<Error> failed) {
     const Address address(options_.name);
     const Socket listener = address.open();
     const auto binds = [&] { return ::bind(listener.get(), address.get(), address.bytes) == 0; };
@@ -452,11 +475,14 @@ class Group::Members {
       ~Removal() { address.remove(); }
     } removal{address};
     std::vector<Received> members;
+    std::size_t came = 1;  // ranks, this one and those that failed among them
     const Message own = hello(backend);
-    while (members.size() + 1 < static_cast<std::size_t>(options_.ranks)) {
-      if (!wait_readable(listener.get(), deadline_))
+    while (came < static_cast<std::size_t>(options_.ranks)) {
+      if (!wait_readable(listener.get(), deadline_)) {
+        if (failed) break;
         call_off(fmt::format("group '{}': {} of {} ranks came within {} s: start all of them",
-                             options_.name, members.size() + 1, options_.ranks, seconds()));
+                             options_.name, came, options_.ranks, seconds()));
+      }
       Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
       // One that waits is not taken by waiting for it.
       if (!socket && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
@@ -475,6 +501,11 @@ class Group::Members {
         connections_.push_back(std::move(socket));  // it is told in the words of this version
         call_off(another_version(), ErrorKind::invalid_input);
       }
+      if (received->message.kind == Kind::failure) {
+        if (!failed) failed = error_of(received->message);
+        ++came;
+        continue;
+      }
       if (const auto why = mismatch(received->message, own); !why.empty()) {
         if (received->descriptor >= 0) ::close(received->descriptor);
         connections_.push_back(std::move(socket));  // it is told as well
@@ -482,7 +513,9 @@ class Group::Members {
       }
       connections_[static_cast<std::size_t>(received->message.rank)] = std::move(socket);
       members.push_back(*received);
+      ++came;
     }
+    if (failed) call_off(failed->what(), failed->kind());
     Message first = own;
     try {
       if (options_.nccl) first.id = id_ = backend.communicator_id();
@@ -504,14 +537,15 @@ class Group::Members {
     }
   }
 
-  /// Another rank: finds rank 0, and takes all handles.
-  void join(Backend& backend) {
+  /// Another rank: finds rank 0, and takes all handles; or tells it why this rank has no memory.
+  void join(Backend& backend, const std::optional<Error>& failed) {
     const Address address(options_.name);
     Socket socket;
     for (;;) {
       socket = address.open();
       if (!socket) refuse(cannot_meet(options_.name));
       if (::connect(socket.get(), address.get(), address.bytes) == 0) break;
+      if (Clock::now() > deadline_ && failed) throw *failed;
       if (Clock::now() > deadline_)
         refuse(fmt::format("group '{}': rank 0 did not come within {} s: start all ranks",
                            options_.name, seconds()));
@@ -520,6 +554,10 @@ class Group::Members {
     if (!is_own_user(address, socket))
       refuse(fmt::format("group '{}': rank 0 is a process of another user", options_.name));
     connections_[0] = std::move(socket);
+    if (failed) {
+      send_message(connections_[0], failure_of(*failed));
+      throw *failed;
+    }
     if (!send_message(connections_[0], hello(backend),
                       shared_descriptor(own_->handle().descriptor)))
       lost_while_meeting(0);
@@ -557,10 +595,9 @@ class Group::Members {
                            seconds()));
     const auto received = receive_message(socket);
     if (received && received->message.kind == Kind::failure) {
-      const std::string why = received->message.text.data();
-      const auto error = static_cast<ErrorKind>(received->message.fault);
-      if (options_.rank == 0) call_off(why, error);
-      throw Error(error, why);
+      const Error error = error_of(received->message);
+      if (options_.rank == 0) call_off(error.what(), error.kind());
+      throw error;
     }
     if (received && received->other_version) call_off(another_version(), ErrorKind::invalid_input);
     if (!received && options_.rank != 0 && kind == Kind::hello)

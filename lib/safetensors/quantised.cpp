@@ -170,7 +170,7 @@ class Groups {
   std::vector<std::size_t> of_;
 };
 
-/// What quantization_config says of integers' groups: 0 where there is one for all of k.
+/// Group size of integers by quantization_config: 0 where there is one group for all of k.
 std::int64_t group_size(const JsonValue& config) {
   const JsonValue* const field = config.find("group_size");
   const auto* const size = field ? field->get_if<std::int64_t>() : nullptr;

@@ -42,7 +42,7 @@ struct Verifier::State {
         threads(device),
         cancellable(threads, cancel),
         truth(op, std::move(problem), std::move(data), cancellable, kept),
-        tensors(device, truth, threads) {
+        tensors(device, truth, cancellable) {
     tensors.fit();
   }
 

@@ -33,7 +33,7 @@ class Verifier {
   /// `backend`, `op` and `kept` must outlive it. References in `kept` are of the same data.
   /// References that `kept` has are not computed, and others are kept there once something passed.
   /// Throws Error(unavailable) if the device is too small. Once `cancel` is set, what needs a
-  /// reference that is not known yet throws Cancelled; null: never.
+  /// reference that is not known yet, or inputs, throws Cancelled; null: never.
   Verifier(Backend& backend, const Op& op, Problem problem, InputData data,
            ReferenceFile* kept = nullptr, const std::atomic<bool>* cancel = nullptr);
   ~Verifier();

@@ -91,7 +91,7 @@ def expect_dims(op: str, name: str, tensor: Tensor, shape: str) -> None:
 def spread(mask: Tensor | None, batch: int, queries: int, keys: int) -> Tensor | None:
     """A mask of scores [batch, heads, queries, keys], as PyTorch broadcasts one that has fewer dimensions,
     or one element along a dimension. Its heads stay 1 where they are."""
-    if mask is None or mask.dim() > 4:
+    if not isinstance(mask, Tensor) or mask.dim() > 4 or mask.layout is not torch.strided:
         return mask
     mask = mask[(None,) * (4 - mask.dim())]
     full = (batch, mask.shape[1], queries, keys)

@@ -1,5 +1,6 @@
 """How an op of the library becomes a custom op of PyTorch: its kernels, fake kernels, gradients and
 rules of autocast. fftune.ops and what it is made of use it."""
+import functools
 import hashlib
 import os
 import re
@@ -51,6 +52,7 @@ class Op:
     # Where tensors are, for types of arguments that were seen and may be.
     places: dict[tuple[type, ...], tuple[int, ...]] = field(default_factory=dict)
     function: type | None = None  # its gradient
+    derived: Callable | None = None  # for the dispatcher, the op with it
 
     @property
     def name(self) -> str:
@@ -97,6 +99,7 @@ def define(schema: str, label: str, kinds: Mapping[str, Kind], *, casts: bool = 
         setattr(OPS, name, op)
         for backend in ("CPU", "CUDA"):
             _library.impl(name, implementation, backend)
+        _library.impl(name, functools.partial(_autograd, op), "Autograd")
         if casts:
             for device, key in _AUTOCAST_KEYS.items():
                 _library.impl(name, _autocast(name, device, key, keeps), key)
@@ -314,9 +317,62 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
             with torch._C._AutoDispatchBelowAutograd():
                 return op(*inputs)
 
-        _library.impl(name, implementation, "Autograd")
+        own.derived = implementation
         return backward
     return decorate
+
+
+class _Underived(_Function):
+    """An op without a gradient: its results want one where an argument does, and to derive them is an
+    error. PyTorch would leave the gradient out with a warning."""
+
+    @staticmethod
+    def forward(ctx, op, arguments, *sources):
+        ctx.label = op.label
+        if _dispatch_modes():
+            ctx.save_for_backward(*sources)
+        with torch._C._AutoDispatchBelowAutograd():
+            results = op.overload(*arguments)
+        each = (results,) if isinstance(results, Tensor) else results
+        ctx.mark_non_differentiable(*[t for t in each if not t.is_floating_point()])
+        return results if isinstance(results, Tensor) else tuple(results)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        # A compiler derives what may never be asked for: the error is in the backward graph that it
+        # makes, where it is behind the gradients.
+        given = [g for g in gradients if g is not None]
+        if _dispatch_modes() and given:
+            return None, None, *(fftune_ops.no_gradient(given[0], t, ctx.label) if wanted else None
+                                 for t, wanted in zip(ctx.saved_tensors, ctx.needs_input_grad[2:]))
+        _no_gradient(None, None, ctx.label)
+
+
+def _no_gradient(gradient: Tensor | None, source: Tensor | None, label: str):
+    raise Error(f"{label}: it has no gradient: use torch.no_grad(), or PyTorch's own ops here")
+
+
+_library.define("no_gradient(Tensor gradient, Tensor source, str label) -> Tensor")
+_library.impl("no_gradient", _no_gradient, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "fftune::no_gradient", lambda gradient, source, label: torch.empty_like(source), lib=_library)
+
+
+def _autograd(op: Op, *arguments):
+    """The op for the dispatcher where tensors may want gradients."""
+    return (op.derived or functools.partial(_underived, op))(*arguments)
+
+
+def _underived(op: Op, *arguments):
+    tensors = [t for a in arguments for t in (a if isinstance(a, (list, tuple)) else (a,))
+               if isinstance(t, Tensor)]
+    if not torch.is_grad_enabled() or not _any_requires_grad(*tensors):
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.overload(*arguments)
+    if op.writes:
+        raise Error(f"{op.label}: it writes in place and has no gradient: use torch.no_grad()")
+    results = _Underived.run(op, arguments, *tensors)
+    return list(results) if op.overload._schema.returns[0].type.kind() == "ListType" else results
 
 
 def call(op: Op, *arguments):
@@ -370,7 +426,8 @@ def expect_good(op: Op, *arguments) -> None:
 
 def _is_plain(arguments: tuple, op: Op) -> bool:
     """That there are plain tensors of the CPU or CUDA and values of the schema's types alone,
-    nobody else wants to see calls, and nothing is to be cast."""
+    nobody else wants to see calls, and nothing is to be cast. The dispatcher copies a tensor whose
+    memory has the values with the other sign, such as the imaginary part of a conjugate."""
     if (_dispatch_modes() or _function_modes() or _functorch_level() is not None
             or _tracing_state() is not None or _profiler_enabled()):
         return False
@@ -381,7 +438,7 @@ def _is_plain(arguments: tuple, op: Op) -> bool:
             return False
         places = op.places[kinds] = tuple(i for i, k in enumerate(kinds) if k in _TENSORS)
     for i in places:
-        if not (arguments[i].is_cuda or arguments[i].is_cpu):
+        if not (arguments[i].is_cuda or arguments[i].is_cpu) or arguments[i].is_neg():
             return False
     # After them, as other devices may have no autocast to ask for.
     return not (op.casts and _is_any_autocast_enabled()

@@ -4,6 +4,7 @@ import math
 import os
 import pickle
 import re
+import resource
 import subprocess
 import time
 
@@ -81,6 +82,20 @@ def _launched(rank: int, ranks: int, name: str) -> None:
 
 def test_a_launcher_says_which_rank_a_process_is():
     _start(_launched, 3)
+
+
+def _without_memory(rank: int, ranks: int, name: str, failing: int) -> None:
+    if rank == failing:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, 1 << 12))
+    start = time.monotonic()
+    with pytest.raises(fftune.Error, match=f"rank {failing}: .* bytes of shared memory cannot be had"):
+        distributed.Group(name, rank, ranks, max_bytes=1 << 16, timeout=300)
+    assert time.monotonic() - start < 100
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_no_rank_waits_for_one_that_has_no_memory(failing):
+    _start(_without_memory, 3, failing)
 
 
 def test_a_rank_is_given_whole():

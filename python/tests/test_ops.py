@@ -13,6 +13,7 @@ from cases import (BACKWARDS, CASES, fp8_arguments, linear_fp8_arguments, moe_fp
                    quantising_fp8_arguments)
 from fftune import ops, reference
 from fftune._ops import attention as attention_op
+from fftune._reference.rope import _rotated
 
 DIFFERENTIABLE = [case for case in CASES if case.differentiable]
 # PyTorch 2.6 cannot be told how close two results must be.
@@ -355,6 +356,22 @@ def test_inputs_that_are_not_contiguous():
     assert torch.isinf(logits[:, 2]).all() and logits[:, :2].eq(0).all()
 
 
+def test_memory_with_the_other_sign():
+    """The imaginary part of a conjugate is a view of memory that has the values negated."""
+    made = lambda *shape: torch.complex(torch.zeros(shape), torch.randn(shape)).conj().imag
+    x, w, bias, q = made(3, 8), made(6, 8), made(6), made(2, 5, 4, 8)
+    assert x.is_neg() and q.is_neg()
+    plain = lambda t: t.clone().contiguous()
+    assert torch.equal(ops.linear(x, w, bias), ops.linear(plain(x), plain(w), plain(bias)))
+    assert torch.equal(ops.rope(q), ops.rope(plain(q)))
+    assert torch.equal(ops.attention(q, q, q), ops.attention(plain(q), plain(q), plain(q)))
+    norm = made(8).requires_grad_()
+    ops.rmsnorm(x, norm).sum().backward()
+    other = plain(norm.detach()).requires_grad_()
+    ops.rmsnorm(plain(x), other).sum().backward()
+    assert torch.equal(norm.grad, other.grad)
+
+
 def test_rope_takes_views():
     """Heads of a packed projection, in the two orders that models have."""
     packed = torch.randn(2, 6, 8, 16)
@@ -437,6 +454,44 @@ def test_no_tokens():
     assert y.shape == (0, 24)
     y.sum().backward()
     assert gate.grad.eq(0).all() and x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_op_without_a_gradient_says_so(compiled):
+    """PyTorch would leave it out with a warning, and the rest of a model would be trained."""
+    x, w = torch.randn(3, 8), torch.randn(6, 8, requires_grad=True)
+    run = torch.compile(ops.head_logits, backend="aot_eager") if compiled else ops.head_logits
+    logits = run(x, w)
+    assert torch.equal(logits.detach(), ops.head_logits(x, w.detach())) and logits.requires_grad
+    with pytest.raises(fftune.Error, match="head: it has no gradient"):
+        (logits.sum() + w.sum()).backward()
+    ids, logit = ops.head(x, w)
+    assert not ids.requires_grad and logit.requires_grad
+    with torch.no_grad():
+        assert not run(x, w).requires_grad
+
+
+def test_ops_that_write_in_place_take_nothing_that_wants_a_gradient():
+    for x in torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True) * 2:
+        before = x.detach().clone()
+        with pytest.raises(fftune.Error, match="scale: it writes in place and has no gradient"):
+            ops.scale_(x, torch.tensor([2.0]))
+        with pytest.raises(fftune.Error, match="ngram-block: it writes in place"):
+            ops.ngram_block(torch.tensor([[1, 2, 1]] * 3), x, 2)
+        assert torch.equal(x.detach(), before)
+        with torch.no_grad():
+            ops.scale_(x, torch.tensor([2.0]))
+        assert torch.equal(x.detach(), 2 * before)
+
+
+def test_class_weights_have_no_gradient():
+    x, labels = torch.randn(3, 8, requires_grad=True), torch.tensor([0, 3, 7])
+    weights = torch.rand(8, requires_grad=True)
+    with pytest.raises(fftune.Error, match="class_weights has no gradient: detach it"):
+        ops.cross_entropy(x, labels, class_weights=weights)
+    with pytest.raises(fftune.Error, match="items has no gradient: detach it"):
+        ops.linear_cross_entropy(x, torch.randn(9, 8), labels, items=torch.tensor(3.0, requires_grad=True))
+    ops.cross_entropy(x, labels, class_weights=weights.detach()).backward()
 
 
 def test_gradients_are_added_where_they_are():
@@ -596,7 +651,7 @@ def test_qkv_has_gradients_by_parts(packed):
     exact = [reference.rmsnorm(t, n.double(), 1e-6, "t5") for t, n in zip(parts, norms)]
     angle, _ = reference.angles_at(positions, None, "halves", 16, "llama3",
                                    [10000.0, 4.0, 64.0, 1.0, 4.0, 32.0, 1.0, 0.0])
-    exact = [reference._rotated(t, angle.unsqueeze(-2), 1.0, "halves", False) for t in exact]
+    exact = [_rotated(t, angle.unsqueeze(-2), 1.0, "halves", False) for t in exact]
     seeds = [torch.randn(t.shape) for t in exact]
     mine, = torch.autograd.grad(ours[:2], x, seeds)
     other, = torch.autograd.grad(exact, wide[0], [s.double() for s in seeds])

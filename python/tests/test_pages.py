@@ -143,6 +143,34 @@ def test_tables_of_an_h100_are_the_recorded_numbers():
         assert f"| {title} | {training[label] / 1e3:.1f} | {training[label + ' GB']:.1f} |" in text
 
 
+def test_untuned_and_tuned_is_what_the_presets_say():
+    """For each op, pass and kind of weights the records of presets/, how many are decided, and the
+    time of the untuned choice over the winner's: mean, least and most."""
+    kinds = {}
+    for path in sorted((ROOT / "presets" / "nvidia-h100-80gb-hbm3").glob("*.json")):
+        for record in json.loads(path.read_text())["records"]:
+            problem = record["problem"]
+            words = [f"`{problem['op']}`", "backward" if problem["pass"] == "bwd" else "",
+                     problem["dtype"] if problem["dtype"] == "fp8" else "",
+                     {"same": ""}.get(problem.get("weights"), problem.get("weights")),
+                     f"quantise={problem['quantise']}" if "quantise" in problem else ""]
+            kinds.setdefault(", ".join(filter(None, words)), []).append(record["verdict"])
+    expected = {}
+    for kind, verdicts in kinds.items():
+        ratios = [verdict["untuned_ratio"] for verdict in verdicts if "untuned_ratio" in verdict]
+        mean = f"{sum(ratios) / len(ratios):.3f}" if ratios else ""
+        ends = [f"{min(ratios):.3f}", f"{max(ratios):.3f}"] if len(ratios) > 1 else ["", ""]
+        decided = sum(verdict.get("decided", False) for verdict in verdicts)
+        expected[kind] = [str(len(verdicts)), str(decided), mean, *ends]
+    page = ROOT / "docs" / "measurements" / "h100.md"
+    rows = rows_of(page, "## Untuned and tuned")
+    table = "\n".join(f"| {kind} | {' | '.join(cells)} |" for kind, cells in expected.items())
+    assert rows == expected, f"the table should be\n{table}"
+    undecided = sum(int(records) - int(decided) for records, decided, *_ in expected.values())
+    total = sum(int(records) for records, *_ in expected.values())
+    assert f"{total} records, {total - undecided} of them decided" in page.read_text()
+
+
 def test_headline_numbers_of_an_h100_are_those_of_their_sections():
     """Each time of the first table is in the section or page that its row, or one above, links to;
     ratios and shares are those of the times. Rows with a raw file are those of the file."""

@@ -244,11 +244,11 @@ TEST_CASE("untuned, more than 8 tokens of large weights take wgmma, where the de
   };
   using Names = std::vector<std::string>;
   const Names decode{"gate_up_decode", "down_decode"}, wgmma{"gate_up_sm90", "down_sm90"};
-  CHECK(families("sm_90a", 8, 4096, 14336) == decode);
-  CHECK(families("sm_90a", 9, 4096, 14336) == wgmma);
-  CHECK(families("sm_90a", 16, 2048, 8192) == wgmma);
+  CHECK(families("sm_90a", 8, 2048, 8192) == decode);
+  CHECK(families("sm_90a", 9, 2048, 8192) == wgmma);
   CHECK(families("sm_90a", 16, 1024, 2048) == decode);
-  CHECK(families("sm_80", 16, 4096, 14336) == decode);
+  CHECK(families("sm_90a", 16, 4096, 14336) == wgmma);
+  CHECK(families("sm_80", 16, 2048, 8192) == decode);
 }
 
 TEST_CASE("every form is served on every device, by families that are not fallbacks too") {

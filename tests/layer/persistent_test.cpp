@@ -257,7 +257,7 @@ std::vector<Use> uses_of_packed_experts() {
           use(DType::bf16, {{"d", 2048}, {"h", 2176}, {"experts", 8}, {"top-k", 2}},
               {{"weights", "int4"}}),
           // More tiles of down than blocks, whose parts are shared out.
-          gpt_oss({{"d", 2240}}, {}),
+          gpt_oss({{"d", 2240}, {"h", 704}}, {}),
           gpt_oss({{"d", 2240}, {"batch", 3}, {"cache", 70}}, {{"lengths", "ragged"}}),
           use(DType::fp16, {{"d", 2304}, {"s", 2}, {"shared-h", 384}, {"cache", 70}},
               {{"weights", "int4"}, {"group", "32"}})};
@@ -796,7 +796,13 @@ TEST_CASE("blocks that share tiles of down take every part once, and own every r
     CHECK(form.first_part(0) == 0);
     CHECK(form.first_part(form.blocks) == form.down_parts());
     CHECK(form.first_owned_row(form.blocks) == form.d);
+    CHECK(form.first_owned_hidden(form.blocks) == form.all_hidden());
     for (int block = 0; block < form.blocks; ++block) {
+      const int pair = form.first_gate_up(block), next = form.first_gate_up(block + 1);
+      CHECK(next - pair <=
+            form.up(form.gate_up_tiles(), form.blocks) + (form.shares_pairs() ? 0 : 1));
+      CHECK((!form.shares_pairs() || next > pair));
+      CHECK(next - pair <= form.most_blocks());
       const int first = form.first_part(block), end = form.first_part(block + 1);
       const int rows = form.first_owned_row(block + 1) - form.first_owned_row(block);
       CHECK(end - first <=

@@ -363,6 +363,41 @@ TEST_CASE("CTAs of many tokens and packed weights take one tile after the other"
   CHECK(launch_of(64, "int4").grid.x == 28672 / 256);
 }
 
+TEST_CASE("CTAs share the tiles of packed weights that fill no whole wave") {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  const Family& family = family_of(linear_op(), "packed_sm90");
+  const auto problem_with = [](std::int64_t n) {
+    return canonical(linear_op(), problem_of({1024, 4096, n}, DType::bf16, {}), DeviceKind::cuda);
+  };
+  const std::int64_t ctas = facts.multiprocessors;
+  const auto config_with = [&](const Problem& problem) {
+    Config config = family.default_config(problem, facts);
+    for (const auto& [name, value] : {std::pair{"tokens", 256},
+                                      {"tiles", 1},
+                                      {"row_groups", 2},
+                                      {"k_blocks", 2},
+                                      {"shares", 1}})
+      config.set(name, value);
+    return config;
+  };
+  // Four tiles of tokens by those of 128 rows: whole waves, one wave and less, and 2.25 waves.
+  for (const auto& [n, shares] :
+       {std::pair{128 * ctas, false}, {32 * ctas, false}, {72 * ctas, true}}) {
+    CAPTURE(n);
+    const Problem problem = problem_with(n);
+    CHECK(family.space(problem, facts).violations(config_with(problem)).empty() == shares);
+  }
+  const Problem problem = problem_with(72 * ctas);
+  const Program program = family.program(problem, facts, config_with(problem));
+  const auto& launch = std::get<KernelLaunch>(program.steps.at(0));
+  CHECK(launch.grid.x == static_cast<std::uint32_t>(ctas));
+  // A word of each row group, which is zero again at the end, and the accumulators of a tile.
+  REQUIRE(program.scratch.size() == 2);
+  CHECK(program.scratch[0].bytes == static_cast<std::size_t>(ctas) * 2 * 4);
+  CHECK((program.scratch[0].zeroed && program.scratch[0].left_zero));
+  CHECK(program.scratch[1].bytes == static_cast<std::size_t>(ctas) * 256 * 128 * 4);
+}
+
 TEST_CASE("a plan has no memory for an expanded weight that its kernel does not need") {
   const DeviceFacts facts = facts_of_architecture("sm_80");
   const auto workspace_of = [&](std::int64_t m) {
@@ -470,6 +505,42 @@ TEST_CASE("packed weights that wgmma expands are right on a GPU for any number o
                   [](const Family& of) { return of.name() == "packed_sm90"; });
 }
 
+TEST_CASE("tiles of packed weights that CTAs share are right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const DeviceFacts& facts = backend->facts();
+  const Family& family = family_of(linear_op(), "packed_sm90");
+  // Less than two waves, more than three, and parts of a tile that are shorter than the pipeline.
+  const auto rows = [&](double waves) {
+    return static_cast<std::int64_t>(waves * facts.multiprocessors * 128 / 8) * 8;
+  };
+  for (const auto& [sizes, tokens] : {std::pair{Sizes{200, 1152, rows(1.4)}, 256},
+                                      {Sizes{300, 384, rows(1.1)}, 96},
+                                      {Sizes{250, 2048, rows(1.7)}, 128}})
+    for (const char* weights : {"int4", "mxfp4"}) {
+      const Problem problem = canonical(
+          linear_op(), problem_of(sizes, DType::bf16, {{"weights", weights}}), DeviceKind::cuda);
+      if (family.refusal(problem, facts)) FFTUNE_SKIP("the device has no wgmma");
+      Config config = family.default_config(problem, facts);
+      for (const auto& [name, value] : {std::pair{"tokens", tokens},
+                                        {"tiles", 1},
+                                        {"row_groups", 2},
+                                        {"k_groups", 1},
+                                        {"k_blocks", 2},
+                                        {"ctas", 1},
+                                        {"split_k", 1},
+                                        {"shares", 1}})
+        config.set(name, value);
+      CAPTURE(problem.text(), config.text());
+      REQUIRE(family.space(problem, facts).violations(config).empty());
+      Verifier verifier(*backend, linear_op(), problem, 8);
+      const auto compiled = backend->compile(family.program(problem, facts, config));
+      REQUIRE(compiled.report.failure == "");
+      for (int i = 0; i < 4; ++i)
+        CHECK(verifier.verify(0, family.stages().size(), {compiled.executable}).passed);
+    }
+}
+
 TEST_CASE("weights with f32 scales are rounded once on a GPU", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
@@ -495,6 +566,33 @@ TEST_CASE("weights with f32 scales are rounded once on a GPU", "[gpu]") {
           CHECK(result.error <= 1.08 / 1.4 * result.tolerance);
         }
       }
+}
+
+TEST_CASE("a scale of mxfp4 weights changes nothing but exponents on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const std::int64_t m : {2, 100}) {
+    const Problem problem =
+        canonical(linear_op(), problem_of({m, 192, 48}, DType::bf16, {{"weights", "mxfp4"}}),
+                  DeviceKind::cuda);
+    OpRun run(*backend, linear_op(), problem);
+    const auto executables =
+        run.compile(linear_op(), problem, default_recipe(linear_op(), problem, backend->facts()));
+    const auto with_scale = [&](int byte) {
+      run.set("w_scale",
+              std::vector<float>(run.values("w_scale").size(), static_cast<float>(byte)));
+      run.run(executables);
+      return run.values("y");
+    };
+    const std::vector<float> of_one = with_scale(127);
+    for (const int byte : {27, 60, 120, 128, 160}) {
+      CAPTURE(m, byte);
+      std::vector<float> expected;
+      for (const float value : of_one) expected.push_back(std::ldexp(value, byte - 127));
+      CHECK(with_scale(byte) == expected);
+    }
+    for (const float value : with_scale(255)) REQUIRE(std::isnan(value));
+  }
 }
 
 TEST_CASE("a packed weight of another layout gives NaN on a GPU", "[gpu]") {

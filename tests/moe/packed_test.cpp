@@ -225,3 +225,30 @@ TEST_CASE("experts of gpt-oss' sizes are right on a GPU", "[gpu]") {
                                    {{"weights", "mxfp4"}, {"act", "swiglu-oai"}, {"bias", "all"}}));
   verify_families(*backend, moe_ffn_op(), problems, random, 1, reads_packed_weights);
 }
+
+TEST_CASE("tiles of every height of experts' rows are right on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Problem problem =
+      moe_problem({150, 96, 192, 3, 2}, DType::bf16, DeviceKind::cuda, {{"weights", "mxfp4"}});
+  Verifier verifier(*backend, moe_ffn_op(), problem, 8);
+  int heights = 0;
+  for (const auto& [name, stage] : {std::pair{"gate_up_packed_sm90", 1}, {"down_packed_sm90", 3}}) {
+    const Family& family = family_of(moe_ffn_op(), name);
+    if (family.refusal(problem, backend->facts())) FFTUNE_SKIP("the device has no wgmma");
+    const Space space = family.space(problem, backend->facts());
+    for (int tokens = 24; tokens <= 152; tokens += 8) {
+      Config config = family.default_config(problem, backend->facts());
+      for (const char* one : {"tiles", "row_groups", "k_groups", "k_blocks", "ctas", "split_k"})
+        config.set(one, 1);
+      config.set("tokens", tokens);
+      CAPTURE(name, tokens);
+      REQUIRE(space.violations(config).empty());
+      const auto compiled = backend->compile(family.program(problem, backend->facts(), config));
+      REQUIRE(compiled.report.failure == "");
+      CHECK(verifier.verify(stage, family.stages().size(), {compiled.executable}).passed);
+      ++heights;
+    }
+  }
+  CHECK(heights == 34);
+}

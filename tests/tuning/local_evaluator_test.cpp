@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <numeric>
 
@@ -135,6 +136,16 @@ TEST_CASE("any outcome of a candidate on a real backend is a value") {
   CHECK(timings[odd_throws].failure == "a function gave up");
   CHECK(timings[odd_faults].device_fault);
   CHECK(timings[odd_faults].samples_us.empty());
+}
+
+TEST_CASE("a request to end comes before a problem's inputs are made") {
+  const OddOp op;
+  const Catalog catalog{{&op}, &no_sources};
+  const auto backend = open_cpu();
+  std::atomic<bool> cancel{true};
+  LocalEvaluator evaluator(*backend, catalog, 1, -1, &cancel);
+  CHECK(evaluator.begin(ToyOp::problem(DType::f32, 7, 16, 24)).refusal == "interrupted");
+  CHECK(evaluator.lost().empty());
 }
 
 TEST_CASE("a program of several times is verified by one of them, and timed as all") {

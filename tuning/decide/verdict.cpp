@@ -169,8 +169,8 @@ void add_expected(Session& session, const std::vector<Searched>& groups,
     add_present(combination_of(untuned, groups), combinations);
 }
 
-/// What the record says beside the winner's stages and times: the limit, whether the result is
-/// decided, errors and origin.
+/// Adds to the record what stands beside the winner's stages and times: the limit, whether the
+/// result is decided, errors and origin.
 void complete(PresetRecord& record, Session& session, const std::vector<Searched>& groups,
               const std::vector<EndToEnd>& contenders, const EndToEnd& winner, TuneResult& result) {
   const std::size_t stage_count = session.op().stages(session.problem()).size();

@@ -20,7 +20,7 @@ class LocalEvaluator : public Evaluator {
  public:
   /// Both must outlive it. `data` is what the tensors hold. `references` is the descriptor
   /// of a ReferenceFile that goes from one process to the next; -1: there is none. Once `cancel` is
-  /// set, no reference is computed any more: what needs one is not verified.
+  /// set, no inputs are made and no reference is computed: what needs one is not verified.
   LocalEvaluator(Backend& backend, const Catalog& catalog, InputData data, int references = -1,
                  const std::atomic<bool>* cancel = nullptr);
   ~LocalEvaluator() override;

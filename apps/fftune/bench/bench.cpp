@@ -13,6 +13,7 @@
 #include "apps/fftune/command_line/command.hpp"
 #include "apps/fftune/command_line/device_option.hpp"
 #include "apps/fftune/command_line/problem_options.hpp"
+#include "apps/fftune/command_line/progress_option.hpp"
 #include "apps/fftune/command_line/session.hpp"
 #include "apps/fftune/command_line/values.hpp"
 #include "apps/fftune/commands.hpp"
@@ -217,7 +218,7 @@ int run(const Op& op, Options& options, const Session& session) {
   std::size_t measured = 0;
   ProgressBar progress(status, "bench", problems.size() * kinds.size(), weight * kind_count);
   for (const SavedInputs* const kind : kinds) {
-    LocalEvaluator evaluator(*backend, session.catalog, {seed, kind});
+    LocalEvaluator evaluator(*backend, session.catalog, {seed, kind}, -1, &interrupt.requested());
     const std::string values = !saved ? "" : kind ? "saved" : "random";
     for (std::size_t i = 0; i < problems.size(); ++i) {
       if (interrupt.requested() || !lost.empty()) break;

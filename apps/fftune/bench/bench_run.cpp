@@ -52,6 +52,7 @@ std::optional<BenchResult> bench(const Catalog& catalog, const Op& op, const Pro
   result.rule = choice.reason;
   result.far = choice.far;
   result.refusal = evaluator.begin(problem).refusal;
+  if (cancel) return std::nullopt;
   if (!result.refusal.empty()) return result;
 
   Candidates candidates{{0, choice.recipe, ""}};
@@ -97,6 +98,7 @@ std::optional<BenchResult> bench(const Catalog& catalog, const Op& op, const Pro
     if (cancel) return std::nullopt;
     if (candidates[i].baseline.empty()) {
       const Verified verified = evaluator.verify(candidates[i]);
+      if (verified.cancelled) return std::nullopt;
       result.entries[i].failure = verified.failure;
       result.entries[i].error = verified.error;
       result.entries[i].tolerance = verified.tolerance;

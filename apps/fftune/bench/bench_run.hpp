@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/fftune/bench/comparison.hpp"
+#include "apps/fftune/presets/comparison.hpp"
 #include "apps/fftune/terminal/json.hpp"
 #include "apps/fftune/terminal/output.hpp"
 #include "apps/fftune/terminal/text_table.hpp"
@@ -40,7 +40,7 @@ struct BenchResult {
   double floor_us = 0;              // by the measured limits
   std::string limit;                // "compute" or "memory"
   std::size_t kept_bytes = 0;       // of the forward pass, for this one
-  /// Of the last measurement, one line each: it was repeated while there were any.
+  /// One line each, from the last measurement: it was repeated while there were any.
   std::vector<std::string> disturbances;
 };
 

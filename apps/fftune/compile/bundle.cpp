@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/progress_option.hpp"
 #include "apps/fftune/command_line/session.hpp"
 #include "apps/fftune/command_line/values.hpp"
 #include "apps/fftune/commands.hpp"
@@ -217,7 +218,7 @@ int run(const Options& options, const Session& session) {
                            {"kernels", builder->kernels()},
                            {"programs", programs},
                            {"bytes", bytes.size()}});
-  // What could not be read was named; the kernels of the rest are there.
+  // Files that could not be read were named; the kernels of the rest are there.
   return presets.complaints().empty() ? exit_good : exit_check_failed;
 }
 

@@ -1,4 +1,4 @@
-// What config.json beside a saved model says of one of its layers.
+// Facts of one layer of a saved model, from config.json beside it.
 #pragma once
 
 #include <cstdint>

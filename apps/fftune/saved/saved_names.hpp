@@ -27,10 +27,10 @@ struct SavedName {
 
 struct SavedInput {
   std::string_view tensor;  // of the op
-  /// What its extents are: a size of the op, a product of sizes ("heads*dim"), or unknown ("").
+  /// Its extents: a size of the op, a product of sizes ("heads*dim"), or unknown ("").
   std::vector<std::string_view> extents;
   std::vector<SavedName> names;  // the first that the model has counts
-  /// Of a bias: the weight whose name it has, with .bias instead of .weight.
+  /// For a bias: the weight whose name it has, with .bias instead of .weight.
   std::string_view bias_of = {};
 };
 

@@ -1,4 +1,4 @@
-// What a saved model says of a problem: its sizes and options, and whether a problem fits it.
+// The sizes and options that a saved model gives a problem, and whether a problem fits the model.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

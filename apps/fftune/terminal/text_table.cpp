@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t gap = 2;     // between columns
 constexpr std::size_t indent = 4;  // of what goes below its row
-/// What a broken column has at least where its text is longer: fewer columns are hard to read.
+/// Least width of a broken column whose text is longer: narrower ones are hard to read.
 constexpr std::size_t readable = 16;
 
 /// A text that would take more lines than these beside other columns goes below its row.

@@ -45,6 +45,7 @@ class packed_kernel {
   static constexpr int own_vectors = config.own_vectors(), stages = config.stages;
   using codes = packed_codes<T, format.code>;
   using stream = packed_stream<T, format, config, operands>;
+  using terms = column_terms<form>;
   static constexpr bool grouped = form.groups == grouping::rows;
   static constexpr bool counts = grouped && form.ready == groups_ready::counted;
 
@@ -252,6 +253,8 @@ class packed_kernel {
       headers[operand] = load_dependent(p.gemm.b[0][operand]);
     if (first < last) weights.load_run(run_of(first), p.gemm.k);
     weights.load_row_scales();
+    if (own.lane < tiles)
+      terms::prefetch(p.gemm, rows.index, (own.first_tile + own.lane) * packed_rows);
     clear_tokens(rows.count, tokens);
     if constexpr (!grouped || form.ready == groups_ready::settled) wait_for_dependencies();
     const auto copy = [&](int slot, int stage) {
@@ -313,19 +316,20 @@ class packed_kernel {
         value[2][operand] = known ? sum.z : nan;
         value[3][operand] = known ? sum.w : nan;
       }
-      store_token(p.gemm, rows, token, column, value[0], value[2]);
-      store_token(p.gemm, rows, token + 1, column, value[1], value[3]);
+      const terms of_columns(p.gemm, rows.index, column);
+      store_token(p.gemm, rows, of_columns, token, column, value[0], value[2]);
+      store_token(p.gemm, rows, of_columns, token + 1, column, value[1], value[3]);
     }
   }
 
   // Two neighbouring columns of a token of the pass, with what belongs to its row and group.
   static __device__ __forceinline__ void store_token(const gemm_params& p, const group_rows& rows,
-                                                     int token, int column,
+                                                     const terms& of_columns, int token, int column,
                                                      float (&first)[operands],
                                                      float (&second)[operands]) {
     if constexpr (grouped) {
       if (token >= rows.count || column >= p.n) return;
-      apply_group_terms<form>(p, rows.index, rows.first + token, column, first, second);
+      of_columns.apply(p, rows.first + token, first, second);
     }
     store_pair<form>(p, rows.first + token, column, first, second);
   }

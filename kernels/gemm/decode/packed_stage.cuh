@@ -139,9 +139,9 @@ struct packed_stage_product {
         const int group = scales_of_block == 2 ? half : 0, first = half * 2 % (4 / format.parts());
         const u32* const words = of.words[i][half * format.parts() / 2].word;
         const auto scale = of.scale[i][group];
-        stream::multiply_half(part, b, codes::step_codes::of(words, first),
-                              codes::step_codes::of(words, first + 1), scale,
-                              format.zeros ? of.zero[i][group] : 0);
+        stream::template multiply_half<false>(part, b, codes::step_codes::of(words, first),
+                                              codes::step_codes::of(words, first + 1), scale,
+                                              format.zeros ? of.zero[i][group] : 0);
         if (scales_of_block == 2 || half == 1) {
           float rows[2];
           if constexpr (format.scales_rows()) {

@@ -51,6 +51,9 @@ struct packed_stream {
   static constexpr int n_fragments = config.n_fragments();
   static constexpr bool scales_operands = config.scales_operands(format);
   static constexpr bool by_row = format.group == 0;
+  // Powers of two round no operand: they take no sums of their own.
+  static constexpr bool takes_scales = format.code == packed_code::mxfp4 && is_same<T, bf16>;
+  static constexpr bool separate_sums = !by_row && !scales_operands && !takes_scales;
   static constexpr int scales_of_run = config.scales_of_run(format);
   // Blocks of a run that share a scale; with groups of 32 a block has two.
   static constexpr int blocks_of_scale = unroll > scales_of_run ? unroll / scales_of_run : 1;
@@ -190,8 +193,13 @@ struct packed_stream {
     }
   }
 
-  // At the end, where whole rows have scales.
+  // At the end, where whole rows have scales, or operands a unit.
   __device__ __forceinline__ void scale_rows() {
+    if constexpr (takes_scales) {
+      for_each([&](int operand, int tile, int j, int value) {
+        sum[operand][tile][j][value] *= codes::scaled_unit;
+      });
+    }
     if constexpr (format.scales_rows()) {
       for_each([&](int operand, int tile, int j, int value) {
         const float2& rows = row_scale[operand][tile];
@@ -208,7 +216,8 @@ struct packed_stream {
     }
   }
 
-  // Two k16 steps of one tile with all tokens.
+  // Two k16 steps of one tile with all tokens. `scaled`: the sums need no scale but the unit's.
+  template <bool scaled = takes_scales>
   static __device__ __forceinline__ void multiply_half(float (&into)[n_fragments][4],
                                                        const u32 (&b)[n_fragments][4],
                                                        const step_codes& first,
@@ -222,11 +231,19 @@ struct packed_stream {
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
       const step_codes& word = step == 0 ? first : second;
-      u32 a[4] = {codes::template pair<0>(word, first_offset),
-                  codes::template pair<1>(word, second_offset),
-                  codes::template pair<2>(word, first_offset),
-                  codes::template pair<3>(word, second_offset)};
-      if constexpr (scales_operands) {
+      u32 a[4];
+      if constexpr (scaled) {
+        a[0] = codes::template scaled_pair<0>(word, scale);
+        a[1] = codes::template scaled_pair<1>(word, scale);
+        a[2] = codes::template scaled_pair<2>(word, scale);
+        a[3] = codes::template scaled_pair<3>(word, scale);
+      } else {
+        a[0] = codes::template pair<0>(word, first_offset);
+        a[1] = codes::template pair<1>(word, second_offset);
+        a[2] = codes::template pair<2>(word, first_offset);
+        a[3] = codes::template pair<3>(word, second_offset);
+      }
+      if constexpr (scales_operands && !scaled) {
         const auto of_first = codes::twice(scale, 0, step);
         const auto of_second = codes::twice(scale, 1, step);
         a[0] = multiply_pairs<T>(a[0], of_first);
@@ -243,8 +260,6 @@ struct packed_stream {
   }
 
  private:
-  static constexpr bool separate_sums = !by_row && !scales_operands;
-
   template <class Body>
   static __device__ __forceinline__ void for_each(const Body& body) {
 #pragma unroll

@@ -241,6 +241,17 @@ struct packed_codes<T, packed_code::mxfp4> : packed_e2m1<T> {
   static __device__ __forceinline__ u32 pair(const packed_word& own, u32) {
     return multiply_pairs<T>(packed_e2m1<T>::template bits<i>(own), wide ? 0x7e807e80 : 0x74007400);
   }
+  // Times the scale, times 1 / scaled_unit, in one exact operation: the factor is a power of two
+  // whose exponent is the byte plus 94. Scales between 2^-100 and 2^33; larger ones give infinities
+  // or NaN, as the byte 255 must.
+  static constexpr float scaled_unit = 0x1p32f;
+  template <int i>
+  static __device__ __forceinline__ u32 scaled_pair(const packed_word& own, u32 scales) {
+    static_assert(wide);
+    const u32 bytes = __byte_perm(scales, 0, i % 2 == 0 ? 0x4040 : 0x4141);
+    const u32 factor = __vminu2(bytes * 128 + 94 * 128 * 0x10001u, 0x7fc07fc0);
+    return multiply_pairs<T>(packed_e2m1<T>::template bits<i>(own), factor);
+  }
   // Both scales as bf16: the byte is the exponent. 0 is the subnormal 2^-127, and 255 NaN.
   static __device__ __forceinline__ u32 both(u32 scales) {
     const u32 exponents = __byte_perm(scales, 0, 0x4140) << 7;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/numerics.cuh"
+#include "gemm/epilogue_ops.cuh"
 #include "gemm/form.cuh"
 
 namespace fftune {
@@ -78,25 +79,45 @@ __device__ __forceinline__ counted_rows find_counted_group(const gemm_params& p,
           members};
 }
 
-// Two neighbouring columns of a sorted row with the row's weight and its group's bias.
+// The terms of a group for two neighbouring columns. They are loaded before the first store, which
+// the compiler may not move loads ahead of.
 template <gemm_form form>
-__device__ __forceinline__ void apply_group_terms(const gemm_params& p, int group, int row,
-                                                  int column, float (&first)[form.b_operands()],
-                                                  float (&second)[form.b_operands()]) {
-  if constexpr (form.weighs_rows) {
-    const float weight = p.row_weights[row];
+struct column_terms {
+  static constexpr int operands = form.b_operands();
+  using of_group = group_terms<form>;
+  float bias[operands][2];
+
+  __device__ __forceinline__ column_terms(const gemm_params& p, int group, int column) {
 #pragma unroll
-    for (int i = 0; i < form.b_operands(); ++i) first[i] *= weight, second[i] *= weight;
-  }
-  if constexpr (form.group_bias) {
-    using wide = element_type<form.wide>;
-#pragma unroll
-    for (int i = 0; i < form.b_operands(); ++i) {
-      const wide* const bias =
-          static_cast<const wide*>(p.group_bias[i]) + static_cast<i64>(group) * p.n + column;
-      first[i] += to_float(bias[0]), second[i] += to_float(bias[1]);
+    for (int i = 0; i < operands; ++i) {
+      bias[i][0] = of_group::bias(p, group, i, column);
+      bias[i][1] = of_group::bias(p, group, i, column + 1);
     }
   }
-}
+  // Asks for those of a tile's rows in L2, for a launch that reads little else from memory then.
+  static __device__ __forceinline__ void prefetch(const gemm_params& p, int group, int column) {
+    if constexpr (form.group_bias && form.b_packing == packing::separate) {
+      if (column >= p.n) return;
+#pragma unroll
+      for (int i = 0; i < operands; ++i) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(
+            static_cast<const typename of_group::wide*>(p.group_bias[i]) +
+            static_cast<i64>(group) * p.n + column));
+      }
+    }
+  }
+  // Adds those of a sorted row to its accumulators.
+  __device__ __forceinline__ void apply(const gemm_params& p, int row, float (&first)[operands],
+                                        float (&second)[operands]) const {
+    if constexpr (of_group::present) {
+      const float factor = of_group::factor(p, row);
+#pragma unroll
+      for (int i = 0; i < operands; ++i) {
+        first[i] = first[i] * factor + bias[i][0];
+        second[i] = second[i] * factor + bias[i][1];
+      }
+    }
+  }
+};
 
 }  // namespace fftune

@@ -78,7 +78,9 @@ struct packed_form {
   constexpr int scale_bytes() const { return packed_scale_bytes(code); }
   constexpr bool scales_rows() const { return packed_scales_rows(code); }
   /// Whether bf16 operands take their scale in the operation that makes numbers of the codes.
-  constexpr bool takes_scales() const { return code == packed_code::int4 && !zeros; }
+  constexpr bool takes_scales() const {
+    return (code == packed_code::int4 && !zeros) || code == packed_code::mxfp4;
+  }
   /// Groups' places that the scales of rows take, in front of a tile's scales.
   constexpr int first_group() const { return scales_rows() ? 4 / scale_bytes() : 0; }
 };

@@ -16,6 +16,7 @@ struct sm90_packed_config {
   int k_blocks = 2;    // Blocks of 64 of k of a stage.
   int ctas = 1;        // CTAs that share an SM: their registers and shared memory.
   int split_k = 1;     // CTAs of a cluster that share the k of a tile.
+  int shares = 0;      // 1: CTAs share the stages of the last waves' tiles evenly.
 
   static constexpr int most_stages = 12;
   static constexpr int most_accumulators = 128;  // of a thread, with those of a group of k
@@ -125,7 +126,13 @@ struct sm90_packed_config {
   /// tokens have several tiles where they are in groups.
   constexpr bool persistent(int operands, packed_form form, bool grouped) const {
     return k_groups == 1 && split_k == 1 && (grouped || tokens > 64) &&
-           registers(operands, form) + 16 <= mma_registers();
+           registers(operands, form) + 4 <= mma_registers();
+  }
+  /// Columns of the MMAs of a tile that has no more rows of its group than that: half, or all. The
+  /// accumulators of a group of k would have columns that no MMA writes.
+  constexpr int few_columns(int operands, packed_form form, bool grouped) const {
+    const bool one_set = form.group == 0 || scales_operands(operands, form);
+    return grouped && tokens >= 64 && one_set ? (tokens / 2 + 7) / 8 * 8 : tokens;
   }
 };
 
@@ -135,6 +142,7 @@ struct sm90_packed_params {
   tensor_map codes[2];   // [tiles of 16 rows, parts of 512 bytes] in words, without the header
   tensor_map scales[2];  // [tiles of 16 rows, groups * 16], with groups alone; zeros, too
   tensor_map zeros[2];
+  int whole_works;  // shares: tiles in front of those that CTAs share
 };
 
 }  // namespace fftune

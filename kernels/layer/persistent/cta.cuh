@@ -119,11 +119,29 @@ struct persistent_cta {
     return first_row_of(blockIdx.x + 1, rows, unit) - first_row(rows, unit);
   }
   // The first of a CTA's features between gate and down, and their number; of experts whole blocks.
-  static __device__ __forceinline__ int first_hidden() {
-    return first_row(c.all_hidden(), c.hidden_unit());
+  static __device__ __forceinline__ int first_hidden_of(u32 block) {
+    if constexpr (c.shares_pairs())
+      return c.first_owned_hidden(block);
+    else
+      return first_row_of(block, c.all_hidden(), c.hidden_unit());
   }
+  static __device__ __forceinline__ int first_hidden() { return first_hidden_of(blockIdx.x); }
   static __device__ __forceinline__ int hidden_rows() {
-    return rows_of_block(c.all_hidden(), c.hidden_unit());
+    return first_hidden_of(blockIdx.x + 1) - first_hidden();
+  }
+  // The CTA's tiles of gate and up, of packed experts, and whether the first one is of a pair that
+  // the CTA before it owns.
+  static __device__ __forceinline__ int first_gate_up() { return c.first_gate_up(blockIdx.x); }
+  static __device__ __forceinline__ int end_gate_up() { return c.first_gate_up(blockIdx.x + 1); }
+  static __device__ __forceinline__ bool begins_with_up() {
+    return c.shares_pairs() && first_gate_up() % 2 != 0;
+  }
+  static __device__ __forceinline__ int gate_up_blocks() {
+    return c.shares_pairs() ? end_gate_up() - first_gate_up() : ceil_div(hidden_rows(), 8);
+  }
+  // Where its sums go among those [all_hidden] that CTAs hand over; or null.
+  static __device__ __forceinline__ float* given_ups(float* handed) {
+    return begins_with_up() ? handed + first_hidden() - packed_rows : nullptr;
   }
   // The CTA's parts of down, of packed experts, and how many parts of its first tile it leaves to
   // the CTA before it, which owns the tile.
@@ -142,6 +160,13 @@ struct persistent_cta {
   static __device__ __forceinline__ int first_down() { return first_down_of(blockIdx.x); }
   static __device__ __forceinline__ int down_rows() {
     return first_down_of(blockIdx.x + 1) - first_down();
+  }
+  static __device__ __forceinline__ int down_blocks() {
+    return ceil_div(down_rows(), 16) + (parts_before() > 0 ? 1 : 0);
+  }
+  // Where the sums of the tile go that it does not own, among those [d, tokens]; or null.
+  static __device__ __forceinline__ float* given_sums(float* handed) {
+    return parts_before() > 0 ? handed + (first_down() - packed_rows) * c.tokens : nullptr;
   }
   // The first of a CTA's rows of the residual stream behind attention or down, and their number.
   static __device__ __forceinline__ int first_residual(bool is_down) {

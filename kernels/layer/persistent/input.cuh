@@ -71,12 +71,17 @@ struct persistent_input {
   }
 
   static constexpr int lanes = c.consumers() / layout::token_places;  // of a token
-  static constexpr int each = ceil_div(c.input_length() / 8, lanes);
-  // A thread's vectors of a part of the activations, as they are exchanged.
-  using vectors_of_thread = vector16[each];
+  // A thread's vectors of a part of the activations, as they are exchanged. The dense products
+  // beside packed experts have few activations, and fewer vectors are less code.
+  static constexpr int vectors_of(bool packs) {
+    const int longest = larger(c.d, c.q_rows());
+    const bool is_short = !packs && c.packs_network && !c.packs_attention && c.has_experts();
+    return ceil_div((is_short ? longest : c.input_length()) / 8, lanes);
+  }
 
   // Asks for elements `begin` to `end` of the rows of `from` [tokens, k], for load() later.
-  __device__ __forceinline__ void request(vectors_of_thread& value, const T* from, int k, int begin,
+  template <int each>
+  __device__ __forceinline__ void request(vector16 (&value)[each], const T* from, int k, int begin,
                                           int end) const {
     const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;
     const int vectors = row < c.tokens ? (end - begin) / 8 - place : 0;
@@ -91,7 +96,8 @@ struct persistent_input {
   // Elements `begin` to `end` of the rows of `from` [tokens, k] to shared memory, normalised on the
   // way or not. Unless they are plain, they are waited for. `requested`: request() has been called.
   // With `ends` they go to y instead.
-  __device__ __forceinline__ void load(vectors_of_thread& value, bool requested, const T* from,
+  template <int each>
+  __device__ __forceinline__ void load(vector16 (&value)[each], bool requested, const T* from,
                                        int k, int begin, int end, bool normalises, bool plain,
                                        bool ends = false) const {
     const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;

@@ -119,16 +119,16 @@ struct persistent_product {
   // in shared memory. With `loads` false the activations of the product before are there.
   // `by_slot`: k are the features of each slot, one after the other, which are multiplied by the
   // slot's token alone.
-  // `handed`: where sums of a tile go that another CTA owns (persistent_config::shares_tiles()).
+  // `given`: where sums of the first tile go if another CTA owns it; or null.
   template <class Weights>
   __device__ __forceinline__ void multiply(const T* from, int k, int blocks, bool normalises,
                                            bool plain, bool loads, bool by_slot,
-                                           [[maybe_unused]] float* handed) {
+                                           [[maybe_unused]] float* given) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
     constexpr int most_held = held_stages<Weights>;
     // A block of a mixture has a part for each slot.
     const int parts = c.has_experts() && by_slot ? c.slots() : 1;
-    typename persistent_input<T, c, norm>::vectors_of_thread vectors;
+    vector16 vectors[persistent_input<T, c, norm>::vectors_of(Weights::packs)];
 #pragma unroll 1
     for (int begin = 0; begin < k; begin += c.input_length()) {
       const int end = smaller(k, begin + c.input_length());
@@ -212,8 +212,8 @@ struct persistent_product {
         for (int half = 0; half < 2; ++half)
           persistent_sums<c>::store(to, Weights::row(group, half), pair, total[2 * half],
                                     total[2 * half + 1], begin > 0);
-        if constexpr (shares_tiles<Weights>) {
-          if (by_slot && block == 0 && cta.parts_before() > 0) hand_over(handed);
+        if constexpr (Weights::packs && (c.shares_tiles() || c.shares_pairs())) {
+          if (block == 0 && given != nullptr) hand_over(given, by_slot);
         }
       }
       cta.sync_consumers();
@@ -238,13 +238,16 @@ struct persistent_product {
     const int tile = layout::first_down() / packed_rows + block - (before > 0 ? 1 : 0);
     end = smaller(end, layout::end_down_part() - tile * c.slots());
   }
-  // The sums of the first tile to the CTA before this one, which owns it.
-  __device__ __forceinline__ void hand_over(float* to) const {
+  // The sums of the first tile to the CTA before this one: of down all tokens', of up those of the
+  // slot's token.
+  __device__ __forceinline__ void hand_over(float* to, bool is_down) const {
     cta.sync_consumers();
-    const int at = threadIdx.x, row = at / c.tokens, column = at % c.tokens;
+    const int columns = is_down ? c.tokens : 1;
+    const int at = threadIdx.x, row = at / columns;
+    const int column =
+        is_down ? at % columns : (cta.first_hidden() - packed_rows) / c.h / c.of_token();
     if (row < packed_rows)
-      store_relaxed(to + (cta.first_down() - packed_rows) * c.tokens + at,
-                    persistent_sums<c>::of(cta.shared, 0, row, column));
+      store_relaxed(to + at, persistent_sums<c>::of(cta.shared, 0, row, column));
   }
 };
 

@@ -69,11 +69,18 @@ struct persistent_results {
     store_relaxed(to + column * c.router_rows() + n, sum);
   }
 
-  // Blocks of 8 rows of gate and 8 of up, or packed tiles of both in turn.
-  __device__ __forceinline__ void read_gate_up(int row, int column, float& gate, float& up) const {
+  // Blocks of 8 rows of gate and 8 of up, or packed tiles of both in turn. `handed`: of the rows of
+  // up that are another CTA's.
+  __device__ __forceinline__ void read_gate_up(int row, int column,
+                                               [[maybe_unused]] const float* handed, float& gate,
+                                               float& up) const {
     if constexpr (c.packs_network) {
-      gate = sums::of(cta.shared, row / 16 * 2, row % 16, column);
-      up = sums::of(cta.shared, row / 16 * 2 + 1, row % 16, column);
+      const int block = row / 16 * 2 + (cta.begins_with_up() ? 1 : 0);
+      gate = sums::of(cta.shared, block, row % 16, column);
+      if (c.shares_pairs() && cta.first_gate_up() + block + 1 == cta.end_gate_up())
+        up = wait_for_float(handed + cta.first_hidden() + row);
+      else
+        up = sums::of(cta.shared, block + 1, row % 16, column);
     } else {
       gate = sums::of(cta.shared, row / 8, row % 8, column);
       up = sums::of(cta.shared, row / 8, row % 8 + 8, column);
@@ -98,7 +105,8 @@ struct persistent_results {
         bias.load(2 * i + 1, of.up_bias, row);
     }
   }
-  __device__ __forceinline__ void finish_hidden(const biases& bias, T* to) const {
+  __device__ __forceinline__ void finish_hidden(const biases& bias, const float* handed,
+                                                T* to) const {
     const int first = cta.first_hidden(), rows = cta.hidden_rows();
     if constexpr (c.has_experts()) {
       // The weight of a choice multiplies what goes into down, which is linear.
@@ -114,7 +122,7 @@ struct persistent_results {
           gate = sums::of(cta.shared, at / 8, at % 8 * 2, column);
           up = sums::of(cta.shared, at / 8, at % 8 * 2 + 1, column);
         } else {
-          read_gate_up(at, column, gate, up);
+          read_gate_up(at, column, handed, gate, up);
         }
         if constexpr (c.expert_bias) {
           if (c.own == 0 || expert < layout::all_experts) {
@@ -132,7 +140,7 @@ struct persistent_results {
     for (int at = threadIdx.x; at < rows * c.tokens; at += c.consumers()) {
       const int row = at / c.tokens, column = at % c.tokens;
       float gate, up;
-      read_gate_up(row, column, gate, up);
+      read_gate_up(row, column, handed, gate, up);
       store_relaxed(to + static_cast<i64>(column) * c.h + first + row,
                     from_float<T>(gated_product<activation>(gate, up)));
     }

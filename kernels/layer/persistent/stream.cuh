@@ -286,12 +286,12 @@ struct persistent_stream {
   __device__ __forceinline__ void load_packed_experts(const persistent_layer_pointers& of,
                                                       int layer,
                                                       const persistent_router_pointers& router) {
-    const int hidden = cta.first_hidden();
     const auto is_own = [](int expert) { return c.own > 0 && expert >= layout::all_experts; };
     pipeline.most_in_flight = c.in_flight_of(c.d);
-    load_packed<c.format>(c.d, cta.hidden_rows() / 8, [&](int block) {
-      const int first = hidden + block / 2 * 16, expert = cta.expert_of(first / c.h);
-      const bool own = is_own(expert), up = block % 2 != 0;
+    const int tiles = cta.first_gate_up();
+    load_packed<c.format>(c.d, cta.end_gate_up() - tiles, [&](int block) {
+      const int tile = tiles + block, first = tile / 2 * 16, expert = cta.expert_of(first / c.h);
+      const bool own = is_own(expert), up = tile % 2 != 0;
       const void* const codes =
           own ? (up ? router.own_up : router.own_gate) : (up ? of.up : of.gate);
       const int which = (own ? packed::own_gate : packed::gate) + (up ? 1 : 0);

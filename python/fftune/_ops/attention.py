@@ -195,7 +195,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
     if isinstance(mask, tuple):
         bits, flags = several("attention", "mask", mask, 2, "what pack_mask gave")
         mask = None
-    if q.dim() == 4 == k.dim():
+    tensors = (q, k) if pages is None else (q, k, pages)
+    if all(isinstance(t, Tensor) for t in tensors) and [t.dim() for t in tensors] in ([4, 4], [4, 4, 2]):
         queries, keys = q.shape[1], _keys(k, pages)
         mask, bias = spread(mask, q.shape[0], queries, keys), spread(bias, 1, queries, keys)
     wanted = flag("attention", "return_lse", return_lse) or wants_gradient(q, k, v, sinks)

@@ -251,7 +251,10 @@ def _of_any(labels: Tensor, divisor: Tensor, results: tuple) -> tuple:
     return results[0] + (0.0 / divisor).reshape(()), *results[1:]
 
 
-def _expect_rules(label: str, reduction, items, ignore_index, **flags) -> None:
+def _expect_rules(label: str, reduction, items, class_weights, ignore_index, **flags) -> None:
+    for name, tensor in ("class_weights", class_weights), ("items", items):
+        if wants_gradient(tensor):
+            raise Error(f"{label}: {name} has no gradient: detach it")
     for name, value in flags.items():
         flag(label, name, value)
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, float)) or not (
@@ -304,7 +307,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, reduction: str = "mean",
         these, float32 [...] each, in this order and without gradients. The gradient of a log-probability
         is the negative one of a loss with ``reduction="none"``.
     """
-    _expect_rules("cross-entropy", reduction, items, ignore_index, lse=lse, logprobs=logprobs,
+    _expect_rules("cross-entropy", reduction, items, class_weights, ignore_index, lse=lse, logprobs=logprobs,
                   entropy=entropy)
     rules = ignore_index, label_smoothing, z_loss, softcap, logprobs, entropy
     if vocab_slice is not None:
@@ -355,7 +358,7 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
         As `cross_entropy`.
     """
     label = "linear-cross-entropy"
-    _expect_rules(label, reduction, items, ignore_index, lse=lse, logprobs=logprobs, entropy=entropy,
+    _expect_rules(label, reduction, items, class_weights, ignore_index, lse=lse, logprobs=logprobs, entropy=entropy,
                   recompute=recompute)
     if flag(label, "skip_ignored", skip_ignored):
         if reduction == "none" or lse or logprobs or entropy:

@@ -46,6 +46,6 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = Fals
     Returns:
         A tensor like x. Masked elements are 0, and so is a row without visible columns.
     """
-    if isinstance(mask, Tensor) and x.dim() == 4:
+    if isinstance(x, Tensor) and x.dim() == 4:
         mask = spread(mask, x.shape[0], x.shape[2], x.shape[3])
     return call(OPS.masked_softmax, x, mask, causal, scale)

@@ -1,0 +1,1 @@
+"""The definitions of ops in plain PyTorch, a module for each kind; fftune.reference has all."""

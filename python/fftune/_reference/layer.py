@@ -1,0 +1,168 @@
+"""A transformer layer, by the definitions of its parts."""
+import math
+
+import torch
+import torch.nn.functional as F
+
+from .._layer_form import packed_sizes, parse, with_constants
+from .._library import Error
+from .common import ACTIVATIONS, _wide
+from .elementwise import act_mul
+from .experts import moe_ffn, moe_ffn_fp8_block, moe_ffn_fp8_token, moe_route
+from .linear import linear_fp8_block, linear_fp8_token
+from .norms import layernorm, rmsnorm
+from .packed import _dense
+from .rope import _rotated, angles_at
+
+
+def _expect_no_group(op, memory):
+    if memory is not None:
+        raise Error(f"{op}: the reference has no sums over the ranks of a group: unset FFTUNE_DISABLE")
+
+
+def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None, first_expert=None):
+    _expect_no_group("layer", memory)
+    found = parse(form)
+    count = len(found.weights)
+    for at in range(len(caches) // 2):
+        own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
+        for name, (n, k) in packed_sizes(found, x.shape[-1]).items() if found.get("packed") else ():
+            format, group = found.get("packed").split("-")
+            own[name] = _dense(format, *(own.get(f"{name}{part}") for part in ("", "_scale", "_zero")),
+                               n, k, group, x.dtype)
+            if found.get("experts") and name not in ("w_qkv", "w_o"):
+                own[name] = own[name].view(found.get("experts"), -1, k)
+        if found.constants:
+            own = with_constants(found, own, x)
+        x = _one_layer(x, positions, angles, slots, lengths, pages, own, caches[2 * at:2 * at + 2],
+                       found)
+    return x
+
+
+def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
+    eps = form.get("eps")
+
+    def norm(t, name):
+        if form.get("norm") == "layer":
+            return layernorm(t, w[name], w[f"{name}_bias"], eps)
+        return rmsnorm(t, w[name], eps, form.get("convention"))
+
+    def scaled(y):
+        if "residual_scale" not in w:
+            return y
+        return (_wide(y) * w["residual_scale"].to(_wide(y).dtype)).to(x.dtype)
+
+    def added(y, name, residual):
+        return residual + (norm(y, name) if form.get("post-norms") else y)
+
+    def norm_heads(t, name):
+        if name not in w:
+            return t
+        if form.get("qk-norm") == "layer":
+            return layernorm(t, w[name], w[f"{name}_bias"], eps)
+        convention = "gemma" if form.get("convention") == "gemma" else "t5"
+        shape = t.shape
+        if form.get("qk-norm") == "rows":
+            t = t.flatten(2)
+        return rmsnorm(t, w[name], eps, convention).view(shape)
+
+    normed = norm(x, "attn_norm") if "attn_norm" in w else x
+    q, k, v = _heads(normed, w, form)
+    norms_last = form.get("qk-norm-order") == "after"
+    if not norms_last:
+        q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
+    if form.get("rotation") != "none":
+        rotation = form.get("rotation", "halves")
+        angle, factor = angles_at(positions, angles, rotation, None, "table",
+                                  [0.0] * 7 + [form.get("rope-scale", 0.0)])
+        q, k = (_rotated(t, angle.unsqueeze(-2), factor, rotation, False) for t in (q, k))
+    if norms_last:
+        q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
+    keys, values = caches if pages is not None else (cache.transpose(1, 2) for cache in caches)
+    for cache, rows in ((keys, k), (values, v)):
+        own, to = cache.view(-1, *cache.shape[2:]), slots.flatten().long()
+        # A token whose slot is no row goes to one behind the last, which is dropped.
+        to = torch.where((to < 0) | (to >= own.shape[0]), own.shape[0], to)
+        own.copy_(F.pad(own, (0, 0, 0, 0, 0, 1)).index_copy(0, to, rows.flatten(0, 1))[:-1])
+    if pages is not None:
+        exists = ((pages >= 0) & (pages < keys.shape[0]))[..., None, None, None]
+        keys, values = (torch.where(exists, cache[pages.clamp(0, cache.shape[0] - 1).long()], 0)
+                        .flatten(1, 2) for cache in (keys, values))
+    # For every sequence at once: in a CUDA graph the lengths cannot be looked at.
+    places = torch.arange(keys.shape[1], device=x.device)
+    last = lengths[:, None] - x.shape[1] + torch.arange(x.shape[1], device=x.device)
+    allowed = (places <= last[..., None])[:, None]
+    group = q.shape[2] // keys.shape[2]
+    q, keys, values = (_wide(t).transpose(1, 2) for t in (q, keys, values))
+    keys, values = (t.repeat_interleave(group, 1) for t in (keys, values))
+    scores = (form.get("scale") or q.shape[-1] ** -0.5) * (q @ keys.transpose(2, 3))
+    if softcap := form.get("softcap"):
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~allowed, -math.inf)
+    if "sinks" in w:
+        sinks = w["sinks"].to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, sinks), -1)
+    attended = scores.softmax(-1)[..., :keys.shape[2]] @ values
+    attended = attended.to(x.dtype).transpose(1, 2).flatten(2)
+    mid = added(scaled(_product(attended, w, "w_o", "b_o")), "attn_post_norm", x)
+    if "ffn_norm" in w:
+        inner = norm(x if form.get("block") == "parallel-norms" else mid, "ffn_norm")
+    else:
+        inner = normed if form.get("block") == "parallel" else mid
+    if "w_router" in w:
+        return added(_experts(inner, w, form, scaled), "ffn_post_norm", mid)
+    hidden = ACTIVATIONS[form.get("act")](_product(inner, w, "w_gate" if "w_gate" in w else "w_up", "b_up"))
+    if "w_gate" in w:
+        hidden = hidden * _product(inner, w, "w_up")
+    return added(scaled(_product(hidden, w, "w_down", "b_down")), "ffn_post_norm", mid)
+
+
+def _product(x, w, name, bias=""):
+    """That of a layer's weight. With float8_e4m3fn x is quantised."""
+    if w[name].dtype != torch.float8_e4m3fn:
+        return F.linear(x, w[name], w.get(bias))
+    scale = w[f"{name}_scale"]
+    return (linear_fp8_token if scale.dim() == 1 else linear_fp8_block)(x, w[name], scale, w.get(bias), None)
+
+
+def _heads(x, w, form):
+    """q, k and v [batch, tokens, heads, dim] of x."""
+    heads, kv_heads, dim = form.get("heads"), form.get("kv-heads"), form.get("dim")
+    if "w_qkv" not in w:
+        return tuple(F.linear(x, w[f"w_{part}"], w.get(f"b_{part}")).unflatten(-1, (-1, dim))
+                     for part in "qkv")
+    rows = _product(x, w, "w_qkv", "b_qkv")
+    if form.get("qkv-weights") != "grouped":
+        return rows.unflatten(-1, (-1, dim)).split((heads, kv_heads, kv_heads), -2)
+    group = heads // kv_heads
+    q, k, v = rows.unflatten(-1, (kv_heads, group + 2, dim)).split((group, 1, 1), -2)
+    return q.flatten(-3, -2), k.flatten(-3, -2), v.flatten(-3, -2)
+
+
+def _experts(x, w, form, scaled):
+    """The experts of a layer; if the residual's summands have a factor, route-scale includes it."""
+    router = [None if t is None else _wide(t) if form.get("logits") == "f32" else t
+              for t in (x, w["w_router"], w.get("b_router"))]
+    weights, ids = moe_route(F.linear(*router), w.get("choice_bias"),
+                             form.get("top-k"), form.get("score"), form.get("order"),
+                             form.get("groups", 0), form.get("top-groups", 0),
+                             form.get("group-score", "max"), form.get("renormalise") == "yes",
+                             form.get("route-scale", 1.0))
+    if form.get("quantise"):
+        first = "w_gate_up" if "w_gate_up" in w else "w_gate"
+        return (moe_ffn_fp8_token if form.get("quantise") == "token" else moe_ffn_fp8_block)(
+            x, ids, weights, w[first], w.get("w_up"), w["w_down"], w[f"{first}_scale"], w.get("w_up_scale"),
+            w["w_down_scale"], form.get("act"), form.get("gate-up", "halves"), 0, "")
+    w_gate_up, b_gate_up = w.get("w_gate_up"), w.get("b_gate_up")
+    if w_gate_up is None:
+        w_gate_up = torch.cat((w["w_gate"], w["w_up"]), 1)
+        b_gate_up = torch.cat((w["b_gate"], w["b_up"]), 1) if "b_gate" in w else None
+    y = moe_ffn(x, ids, weights, w_gate_up, None, w["w_down"], b_gate_up, w.get("b_down"),
+                form.get("act"), form.get("gate-up", "halves"), "after", 0, "")
+    if "w_shared_gate" not in w:
+        return y
+    hidden = act_mul(F.linear(x, w["w_shared_gate"]), F.linear(x, w["w_shared_up"]), form.get("act"))
+    shared = F.linear(hidden, w["w_shared_down"])
+    if "w_shared_router" in w:
+        shared = shared * torch.sigmoid(F.linear(x, w["w_shared_router"]))
+    return y + scaled(shared)
