@@ -323,15 +323,17 @@ class PersistentLayers final : public Family {
     // Llama-3.2-1B takes 913 us with them, and 892 without. Slices of ranks were not timed.
     const bool looks_ahead =
         !format.packed && network_ != Network::slices && (experts_ || has_many_tokens(problem));
-    // Four sequences take 770 us with three, and 794 with four; one takes 746 and 739.
+    // Four sequences take 770 us with three, and 794 with four; one takes 746 and 739. Five tokens
+    // of a sequence take 899 with two, and 921 with three.
     const std::int64_t tokens = problem.size("batch") * size_or(problem, "s", 1);
     const bool has_few_copies =
         network_ == Network::dense && packing_ == Packing::none && tokens > 2;
     return {.held = held,
             .input_kb = input_kb,
-            .in_flight = of_4_bits        ? 2
-                         : has_few_copies ? 3
-                                          : 4,
+            .in_flight = of_4_bits                                        ? 2
+                         : has_few_copies && size_or(problem, "s", 1) > 4 ? 2
+                         : has_few_copies                                 ? 3
+                                                                          : 4,
             .attention_in_flight = is_dense_between ? 2 : 1,
             .ahead_kb = looks_ahead ? 64 : 0};
   }

@@ -212,7 +212,7 @@ struct persistent_product {
         for (int half = 0; half < 2; ++half)
           persistent_sums<c>::store(to, Weights::row(group, half), pair, total[2 * half],
                                     total[2 * half + 1], begin > 0);
-        if constexpr (c.shares_tiles() || c.shares_pairs()) {
+        if constexpr (Weights::packs && (c.shares_tiles() || c.shares_pairs())) {
           if (block == 0 && given != nullptr) hand_over(given, by_slot);
         }
       }
