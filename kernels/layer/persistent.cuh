@@ -112,7 +112,7 @@ struct persistent_config {
   // last parts of a tile that it does not own, and hands their sums to the CTA before it.
   constexpr int down_parts() const { return d / packed_rows * slots(); }
   constexpr bool shares_tiles() const {
-    return packs_network && has_experts() && down_parts() / blocks >= slots() - 1 &&
+    return tokens == 1 && packs_network && has_experts() && down_parts() / blocks >= slots() - 1 &&
            7 * up(d / packed_rows, blocks) * slots() > 8 * up(down_parts(), blocks);
   }
   // Where CTA `block`'s parts begin, and the rows of the tiles that it owns: those whose first part
@@ -153,7 +153,7 @@ struct persistent_config {
   // that the one before owns.
   constexpr int gate_up_tiles() const { return 2 * (all_hidden() / packed_rows); }
   constexpr bool shares_pairs() const {
-    return packs_network && has_experts() && gate_up_tiles() >= 2 * blocks &&
+    return tokens == 1 && packs_network && has_experts() && gate_up_tiles() >= 2 * blocks &&
            40 * up(gate_up_tiles() / 2, blocks) > 21 * up(gate_up_tiles(), blocks);
   }
   constexpr int first_gate_up(int block) const {
@@ -326,7 +326,7 @@ struct persistent_config {
     return router_at(cache) + aligned(4ll * tokens * router_rows());
   }
   constexpr long long handed_ups_at(int cache) const {
-    return handed_at(cache) + (shares_tiles() ? aligned(4ll * tokens * d) : 0);
+    return handed_at(cache) + (shares_tiles() ? aligned(4ll * d) : 0);
   }
   constexpr long long set_bytes(int cache) const {
     return handed_ups_at(cache) + (shares_pairs() ? aligned(4ll * all_hidden()) : 0);

@@ -394,6 +394,8 @@ def call(op: Op, *arguments):
                 return op.kernel(*arguments)
             if op.function is not None:
                 return op.function.apply(*arguments)
+        elif op.writes and any(isinstance(a, Tensor) and a.is_neg() for a in arguments):
+            raise Error(f"{op.label}: it writes in place, and a tensor is a view of negated memory: clone it")
         if wanted:
             return op.overload(*arguments)
         with torch._C._AutoDispatchBelowAutograd():

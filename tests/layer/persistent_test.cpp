@@ -256,13 +256,15 @@ std::vector<Use> uses_of_packed_experts() {
           // Two stages of down's rows, and blocks without a tile of it.
           use(DType::bf16, {{"d", 2048}, {"h", 2176}, {"experts", 8}, {"top-k", 2}},
               {{"weights", "int4"}}),
+          // Several tokens, whose tiles of down are not shared.
+          gpt_oss({{"d", 2240}, {"batch", 3}, {"cache", 70}},
+                  {{"lengths", "ragged"}, {"logits", "f32"}}),
           // More tiles of down than blocks, whose parts are shared out.
           gpt_oss({{"d", 2240}, {"h", 704}}, {}),
-          gpt_oss({{"d", 2240}, {"batch", 3}, {"cache", 70}}, {{"lengths", "ragged"}}),
-          use(DType::fp16, {{"d", 2304}, {"s", 2}, {"shared-h", 384}, {"cache", 70}},
+          use(DType::fp16, {{"d", 2304}, {"shared-h", 384}, {"cache", 70}},
               {{"weights", "int4"}, {"group", "32"}})};
 }
-constexpr std::size_t first_of_shared_tiles = 12;
+constexpr std::size_t first_of_shared_tiles = 13;
 
 void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {
   Sizes sizes = use.sizes;

@@ -164,9 +164,9 @@ struct persistent_cta {
   static __device__ __forceinline__ int down_blocks() {
     return ceil_div(down_rows(), 16) + (parts_before() > 0 ? 1 : 0);
   }
-  // Where the sums of the tile go that it does not own, among those [d, tokens]; or null.
+  // Where the sums of the tile go that it does not own, among those [d]; or null.
   static __device__ __forceinline__ float* given_sums(float* handed) {
-    return parts_before() > 0 ? handed + (first_down() - packed_rows) * c.tokens : nullptr;
+    return parts_before() > 0 ? handed + first_down() - packed_rows : nullptr;
   }
   // The first of a CTA's rows of the residual stream behind attention or down, and their number.
   static __device__ __forceinline__ int first_residual(bool is_down) {

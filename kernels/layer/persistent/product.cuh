@@ -213,7 +213,7 @@ struct persistent_product {
           persistent_sums<c>::store(to, Weights::row(group, half), pair, total[2 * half],
                                     total[2 * half + 1], begin > 0);
         if constexpr (Weights::packs && (c.shares_tiles() || c.shares_pairs())) {
-          if (block == 0 && given != nullptr) hand_over(given, by_slot);
+          if (block == 0 && given != nullptr) hand_over(given);
         }
       }
       cta.sync_consumers();
@@ -238,16 +238,11 @@ struct persistent_product {
     const int tile = layout::first_down() / packed_rows + block - (before > 0 ? 1 : 0);
     end = smaller(end, layout::end_down_part() - tile * c.slots());
   }
-  // The sums of the first tile to the CTA before this one: of down all tokens', of up those of the
-  // slot's token.
-  __device__ __forceinline__ void hand_over(float* to, bool is_down) const {
+  // The sums of the first tile to the CTA before this one.
+  __device__ __forceinline__ void hand_over(float* to) const {
     cta.sync_consumers();
-    const int columns = is_down ? c.tokens : 1;
-    const int at = threadIdx.x, row = at / columns;
-    const int column =
-        is_down ? at % columns : (cta.first_hidden() - packed_rows) / c.h / c.of_token();
-    if (row < packed_rows)
-      store_relaxed(to + at, persistent_sums<c>::of(cta.shared, 0, row, column));
+    if (threadIdx.x < packed_rows)
+      store_relaxed(to + threadIdx.x, persistent_sums<c>::of(cta.shared, 0, threadIdx.x, 0));
   }
 };
 

@@ -188,8 +188,7 @@ struct persistent_results {
     float sum = sums::of(cta.shared, block, row % 16, column);
     if constexpr (c.shares_tiles()) {
       const int end = (feature / packed_rows + 1) * c.slots();
-      if (is_down && end > cta.end_down_part())
-        sum += wait_for_float(handed + feature * c.tokens + column);
+      if (is_down && end > cta.end_down_part()) sum += wait_for_float(handed + feature);
     }
     if constexpr (c.ranks > 0) sum = group.sum_of_ranks(sum, place);
     if (c.out_bias && !is_down) sum += bias[0];
