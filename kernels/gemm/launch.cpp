@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <string_view>
 #include <vector>
@@ -311,35 +310,13 @@ KernelLaunch& append_gemm(Program& program, const std::string& file, const std::
   return launch;
 }
 
-void begin_packed(KernelLaunch& launch, const GemmProblem& gemm, const DeviceFacts& facts,
-                  std::int64_t tiles) {
-  const bool grouped = gemm.groups.any();
-  launch.programmatic = facts.compute_capability >= 90 && (gemm.follows || !grouped);
-  const auto add = [&](std::size_t offset, std::int32_t value) {
-    launch.parameters->fields.push_back({offset, value});
-  };
-  add(offsetof(packed_params, loads_early), gemm.follows || grouped ? 1 : 0);
-  if (grouped) return;
-  // Memory delivers this much from the last loads of one launch to the first ones of the next.
-  constexpr double idle_seconds = 2.5e-6;
-  const double bytes = idle_seconds * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12);
-  const auto of_block = static_cast<double>(tiles * gemm.b_operands() *
-                                            packed_form_of(gemm).parts() * packed_part_bytes);
-  add(offsetof(packed_params, blocks_ahead),
-      static_cast<std::int32_t>(std::max<std::int64_t>(1, std::llround(bytes / of_block))));
-}
-
 void launch_behind(KernelLaunch& launch, const KernelSource& kernel) {
-  constexpr std::string_view files[] = {"gemm/sm90/gemm.cu", "gemm/sm80/gemm.cu",
-                                        "gemm/decode/gemm.cu", "gemm/decode/fused.cu",
-                                        "gemm/head_sines.cu"};
-  constexpr std::string_view packed[] = {"gemm/decode/packed.cu", "gemm/sm90/packed.cu"};
-  const auto is_in = [&](const auto& list) {
-    return std::find(std::begin(list), std::end(list), kernel.file) != std::end(list);
-  };
-  if (!is_in(files) && !is_in(packed)) return;
+  constexpr std::string_view files[] = {
+      "gemm/sm90/gemm.cu",     "gemm/sm80/gemm.cu",   "gemm/decode/gemm.cu", "gemm/decode/fused.cu",
+      "gemm/decode/packed.cu", "gemm/sm90/packed.cu", "gemm/head_sines.cu"};
+  if (std::find(std::begin(files), std::end(files), kernel.file) == std::end(files)) return;
   launch.programmatic = true;
-  if (!is_in(packed)) return;
+  if (kernel.file != "gemm/sm90/packed.cu") return;
   for (ParameterStruct::Field& field : launch.parameters->fields)
     if (field.offset == offsetof(packed_params, loads_early)) field.value = std::int32_t{1};
 }

@@ -61,12 +61,6 @@ ParameterStruct heads_parameters(const GemmProblem& gemm, const TensorPlaces& pl
 KernelLaunch& append_gemm(Program& program, const std::string& file, const std::string& expression,
                           std::int64_t grid, int threads, ParameterStruct parameters);
 
-/// Whether a launch that reads packed weights loads them before it waits for the one before, and how
-/// many of them it asks for in L2 if it does not (packed_params). `tiles`: of 16 rows that its
-/// blocks begin with.
-void begin_packed(KernelLaunch& launch, const GemmProblem& gemm, const DeviceFacts& facts,
-                  std::int64_t tiles);
-
 /// Launches `kernel` while the launches before it run (KernelLaunch::programmatic) if it waits for
 /// them by itself. These write no weights: packed ones are loaded before the wait.
 void launch_behind(KernelLaunch& launch, const KernelSource& kernel);

@@ -116,3 +116,13 @@ TEST_CASE("a layer in one launch has proxy fences where threads write keys and v
              CHECK(unfenced_reads(ptx, {.follows_branches = false, .hands_over = true}) == none);
            });
 }
+
+TEST_CASE("the expansion of packed weights reads nothing through the read-only path") {
+  // It is launched while the launch before may write the weights, and ptxas moves ld.global.nc
+  // across its wait for that.
+  with_ptx({"linear", "expand", "fwd", {{"m", 1}, {"k", 256}, {"n", 64}}, {{"weights", "int4"}}},
+           [](const std::string& ptx) {
+             CHECK(count(ptx, "griddepcontrol.wait") > 0);
+             CHECK(count(ptx, "ld.global.nc") == 0);
+           });
+}

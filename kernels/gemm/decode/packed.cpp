@@ -237,8 +237,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
       block.row_blocks(gemm.n) * group_slots(gemm), block.threads(),
       packed_parameters(gemm, places, sizeof(packed_params)));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(gemm.b_operands()));
-  begin_packed(launch, gemm, facts,
-               std::int64_t{launch.grid.x} * block.split_k * block.row_warps * block.tiles);
+  launch.programmatic = gemm.follows && facts.compute_capability >= 90;
   if (counts) {
     launch.parameters->fields.push_back(
         {offsetof(packed_params, choices), static_cast<std::int32_t>(groups.choices)});

@@ -15,11 +15,7 @@
 //                    then the accumulators of the k warps, and those of split-K
 //   barriers         one __syncthreads a stage: the tokens of it are there, and those of the stage
 //                    before are read; then as in decode/gemm.cu
-//   dependencies     the first run of weights is loaded before griddepcontrol.wait, tokens after
-//   it;
-//                    or weights after it, too, where the launch before may write them: the first of
-//                    them are asked for in L2 before it
-//   L2               weights of some stages ahead: registers have too few loads in flight
+//   dependencies     the first run of weights is loaded before griddepcontrol.wait, tokens after it
 //
 // Rows of A in groups that are sorted before, such as those of experts: each group has its own rows
 // of the stacked B. Blocks are then of the groups that have rows, in turn, and begin with the wait
@@ -101,29 +97,6 @@ class packed_kernel {
     }
   }
 
-  // Asks for the blocks of k [first, end) of a row warp's tiles in L2. Lane 0 of its first k warp
-  // does, whose addresses are those of the tiles.
-  static __device__ __forceinline__ void prefetch_blocks(const stream& weights,
-                                                         const warp_place& own, int k, int first,
-                                                         int end) {
-    if (own.k_warp != 0 || own.lane != 0 || first >= end) return;
-#pragma unroll
-    for (int operand = 0; operand < operands; ++operand) {
-#pragma unroll
-      for (int tile = 0; tile < tiles; ++tile) {
-        constexpr int block_bytes = format.parts() * packed_part_bytes;
-        prefetch_l2(weights.blocks[operand][tile] + static_cast<i64>(first) * block_bytes,
-                    (end - first) * block_bytes);
-        if constexpr (format.group != 0) {
-          const int group = first * packed_k / format.group;
-          const int groups = ceil_div(smaller(end * packed_k, k), format.group) - group;
-          prefetch_l2(weights.scales[operand][tile] + group * packed_rows,
-                      groups * packed_rows * format.scale_bytes());
-        }
-      }
-    }
-  }
-
   // Copies the tokens of a stage whose first block of k is `first`; `places`: their rows of A, if
   // these are grouped.
   static __device__ __forceinline__ void copy_tokens(const gemm_params& p, u32 shared, int first,
@@ -189,7 +162,7 @@ class packed_kernel {
  public:
   static __device__ __forceinline__ void run(const packed_params& p, unsigned char* shared) {
     if constexpr (grouped && form.ready == groups_ready::awaited) wait_for_dependencies();
-    if (!counts && p.loads_early) launch_dependents();
+    if constexpr (!counts) launch_dependents();
     if constexpr (grouped) {
       __shared__ int places[config.tokens];
       const int row_blocks = ceil_div(p.gemm.n, config.rows());
@@ -241,16 +214,11 @@ class packed_kernel {
       return stage * stage_blocks + own.k_warp * config.unroll;
     };
 
-    const int ahead = grouped ? 0 : ceil_div(p.blocks_ahead, stage_blocks);
-    const int end = smaller(last * stage_blocks, k_blocks);
-    prefetch_blocks(weights, own, p.gemm.k, first * stage_blocks,
-                    smaller((first + ahead) * stage_blocks, end));
-    if (!p.loads_early) wait_and_launch_dependents();
     bool known = true;
     vector16 headers[operands];
 #pragma unroll
     for (int operand = 0; operand < operands; ++operand)
-      headers[operand] = load_dependent(p.gemm.b[0][operand]);
+      headers[operand] = load_cached(p.gemm.b[0][operand]);
     if (first < last) weights.load_run(run_of(first), p.gemm.k);
     weights.load_row_scales();
     if (own.lane < tiles)
@@ -278,9 +246,6 @@ class packed_kernel {
       const int free = slot == 0 ? stages - 1 : slot - 1;
       if (stage + stages - 1 < last) copy(free, stage + stages - 1);
       copy_async_commit();
-      if (ahead > 0)
-        prefetch_blocks(weights, own, p.gemm.k, (stage + ahead) * stage_blocks,
-                        smaller((stage + ahead + 1) * stage_blocks, end));
       weights.multiply(
           tokens + slot * config.stage_bytes() + own.k_warp * config.unroll * config.tokens * 128,
           run_of(stage + 1), stage + 1 < last ? p.gemm.k : 0);

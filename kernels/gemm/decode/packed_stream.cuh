@@ -14,30 +14,29 @@
 namespace fftune {
 
 // 16, 8, 4 or 2 bytes. If not `valid`, the result is zero and no memory is accessed. Volatile, with
-// memory clobbered: loads stay where they are written, ahead of the MMAs, and behind a wait for the
-// launch before. ptxas moves ld.global.nc across that.
+// memory clobbered: loads stay where they are written, ahead of the MMAs.
 template <class Value>
 __device__ __forceinline__ Value load_packed(const void* address, bool valid) {
   Value value = {};
   if constexpr (sizeof(Value) == 16) {
     asm volatile(
         "{.reg .pred on;\nsetp.ne.u32 on, %5, 0;\n"
-        "@on ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];}"
+        "@on ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];}"
         : "+r"(value.word[0]), "+r"(value.word[1]), "+r"(value.word[2]), "+r"(value.word[3])
         : "l"(address), "r"(valid ? 1u : 0u)
         : "memory");
   } else if constexpr (sizeof(Value) == 8) {
-    asm volatile("{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n@on ld.global.b64 %0, [%1];}"
+    asm volatile("{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n@on ld.global.nc.b64 %0, [%1];}"
                  : "+l"(value)
                  : "l"(address), "r"(valid ? 1u : 0u)
                  : "memory");
   } else if constexpr (sizeof(Value) == 4) {
-    asm volatile("{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n@on ld.global.b32 %0, [%1];}"
+    asm volatile("{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n@on ld.global.nc.b32 %0, [%1];}"
                  : "+r"(value)
                  : "l"(address), "r"(valid ? 1u : 0u)
                  : "memory");
   } else {
-    asm volatile("{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n@on ld.global.b16 %0, [%1];}"
+    asm volatile("{.reg .pred on;\nsetp.ne.u32 on, %2, 0;\n@on ld.global.nc.b16 %0, [%1];}"
                  : "+h"(value)
                  : "l"(address), "r"(valid ? 1u : 0u)
                  : "memory");

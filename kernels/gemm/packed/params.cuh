@@ -12,10 +12,7 @@ struct packed_params {
   const unsigned char* zeros[2];  // null without zero points
   int groups;                     // scales of a row, with the places of the row's own
   int choices;                    // groups_ready::counted: ids of a row of A
-  // Blocks of k of each tile of 16 rows that are asked for in L2 before they are multiplied.
-  int blocks_ahead;
-  int loads_early;  // 1: B is complete before the launch: loads of it do not wait for the one
-                    // before
+  int loads_early;  // 1: B's first stages are loaded before the wait for the launch before
 };
 
 }  // namespace fftune

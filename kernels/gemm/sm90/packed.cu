@@ -16,10 +16,9 @@
 //   tiles            one after the other, without k groups and split-K: the next one's loads run
 //                    while the last one is stored. Row groups are some stages behind each other,
 //                    so that one multiplies while another stores.
-//   dependencies     weights of all stages are on the way before griddepcontrol.wait, tokens after;
-//                    or weights after it, too, where the launch before may write them: the first of
-//                    them are asked for in L2 before it
-//   L2               with up to 64 tokens, weights of more stages than shared memory has
+//   dependencies     behind a launch of the plan weights of all stages are on the way before
+//                    griddepcontrol.wait, tokens after it; else each stage's tokens follow its
+//                    weights, as TMA takes its copies in turn
 //
 // A warp expands its 16 rows: two k16 steps (a batch) become 8 registers, which two MMAs read while
 // the next batch is expanded. Up to 64 tokens a group of k has accumulators of its own, which are
@@ -187,48 +186,25 @@ class packed_sm90_kernel {
                (stage * k_blocks + i) * packed_k, own.rows.first, l2_policy::evict_last);
     }
   }
-  // Asks for the weights of stages [first, last) in L2.
-  static __device__ __forceinline__ void prefetch_weights(const sm90_packed_params& p,
-                                                          const cta_tile& own, int first,
-                                                          int last) {
-#pragma unroll 1
-    for (int stage = first; stage < smaller(last, own.last); ++stage) {
-#pragma unroll
-      for (int operand = 0; operand < operands; ++operand) {
-#pragma unroll
-        for (int part = 0; part < stage_parts; part += box_parts) {
-          tma_prefetch(p.codes[operand], (stage * stage_parts + part) * (packed_part_bytes / 4),
-                       own.first_tile);
-        }
-        if constexpr (!by_row) tma_prefetch(p.scales[operand], scale_column(stage), own.first_tile);
-      }
-    }
-  }
   static __device__ __forceinline__ void produce(const sm90_packed_params& p, cta_tile own,
                                                  stage_pipeline pipe) {
     const bool loads = is_elected();
-    const int first_free = own.first + stages;
-    const int asked = own.first + ceil_div(p.packed.blocks_ahead, k_blocks);
     int stage = own.first;
     if (p.packed.loads_early) {
-      const int loaded = smaller(first_free, own.last);
+      const int loaded = smaller(own.first + stages, own.last);
       stage_pipeline of_tokens = pipe;
 #pragma unroll 1
       for (; stage < loaded; ++stage, pipe.advance()) {
         if (loads) load_weights(p, own, pipe, stage);
       }
-      if (loads) prefetch_weights(p, own, first_free, asked);
       wait_for_dependencies();
 #pragma unroll 1
       for (stage = own.first; stage < loaded; ++stage, of_tokens.advance()) {
         if (loads) load_tokens(p, own, of_tokens, stage);
       }
     } else {
-      if (loads) prefetch_weights(p, own, own.first, asked);
-      wait_and_launch_dependents();
+      wait_for_dependencies();
     }
-    // Few tokens leave little room in the pipeline for weights: L2 has more of these.
-    const int ahead = config.tokens <= 64 ? asked - first_free : 0;
     do {
 #pragma unroll 1
       for (; stage < own.last; ++stage, pipe.advance()) {
@@ -236,8 +212,6 @@ class packed_sm90_kernel {
         if (loads) {
           load_weights(p, own, pipe, stage);
           load_tokens(p, own, pipe, stage);
-          if (ahead > 0 && stage >= first_free)
-            prefetch_weights(p, own, stage + ahead, stage + ahead + 1);
         }
       }
       stage = 0;
@@ -551,6 +525,7 @@ class packed_sm90_kernel {
         set_vector(sum, i, total);
       }
     }
+    sync_mma_threads();
   }
 
   using terms = column_terms<form>;
@@ -692,7 +667,7 @@ class packed_sm90_kernel {
     }
     __syncthreads();
     if constexpr (splits > 1) cluster_arrive_initialised();
-    if (p.loads_early) launch_dependents();
+    launch_dependents();
     if (uniform(threadIdx.x / 128) == config.mma_warpgroups()) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{config.producer_registers}));
       if (threadIdx.x < config.mma_threads() + 32) produce(all, own, pipe);
@@ -712,16 +687,12 @@ class packed_sm90_kernel {
                                                  stage_pipeline pipe, u32 shared) {
     const packed_params& p = all.packed;
     const warp_place place;
-    if (!p.loads_early) wait_for_dependencies();
-    vector16 headers[operands];
-#pragma unroll
-    for (int operand = 0; operand < operands; ++operand)
-      headers[operand] = load_dependent(p.gemm.b[0][operand]);
-    pipe.wait_full();  // the headers arrive meanwhile
     bool known = true;
 #pragma unroll
-    for (int operand = 0; operand < operands; ++operand)
-      known = known && is_packed(headers[operand], format.code, all_rows(p.gemm), p.gemm.k);
+    for (int operand = 0; operand < operands; ++operand) {
+      known = known &&
+              is_packed(load_cached(p.gemm.b[0][operand]), format.code, all_rows(p.gemm), p.gemm.k);
+    }
     do {
       accumulators sum = {};
       consume(sum, p, own, pipe, place);
