@@ -52,6 +52,7 @@ class Op:
     # Where tensors are, for types of arguments that were seen and may be.
     places: dict[tuple[type, ...], tuple[int, ...]] = field(default_factory=dict)
     function: type | None = None  # its gradient
+    derived: Callable | None = None  # for the dispatcher, the op with it
 
     @property
     def name(self) -> str:
@@ -98,6 +99,7 @@ def define(schema: str, label: str, kinds: Mapping[str, Kind], *, casts: bool = 
         setattr(OPS, name, op)
         for backend in ("CPU", "CUDA"):
             _library.impl(name, implementation, backend)
+        _library.impl(name, functools.partial(_autograd, op), "Autograd")
         if casts:
             for device, key in _AUTOCAST_KEYS.items():
                 _library.impl(name, _autocast(name, device, key, keeps), key)
@@ -315,7 +317,7 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
             with torch._C._AutoDispatchBelowAutograd():
                 return op(*inputs)
 
-        _library.impl(name, implementation, "Autograd")
+        own.derived = implementation
         return backward
     return decorate
 
@@ -356,11 +358,9 @@ torch.library.register_fake(
     "fftune::no_gradient", lambda gradient, source, label: torch.empty_like(source), lib=_library)
 
 
-def refuse_other_gradients() -> None:
-    """For every op that has been given none."""
-    for op in vars(OPS).values():
-        if op.function is None:
-            _library.impl(op.name, functools.partial(_underived, op), "Autograd")
+def _autograd(op: Op, *arguments):
+    """The op for the dispatcher where tensors may want gradients."""
+    return (op.derived or functools.partial(_underived, op))(*arguments)
 
 
 def _underived(op: Op, *arguments):
@@ -394,6 +394,8 @@ def call(op: Op, *arguments):
                 return op.kernel(*arguments)
             if op.function is not None:
                 return op.function.apply(*arguments)
+        elif op.writes and any(isinstance(a, Tensor) and a.is_neg() for a in arguments):
+            raise Error(f"{op.label}: it writes in place, and a tensor is a view of negated memory: clone it")
         if wanted:
             return op.overload(*arguments)
         with torch._C._AutoDispatchBelowAutograd():

@@ -17,7 +17,6 @@ Conventions that every function shares:
 Each function is backed by custom ops (``torch.ops.fftune.*``) with fake kernels, gradients and
 autocast rules. ``torch.compile(fullgraph=True)`` keeps them whole, and CUDA graphs capture them.
 """
-from ._custom import refuse_other_gradients
 from ._ops.all_reduce import all_argmax, all_reduce, all_reduce_norm, all_reduce_norm_quantised
 from ._ops.attention import attention, pack_mask
 from ._ops.cross_entropy import cross_entropy, linear_cross_entropy
@@ -37,8 +36,6 @@ from ._ops.packed import PackedWeight, pack_weight, unpack_weight
 from ._ops.qkv import qkv
 from ._ops.rmsnorm import add_rmsnorm, rmsnorm, rmsnorm_quantised
 from ._ops.rope import rope
-
-refuse_other_gradients()
 
 __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "mlp", "linear", "linear_fp8", "linear_backward",
            "masked_ffn", "masked_ffn_backward", "masked_linear", "masked_linear_backward",

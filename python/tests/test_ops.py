@@ -365,6 +365,8 @@ def test_memory_with_the_other_sign():
     assert torch.equal(ops.linear(x, w, bias), ops.linear(plain(x), plain(w), plain(bias)))
     assert torch.equal(ops.rope(q), ops.rope(plain(q)))
     assert torch.equal(ops.attention(q, q, q), ops.attention(plain(q), plain(q), plain(q)))
+    with pytest.raises(fftune.Error, match="scale: .* a view of negated memory: clone it"):
+        ops.scale_(x, torch.ones(1))
     norm = made(8).requires_grad_()
     ops.rmsnorm(x, norm).sum().backward()
     other = plain(norm.detach()).requires_grad_()

@@ -34,6 +34,14 @@ Words with(Words words, const Words& more) {
   return words;
 }
 
+/// The tool compiles for architectures that are not here, which is no device's business.
+const Words all_of_lib{"fftune/",  "core/",   "device/",  "cuda/open.hpp", "registry/", "store/",
+                       "runtime/", "verify/", "measure/", "safetensors/",  "tuning/"};
+constexpr std::string_view terminal = "apps/fftune/terminal/";
+const Words words_and_options{terminal, "apps/fftune/command_line/", "apps/fftune/commands.hpp"};
+const Words words_and_presets = with(words_and_options, {"apps/fftune/presets/"});
+const Words words_and_inputs = with(words_and_presets, {"apps/fftune/saved/"});
+
 /// The first that a path begins with counts.
 const std::vector<Layer>& layers() {
   static const std::vector<Layer> layers{
@@ -71,11 +79,19 @@ const std::vector<Layer>& layers() {
       {"tuning/decide/", "tuning/decide/",
        with(mechanism, {"tuning/journal/", "tuning/evaluate/", "tuning/search/"})},
       {"tuning/", "tuning/", mechanism},
-      // The tool compiles for architectures that are not here, which is no device's business.
-      {"apps/",
-       "apps/",
-       {"fftune/", "core/", "device/", "cuda/open.hpp", "registry/", "store/", "runtime/",
-        "verify/", "measure/", "safetensors/", "tuning/"}},
+      // Within the tool, from words and tables to the commands.
+      {"apps/fftune/terminal/", "apps/fftune/terminal/", all_of_lib},
+      {"apps/fftune/command_line/", "apps/fftune/command_line/", with(all_of_lib, {terminal})},
+      {"apps/fftune/saved/", "apps/fftune/saved/", with(all_of_lib, words_and_options)},
+      {"apps/fftune/presets/", "apps/fftune/presets/", with(all_of_lib, words_and_options)},
+      {"apps/fftune/compile/", "apps/fftune/compile/", with(all_of_lib, words_and_presets)},
+      {"apps/fftune/report/", "apps/fftune/report/", with(all_of_lib, words_and_presets)},
+      {"apps/fftune/bench/", "apps/fftune/bench/", with(all_of_lib, words_and_inputs)},
+      {"apps/fftune/check/", "apps/fftune/check/", with(all_of_lib, words_and_inputs)},
+      {"apps/fftune/search/", "apps/fftune/search/", with(all_of_lib, words_and_inputs)},
+      {"apps/fftune/inspect/", "apps/fftune/inspect/",
+       with(all_of_lib, with(words_and_inputs, {"apps/fftune/check/"}))},
+      {"apps/", "apps/", all_of_lib},
   };
   return layers;
 }

@@ -1,5 +1,7 @@
 #include "layers/layer_rules.hpp"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -74,6 +76,19 @@ TEST_CASE("within tuning, what runs variants does not know what decides") {
   REQUIRE(broken("tuning/decide/a.cpp", "#include \"tuning/search/group.hpp\"\n") == 0);
   REQUIRE(broken("tuning/evaluate/a.cpp", "#include \"tuning/worker/supervisor.hpp\"\n") == 1);
   REQUIRE(broken("tuning/tuner.cpp", "#include \"tuning/decide/verdict.hpp\"\n") == 0);
+}
+
+TEST_CASE("within the tool, what commands share knows no command") {
+  const auto includes = [](const char* folder, const char* header) {
+    return broken(fmt::format("apps/fftune/{}/a.cpp", folder),
+                  fmt::format("#include \"apps/fftune/{}\"\n", header));
+  };
+  CHECK(includes("terminal", "command_line/command.hpp") == 1);
+  CHECK(includes("presets", "search/tune.hpp") == 1);
+  CHECK(includes("presets", "command_line/command.hpp") == 0);
+  CHECK(includes("search", "bench/bench_run.hpp") == 1);
+  CHECK(includes("search", "presets/records.hpp") == 0);
+  REQUIRE(broken("apps/fftune/main.cpp", "#include \"apps/fftune/commands.hpp\"\n") == 0);
 }
 
 TEST_CASE("includes are spelled from a root") {

@@ -361,41 +361,6 @@ TEST_CASE("CTAs of many tokens and packed weights take one tile after the other"
   CHECK(launch_of(64, "int4").grid.x == 28672 / 256);
 }
 
-TEST_CASE("CTAs share the tiles of packed weights that fill no whole wave") {
-  const DeviceFacts facts = facts_of_architecture("sm_90a");
-  const Family& family = family_of(linear_op(), "packed_sm90");
-  const auto problem_with = [](std::int64_t n) {
-    return canonical(linear_op(), problem_of({1024, 4096, n}, DType::bf16, {}), DeviceKind::cuda);
-  };
-  const std::int64_t ctas = facts.multiprocessors;
-  const auto config_with = [&](const Problem& problem) {
-    Config config = family.default_config(problem, facts);
-    for (const auto& [name, value] : {std::pair{"tokens", 256},
-                                      {"tiles", 1},
-                                      {"row_groups", 2},
-                                      {"k_blocks", 2},
-                                      {"shares", 1}})
-      config.set(name, value);
-    return config;
-  };
-  // Four tiles of tokens by those of 128 rows: whole waves, one wave and less, and 2.25 waves.
-  for (const auto& [n, shares] :
-       {std::pair{128 * ctas, false}, {32 * ctas, false}, {72 * ctas, true}}) {
-    CAPTURE(n);
-    const Problem problem = problem_with(n);
-    CHECK(family.space(problem, facts).violations(config_with(problem)).empty() == shares);
-  }
-  const Problem problem = problem_with(72 * ctas);
-  const Program program = family.program(problem, facts, config_with(problem));
-  const auto& launch = std::get<KernelLaunch>(program.steps.at(0));
-  CHECK(launch.grid.x == static_cast<std::uint32_t>(ctas));
-  // A word of each row group, which is zero again at the end, and the accumulators of a tile.
-  REQUIRE(program.scratch.size() == 2);
-  CHECK(program.scratch[0].bytes == static_cast<std::size_t>(ctas) * 2 * 4);
-  CHECK((program.scratch[0].zeroed && program.scratch[0].left_zero));
-  CHECK(program.scratch[1].bytes == static_cast<std::size_t>(ctas) * 256 * 128 * 4);
-}
-
 TEST_CASE("a plan has no memory for an expanded weight that its kernel does not need") {
   const DeviceFacts facts = facts_of_architecture("sm_80");
   const auto workspace_of = [&](std::int64_t m) {
@@ -501,42 +466,6 @@ TEST_CASE("packed weights that wgmma expands are right on a GPU for any number o
   if (problems.empty()) FFTUNE_SKIP("the device has no wgmma");
   verify_families(*backend, linear_op(), problems, random, 3,
                   [](const Family& of) { return of.name() == "packed_sm90"; });
-}
-
-TEST_CASE("tiles of packed weights that CTAs share are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  const DeviceFacts& facts = backend->facts();
-  const Family& family = family_of(linear_op(), "packed_sm90");
-  // Less than two waves, more than three, and parts of a tile that are shorter than the pipeline.
-  const auto rows = [&](double waves) {
-    return static_cast<std::int64_t>(waves * facts.multiprocessors * 128 / 8) * 8;
-  };
-  for (const auto& [sizes, tokens] : {std::pair{Sizes{200, 1152, rows(1.4)}, 256},
-                                      {Sizes{300, 384, rows(1.1)}, 96},
-                                      {Sizes{250, 2048, rows(1.7)}, 128}})
-    for (const char* weights : {"int4", "mxfp4"}) {
-      const Problem problem = canonical(
-          linear_op(), problem_of(sizes, DType::bf16, {{"weights", weights}}), DeviceKind::cuda);
-      if (family.refusal(problem, facts)) FFTUNE_SKIP("the device has no wgmma");
-      Config config = family.default_config(problem, facts);
-      for (const auto& [name, value] : {std::pair{"tokens", tokens},
-                                        {"tiles", 1},
-                                        {"row_groups", 2},
-                                        {"k_groups", 1},
-                                        {"k_blocks", 2},
-                                        {"ctas", 1},
-                                        {"split_k", 1},
-                                        {"shares", 1}})
-        config.set(name, value);
-      CAPTURE(problem.text(), config.text());
-      REQUIRE(family.space(problem, facts).violations(config).empty());
-      Verifier verifier(*backend, linear_op(), problem, 8);
-      const auto compiled = backend->compile(family.program(problem, facts, config));
-      REQUIRE(compiled.report.failure == "");
-      for (int i = 0; i < 4; ++i)
-        CHECK(verifier.verify(0, family.stages().size(), {compiled.executable}).passed);
-    }
 }
 
 TEST_CASE("weights with f32 scales are rounded once on a GPU", "[gpu]") {

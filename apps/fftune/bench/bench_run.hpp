@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/fftune/bench/comparison.hpp"
+#include "apps/fftune/presets/comparison.hpp"
 #include "apps/fftune/terminal/json.hpp"
 #include "apps/fftune/terminal/output.hpp"
 #include "apps/fftune/terminal/text_table.hpp"

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "apps/fftune/terminal/exit_code.hpp"
 #include "apps/fftune/terminal/output.hpp"
 #include "core/error.hpp"
 #include "registry/catalog.hpp"
@@ -14,14 +15,6 @@ struct Session {
   const Catalog& catalog;
   const Environment& environment;
   const Output& output;
-};
-
-enum ExitCode : int {
-  exit_good = 0,
-  exit_check_failed = 1,
-  exit_wrong_input = 2,
-  exit_lacking = 3,
-  exit_interrupted = 130,
 };
 
 /// Documents the exit codes at the end of every --help.

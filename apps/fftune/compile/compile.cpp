@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/progress_option.hpp"
 #include "apps/fftune/command_line/session.hpp"
 #include "apps/fftune/command_line/values.hpp"
 #include "apps/fftune/commands.hpp"

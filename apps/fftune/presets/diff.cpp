@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "apps/fftune/bench/comparison.hpp"
 #include "apps/fftune/command_line/command.hpp"
 #include "apps/fftune/command_line/session.hpp"
+#include "apps/fftune/presets/comparison.hpp"
 #include "apps/fftune/presets/presets.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"

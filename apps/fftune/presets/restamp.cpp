@@ -11,7 +11,7 @@
 #include "apps/fftune/command_line/command.hpp"
 #include "apps/fftune/command_line/session.hpp"
 #include "apps/fftune/presets/presets.hpp"
-#include "apps/fftune/search/records.hpp"
+#include "apps/fftune/presets/records.hpp"
 #include "apps/fftune/terminal/interrupt.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"

@@ -16,7 +16,7 @@
 #include "apps/fftune/command_line/session.hpp"
 #include "apps/fftune/commands.hpp"
 #include "apps/fftune/presets/presets.hpp"
-#include "apps/fftune/search/records.hpp"
+#include "apps/fftune/presets/records.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "core/file_access.hpp"

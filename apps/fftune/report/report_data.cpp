@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/fftune/bench/comparison.hpp"
+#include "apps/fftune/presets/comparison.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "tuning/decide/verdict.hpp"

@@ -13,7 +13,7 @@
 #include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/commands.hpp"
 #include "apps/fftune/presets/presets.hpp"
-#include "apps/fftune/search/records.hpp"
+#include "apps/fftune/presets/records.hpp"
 #include "apps/fftune/search/tune.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"

@@ -7,7 +7,7 @@
 #include <ctime>
 #include <string_view>
 
-#include "apps/fftune/command_line/session.hpp"
+#include "apps/fftune/terminal/exit_code.hpp"
 
 namespace fftune::tool {
 

@@ -8,8 +8,6 @@
 #include <system_error>
 #include <utility>
 
-#include "apps/fftune/command_line/command.hpp"
-#include "apps/fftune/command_line/values.hpp"
 #include "apps/fftune/terminal/text.hpp"
 
 namespace fftune::tool {
@@ -22,20 +20,6 @@ void print(const std::string& text) {
 }
 
 }  // namespace
-
-void add_progress_option(Command& command, std::string& value) {
-  command.option("--progress WORD", value,
-                 "auto, live, plain or none (default: auto, which is live on a terminal and plain "
-                 "in a log)");
-}
-
-ProgressMode progress_mode(const std::string& value, const Output& output) {
-  const std::string word = value.empty() ? "auto" : value;
-  check_choice(word, "--progress", {"auto", "live", "plain", "none"});
-  if (output.quiet() || word == "none") return ProgressMode::none;
-  if (word == "live" || (word == "auto" && output.live())) return ProgressMode::live;
-  return ProgressMode::plain;
-}
 
 StatusLine::~StatusLine() {
   clear();

@@ -14,15 +14,7 @@
 
 namespace fftune::tool {
 
-struct Command;
-
 enum class ProgressMode { live, plain, none };
-
-void add_progress_option(Command& command, std::string& value);
-
-/// "auto" (or empty) is live on a terminal, else plain; quiet is none. Throws
-/// Error(invalid_input).
-ProgressMode progress_mode(const std::string& value, const Output& output);
 
 class StatusLine {
  public:

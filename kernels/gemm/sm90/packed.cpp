@@ -50,8 +50,7 @@ struct Tile : sm90_packed_config {
                            .k_groups = config.get("k_groups"),
                            .k_blocks = config.get("k_blocks"),
                            .ctas = config.get("ctas"),
-                           .split_k = config.get("split_k"),
-                           .shares = ConfigReader(config).get_or("shares", 0)} {}
+                           .split_k = config.get("split_k")} {}
 
   std::int64_t row_blocks(std::int64_t n) const { return ceil_div(n, rows()); }
   /// The usual number, where rows have groups.
@@ -85,17 +84,6 @@ struct Tile : sm90_packed_config {
   /// Whether CTAs take several tiles.
   bool takes_several(const Product& product) const {
     return persistent(product.operands, product.format, product.grouped);
-  }
-  /// Whether the last of several waves would leave some of the CTAs idle, so that they may share
-  /// it.
-  bool may_share(const Product& product, int processors) const {
-    const std::int64_t works = tiles_of(product);
-    return takes_several(product) && !product.grouped && ctas == 1 && works > processors &&
-           works % std::max(processors, 1) != 0;
-  }
-  /// The accumulators that a CTA gives another one.
-  std::int64_t given_bytes(int operands) const {
-    return std::int64_t{vectors(operands)} * row_threads() * 16;
   }
 };
 
@@ -144,10 +132,7 @@ TypedSpace<Tile> tiles_of(const Product& product, const DeviceFacts& facts) {
       .parameter("k_blocks", "blocks of 64 of k of a stage", Tiles::to<&Tile::k_blocks>, {1, 2, 4})
       .parameter("ctas", "CTAs that share an SM", Tiles::to<&Tile::ctas>, {1, 2, 3})
       .parameter("split_k", "CTAs of a cluster that share k", Tiles::to<&Tile::split_k>,
-                 {1, 2, 3, 4, 5, 6, 7, max_split_k})
-      .parameter("shares", "1: CTAs share k of the tiles that fill no whole wave",
-                 Tiles::to<&Tile::shares>, {0, 1})
-      .when_absent(0);
+                 {1, 2, 3, 4, 5, 6, 7, max_split_k});
   const int operands = product.operands;
   const packed_form format = product.format;
   space.constraint("more than 4 warpgroups, or 8 of an SM, have too few registers",
@@ -184,12 +169,6 @@ TypedSpace<Tile> tiles_of(const Product& product, const DeviceFacts& facts) {
                    [product, processors = facts.multiprocessors](const Tile& t) {
                      return t.split_k == 1 || t.tiles_of(product) < processors;
                    });
-  space.constraint(
-      "CTAs that take several tiles each share the last ones, if there are idle CTAs",
-      {"tokens", "tiles", "row_groups", "k_groups", "k_blocks", "ctas", "split_k", "shares"},
-      [product, processors = facts.multiprocessors](const Tile& t) {
-        return t.shares == 0 || t.may_share(product, processors);
-      });
   return space;
 }
 
@@ -224,8 +203,7 @@ double microseconds(const Tile& tile, const Product& product, const DeviceFacts&
       0.934e-6 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 3.35e12);
   const auto blocks = static_cast<double>(tile.tiles_of(product) * tile.split_k);
   // CTAs that the busiest SM has, at a time and in all.
-  const double even = blocks / usable_processors(tile, facts);
-  const double each = tile.shares == 0 ? std::ceil(even) : even;
+  const double each = std::ceil(blocks / usable_processors(tile, facts));
   const double resident = std::min<double>(each, tile.ctas);
   const double waves = std::ceil(each / tile.ctas);
   const double stages = std::ceil(static_cast<double>(product.k) / (packed_k * tile.k_blocks));
@@ -271,13 +249,9 @@ double microseconds(const Tile& tile, const Product& product, const DeviceFacts&
     const double kib = each * tile.rows() * tile.tokens * operands * 4.0 / 1024;  // accumulators
     split = waves * 0.24 * tile.split_k + 0.048 * kib * (tile.split_k - 1) / tile.split_k;
   }
-  // Accumulators that a CTA gives, and those that it takes.
-  const double given =
-      tile.shares == 0 ? 0 : 2 * 0.025 / 1024 * static_cast<double>(tile.given_bytes(operands));
   const double starts =
       tile.takes_several(product) ? 3.7 + 1.5 * (waves - 1) : 3.7 * waves;  // and ends
-  return overlapped({memory, l2, compute}) + 1.6 + starts + split + given +
-         0.1 * (tile.k_groups - 1);
+  return overlapped({memory, l2, compute}) + 1.6 + starts + split + 0.1 * (tile.k_groups - 1);
 }
 
 std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
@@ -287,9 +261,8 @@ std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
 
 Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
   const Product product(chain.front());
-  return least_cost(tiles_of(product, facts), "packed_sm90", [&](const Tile& tile) {
-    return (tile.shares == 0 ? 1 : 2) * microseconds(tile, product, facts);  // searches try shares
-  });
+  return least_cost(tiles_of(product, facts), "packed_sm90",
+                    [&](const Tile& tile) { return microseconds(tile, product, facts); });
 }
 
 /// For up to 8 tokens the kernel without shared memory for weights may be faster, as its blocks
@@ -380,27 +353,15 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   KernelLaunch& launch =
       append_gemm(program, "gemm/sm90/packed.cu",
                   fmt::format("packed_sm90<{}, {}, "
-                              "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}, {}, {}}}>",
+                              "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}, {}}}>",
                               template_argument(form_of(gemm)), template_argument(format),
                               tile.tokens, tile.tiles, tile.row_groups, tile.k_groups,
-                              tile.k_blocks, tile.ctas, tile.split_k, tile.shares),
+                              tile.k_blocks, tile.ctas, tile.split_k),
                   tile.takes_several(product) && resident > 0 ? std::min(works, resident) : works,
                   tile.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(operands, format));
   begin_packed(launch, gemm, facts, std::int64_t{launch.grid.x} * tile.split_k * tile.row_tiles());
   split_launch(program, launch, facts, tile.split_k, 0);
-  if (tile.shares == 0) return;
-  const auto set = [&launch](std::size_t offset, Argument value) {
-    launch.parameters->fields.push_back({offset, std::move(value)});
-  };
-  const std::size_t in_gemm = offsetof(sm90_packed_params, packed) + offsetof(packed_params, gemm);
-  const std::size_t ctas = launch.grid.x;
-  set(offsetof(sm90_packed_params, whole_works),
-      static_cast<std::int32_t>((works / resident - 1) * resident));
-  set(in_gemm + offsetof(gemm_params, split_counters), ScratchArgument{program.scratch.size()});
-  program.scratch.push_back({ctas * tile.row_groups * 4, true, true});
-  set(in_gemm + offsetof(gemm_params, split_partials), ScratchArgument{program.scratch.size()});
-  program.scratch.push_back({ctas * static_cast<std::size_t>(tile.given_bytes(operands)), false});
 }
 
 }  // namespace

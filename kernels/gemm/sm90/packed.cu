@@ -16,10 +16,6 @@
 //   tiles            one after the other, without k groups and split-K: the next one's loads run
 //                    while the last one is stored. Row groups are some stages behind each other,
 //                    so that one multiplies while another stores.
-//   shares           CTAs share the stages of the last tiles, one to two waves of them, evenly. A
-//                    CTA begins at the end of its share, with the first stages of a tile, whose
-//                    accumulators the next CTA gets through memory. At the other end it adds those
-//                    of the CTA before to its own. CTAs start in order: none waits for a later one.
 //   dependencies     weights of all stages are on the way before griddepcontrol.wait, tokens after;
 //                    or weights after it, too, where the launch before may write them: the first of
 //                    them are asked for in L2 before it
@@ -95,7 +91,7 @@ class packed_sm90_kernel {
                                  : 0;
   // Columns of the MMAs of a tile of a group's last rows, where these are few.
   static constexpr int few_columns = config.few_columns(operands, format, grouped);
-  static_assert(stages >= 2 && (config.shares == 0 || (persistent && !grouped)));
+  static_assert(stages >= 2);
 
   // A value that all lanes of a warp have, as one that ptxas knows to be so.
   static __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
@@ -119,67 +115,10 @@ class packed_sm90_kernel {
     int work, token_tiles, column, first_tile, first, last;
     group_rows rows;   // the tokens
     l2_policy policy;  // of weights
-    // Shares: the first stage of this CTA's, and the one behind those that are left.
-    int begin = 0, end = 0;
 
-    __device__ __forceinline__ cta_tile(const sm90_packed_params& all, int all_token_tiles, int at)
-        : token_tiles(all_token_tiles) {
-      const gemm_params& p = all.packed.gemm;
-      policy = token_tiles == 1 ? l2_policy::evict_first : l2_policy::evict_normal;
-      const int split = static_cast<int>(blockIdx.y), stages_of_k = count_stages(p);
-      first = stages_of_k * split / splits, last = stages_of_k * (split + 1) / splits;
-      if constexpr (config.shares != 0) {
-        begin = share_before(all, blockIdx.x), end = share_before(all, blockIdx.x + 1);
-        if (all.whole_works == 0) {
-          take_from_share(all);
-          return;
-        }
-      }
-      place(p, at);
-    }
-    // The next one of this CTA; false: there is none. All lanes of a warp.
-    __device__ __forceinline__ bool advance(const sm90_packed_params& all) {
-      if constexpr (!persistent) return false;
-      const gemm_params& p = all.packed.gemm;
-      const int next = work + static_cast<int>(gridDim.x);
-      if (next < (config.shares != 0 ? all.whole_works : token_tiles * row_blocks(p))) {
-        place(p, next);
-        return true;
-      }
-      if constexpr (config.shares != 0) {
-        if (end > begin) {
-          take_from_share(all);
-          return true;
-        }
-      }
-      return false;
-    }
-    // Whether the tile's first, or last, stages are another CTA's.
-    __device__ __forceinline__ bool takes() const { return config.shares != 0 && first > 0; }
-    __device__ __forceinline__ bool gives(const gemm_params& p) const {
-      return config.shares != 0 && last < count_stages(p);
-    }
-
-   private:
-    static __device__ __forceinline__ int count_stages(const gemm_params& p) {
-      return ceil_div(static_cast<int>(packed_k_blocks(p.k)), k_blocks);
-    }
-    // The stages of shared tiles that CTAs in front of `cta` have.
-    __device__ __forceinline__ int share_before(const sm90_packed_params& all, u32 cta) const {
-      const gemm_params& p = all.packed.gemm;
-      const int works = token_tiles * row_blocks(p) - all.whole_works;  // below 2 * gridDim.x
-      return static_cast<int>(static_cast<u32>(works * count_stages(p)) * cta / gridDim.x);
-    }
-    // The last tile of what is left of this CTA's share, or the part of it that it has.
-    __device__ __forceinline__ void take_from_share(const sm90_packed_params& all) {
-      const int stages_of_k = count_stages(all.packed.gemm);
-      const int shared = (end - 1) / stages_of_k, from = shared * stages_of_k;
-      first = begin > from ? begin - from : 0, last = end - from;
-      end = from + first;
-      place(all.packed.gemm, all.whole_works + shared);
-    }
-    __device__ __forceinline__ void place(const gemm_params& p, int at) {
-      work = at;
+    __device__ __forceinline__ cta_tile(const gemm_params& p, int all_token_tiles, int at)
+        : work(at), token_tiles(all_token_tiles) {
+      const int split = static_cast<int>(blockIdx.y);
       const tile_position position = grouped_tile(work, token_tiles, row_blocks(p), p.group_m);
       const int tile = static_cast<int>(position.m);
       first_tile = static_cast<int>(position.n) * row_tiles;
@@ -191,6 +130,17 @@ class packed_sm90_kernel {
         rows.first = tile * config.tokens;
         rows.count = smaller(config.tokens, p.m - rows.first);
       }
+      policy = token_tiles == 1 ? l2_policy::evict_first : l2_policy::evict_normal;
+      const int all = ceil_div(static_cast<int>(packed_k_blocks(p.k)), k_blocks);
+      first = all * split / splits, last = all * (split + 1) / splits;
+    }
+    // The next one of this CTA; false: there is none. All lanes of a warp.
+    __device__ __forceinline__ bool advance(const gemm_params& p) {
+      if constexpr (!persistent) return false;
+      const int next = work + static_cast<int>(gridDim.x);
+      if (next >= token_tiles * row_blocks(p)) return false;
+      *this = cta_tile(p, token_tiles, next);
+      return true;
     }
   };
 
@@ -290,9 +240,8 @@ class packed_sm90_kernel {
             prefetch_weights(p, own, stage + ahead, stage + ahead + 1);
         }
       }
-      if (!own.advance(p)) return;
-      stage = own.first;
-    } while (true);
+      stage = 0;
+    } while (own.advance(p.packed.gemm));
   }
 
   // --- The MMA warpgroups ---
@@ -495,7 +444,7 @@ class packed_sm90_kernel {
     }
   }
 
-  // All stages of a tile, or of the CTA's share of it.
+  // All stages of a tile.
   template <int columns>
   static __device__ __forceinline__ void multiply_stages(accumulators& sum,
                                                          row_terms (&terms)[units],
@@ -601,46 +550,6 @@ class packed_sm90_kernel {
         }
         set_vector(sum, i, total);
       }
-    }
-  }
-
-  // The accumulators that CTA `cta` gives away, those of this thread, and a word that is 1 when a
-  // row group's are there.
-  static __device__ __forceinline__ float* given(const gemm_params& p, int cta) {
-    constexpr int values_of_cta = config.vectors(operands) * config.row_threads() * 4;
-    return p.split_partials + static_cast<i64>(cta) * values_of_cta + threadIdx.x * 4;
-  }
-  static __device__ __forceinline__ u32* given_word(const gemm_params& p, int cta, int row_group) {
-    return p.split_counters + cta * row_groups + row_group;
-  }
-  static __device__ __forceinline__ void sync_row_group(int row_group) {
-    named_barrier_sync(8 + row_group, 128);
-  }
-  static __device__ __forceinline__ void give(const gemm_params& p, const accumulators& sum,
-                                              int row_group) {
-    const int cta = static_cast<int>(blockIdx.x);
-    float* const to = given(p, cta);
-#pragma unroll
-    for (int i = 0; i < config.vectors(operands); ++i)
-      store_coherent(to + i * config.row_threads() * 4, vector_of(sum, i));
-    __threadfence();
-    sync_row_group(row_group);
-    if (threadIdx.x % 128 == 0) atomicExch(given_word(p, cta, row_group), 1);
-  }
-  static __device__ __forceinline__ void take(const gemm_params& p, accumulators& sum,
-                                              int row_group) {
-    const int cta = static_cast<int>(blockIdx.x) - 1;
-    if (threadIdx.x % 128 == 0) {
-      while (atomicCAS(given_word(p, cta, row_group), 1, 0) == 0) __nanosleep(64);
-      __threadfence();
-    }
-    sync_row_group(row_group);
-    const float* const from = given(p, cta);
-#pragma unroll
-    for (int i = 0; i < config.vectors(operands); ++i) {
-      float4 total = vector_of(sum, i);
-      add(total, load_coherent(from + i * config.row_threads() * 4));
-      set_vector(sum, i, total);
     }
   }
 
@@ -766,7 +675,7 @@ class packed_sm90_kernel {
       wait_for_dependencies();  // a launch is complete after the one before
       return;
     }
-    const cta_tile own(all, token_tiles, work);
+    const cta_tile own(p.gemm, token_tiles, work);
     if (threadIdx.x == config.mma_threads()) {
       tma_prefetch(all.tokens);
       for (int i = 0; i < operands; ++i) {
@@ -820,20 +729,15 @@ class packed_sm90_kernel {
       if constexpr (k_groups > 1) reduce_k_groups(sum, shared, place);
       if constexpr (splits > 1) {
         store_split(p.gemm, own, sum, shared, place, known);
-      } else if (own.gives(p.gemm)) {
-        give(p.gemm, sum, place.row_group);
       } else if (threadIdx.x < config.row_threads()) {
-        if (own.takes()) take(p.gemm, sum, place.row_group);
         store_own(p.gemm, own, sum, place, known);
       }
-    } while (own.advance(all));
+    } while (own.advance(p.gemm));
   }
 };
 
 // Grid: (works, split_k), with clusters of (1, split_k); or fewer CTAs, which take several works
-// each. With shares, split_partials has the accumulators of each CTA and split_counters a word for
-// each of its row groups, zero before and after. Block: config.threads(). Shared memory:
-// config.shared_bytes(operands, format).
+// each. Block: config.threads(). Shared memory: config.shared_bytes(operands, format).
 template <gemm_form form, packed_form format, sm90_packed_config config>
 __global__ void __launch_bounds__(config.threads(), config.ctas)
     packed_sm90(const __grid_constant__ sm90_packed_params p) {

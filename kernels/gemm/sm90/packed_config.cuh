@@ -16,7 +16,6 @@ struct sm90_packed_config {
   int k_blocks = 2;    // Blocks of 64 of k of a stage.
   int ctas = 1;        // CTAs that share an SM: their registers and shared memory.
   int split_k = 1;     // CTAs of a cluster that share the k of a tile.
-  int shares = 0;      // 1: CTAs share the stages of the last waves' tiles evenly.
 
   static constexpr int most_stages = 12;
   static constexpr int most_accumulators = 128;  // of a thread, with those of a group of k
@@ -142,7 +141,6 @@ struct sm90_packed_params {
   tensor_map codes[2];   // [tiles of 16 rows, parts of 512 bytes] in words, without the header
   tensor_map scales[2];  // [tiles of 16 rows, groups * 16], with groups alone; zeros, too
   tensor_map zeros[2];
-  int whole_works;  // shares: tiles in front of those that CTAs share
 };
 
 }  // namespace fftune

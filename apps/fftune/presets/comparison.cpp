@@ -1,4 +1,4 @@
-#include "apps/fftune/bench/comparison.hpp"
+#include "apps/fftune/presets/comparison.hpp"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "apps/fftune/search/records.hpp"
+#include "apps/fftune/presets/records.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
