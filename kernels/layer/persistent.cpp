@@ -312,7 +312,7 @@ class PersistentLayers final : public Family {
                                                                            : 4;
     // With few activations at a time there is room for more stages: 4 sequences take 432 us with 16
     // KB, and 463 with 36 (8 layers of Llama-3.2-1B on an H100).
-    // 8 layers of Llama-3.1-8B in int4 take 406 and 400 us with 16 KB, and 412 and 403 with 36.
+    // In two runs 8 layers of Llama-3.1-8B in int4 take 406 and 400 us so, and 412 and 403 with 36.
     const bool is_packed_dense = of_4_bits && !experts_;
     const int input_kb = has_many_tokens(problem) || is_packed_dense ? 16 : 36;
     // 8 layers of Llama-3.1-8B in int4 take 423 us with two copies in flight, 433 with three and
