@@ -125,7 +125,7 @@ struct sm90_packed_config {
   /// tokens have several tiles where they are in groups.
   constexpr bool persistent(int operands, packed_form form, bool grouped) const {
     return k_groups == 1 && split_k == 1 && (grouped || tokens > 64) &&
-           registers(operands, form) + 4 <= mma_registers();
+           registers(operands, form) + 16 <= mma_registers();
   }
   /// Columns of the MMAs of a tile that has no more rows of its group than that: half, or all. The
   /// accumulators of a group of k would have columns that no MMA writes.
