@@ -37,12 +37,13 @@ constexpr double element_deviations = 16;
 
 struct Verifier::State {
   State(Backend& device, const Op& op, Problem problem, InputData data, ReferenceFile* kept,
-        const std::atomic<bool>* cancel)
+        CancelFlags cancel)
       : backend(&device),
         threads(device),
-        cancellable(threads, cancel),
-        truth(op, std::move(problem), std::move(data), cancellable, kept),
-        tensors(device, truth, cancellable) {
+        for_references(threads, cancel.references),
+        for_inputs(threads, cancel.inputs),
+        truth(op, std::move(problem), std::move(data), for_references, kept),
+        tensors(device, truth, for_inputs) {
     tensors.fit();
   }
 
@@ -88,7 +89,7 @@ struct Verifier::State {
 
   Backend* backend;
   ProvenProducts threads;
-  CancellableParallel cancellable;
+  CancellableParallel for_references, for_inputs;
   Truth truth;
   DeviceTensors tensors;
   std::vector<std::vector<std::byte>> results{truth.tensors().size()};  // of the first run
@@ -407,7 +408,7 @@ std::string Verifier::State::bits(std::size_t first, std::size_t end) {
 }
 
 Verifier::Verifier(Backend& backend, const Op& op, Problem problem, InputData data,
-                   ReferenceFile* kept, const std::atomic<bool>* cancel)
+                   ReferenceFile* kept, CancelFlags cancel)
     : state_(std::make_unique<State>(backend, op, std::move(problem), std::move(data), kept,
                                      cancel)) {}
 

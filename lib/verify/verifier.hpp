@@ -23,6 +23,12 @@ struct Verification {
   bool wrote_beyond = false;  // into a guard region or an input, so perhaps elsewhere too
 };
 
+/// Flags that end work once they are set; null: never.
+struct CancelFlags {
+  const std::atomic<bool>* references = nullptr;  // A reference that is not known yet.
+  const std::atomic<bool>* inputs = nullptr;      // What the tensors hold.
+};
+
 /// Verifies executables against the reference of one problem. Building one draws the inputs and
 /// computes the reference (of a few distinct rows that repeat for any number of tokens); verify
 /// may then be called for many candidates. Not thread-safe.
@@ -32,10 +38,10 @@ class Verifier {
 
   /// `backend`, `op` and `kept` must outlive it. References in `kept` are of the same data.
   /// References that `kept` has are not computed, and others are kept there once something passed.
-  /// Throws Error(unavailable) if the device is too small. Once `cancel` is set, what needs a
-  /// reference that is not known yet, or inputs, throws Cancelled; null: never.
+  /// Throws Error(unavailable) if the device is too small. Once a flag of `cancel` is set, what
+  /// needs such work throws Cancelled.
   Verifier(Backend& backend, const Op& op, Problem problem, InputData data,
-           ReferenceFile* kept = nullptr, const std::atomic<bool>* cancel = nullptr);
+           ReferenceFile* kept = nullptr, CancelFlags cancel = {});
   ~Verifier();
 
   /// The same layer at another number of tokens. The weights stay on the device and what is known

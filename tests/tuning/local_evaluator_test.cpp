@@ -143,7 +143,7 @@ TEST_CASE("a request to end comes before a problem's inputs are made") {
   const Catalog catalog{{&op}, &no_sources};
   const auto backend = open_cpu();
   std::atomic<bool> cancel{true};
-  LocalEvaluator evaluator(*backend, catalog, 1, -1, &cancel);
+  LocalEvaluator evaluator(*backend, catalog, 1, -1, {&cancel, &cancel});
   CHECK(evaluator.begin(ToyOp::problem(DType::f32, 7, 16, 24)).refusal == "interrupted");
   CHECK(evaluator.lost().empty());
 }

@@ -122,7 +122,8 @@ TEST_CASE("a search that is interrupted waits for no reference") {
   if (GENERATE(true, false))
     evaluator = std::make_unique<WorkerEvaluator>(worker(way), impatient(), &cancel);
   else
-    evaluator = std::make_unique<LocalEvaluator>(*backend, catalog, 1, -1, &cancel);
+    evaluator = std::make_unique<LocalEvaluator>(*backend, catalog, 1, -1,
+                                                 CancelFlags{.references = &cancel});
   auto options = patient();
   options.cancel = &cancel;
   const std::jthread user([&] {

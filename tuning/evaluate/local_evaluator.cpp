@@ -66,7 +66,7 @@ Compiled summary_of(const std::vector<CompileResult>& results) {
 }  // namespace
 
 LocalEvaluator::LocalEvaluator(Backend& backend, const Catalog& catalog, InputData data,
-                               int references, const std::atomic<bool>* cancel)
+                               int references, CancelFlags cancel)
     : state_(std::make_unique<State>(backend, catalog, std::move(data), cancel)) {
   if (references >= 0) state_->references.emplace(references);
 }

@@ -13,16 +13,17 @@
 #include "registry/catalog.hpp"
 #include "tuning/evaluate/evaluator.hpp"
 #include "verify/input_data.hpp"
+#include "verify/verifier.hpp"
 
 namespace fftune {
 
 class LocalEvaluator : public Evaluator {
  public:
   /// Both must outlive it. `data` is what the tensors hold. `references` is the descriptor
-  /// of a ReferenceFile that goes from one process to the next; -1: there is none. Once `cancel` is
-  /// set, no inputs are made and no reference is computed: what needs one is not verified.
+  /// of a ReferenceFile that goes from one process to the next; -1: there is none. Once a flag of
+  /// `cancel` is set, what needs such work is not verified.
   LocalEvaluator(Backend& backend, const Catalog& catalog, InputData data, int references = -1,
-                 const std::atomic<bool>* cancel = nullptr);
+                 CancelFlags cancel = {});
   ~LocalEvaluator() override;
 
   const DeviceFacts& facts() const override;

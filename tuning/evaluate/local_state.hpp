@@ -31,8 +31,8 @@ struct LocalEvaluator::State {
     bool cancelled = false;
   };
 
-  State(Backend& device, const Catalog& all, InputData inputs, const std::atomic<bool>* flag)
-      : backend(device), catalog(all), data(std::move(inputs)), cancel(flag) {}
+  State(Backend& device, const Catalog& all, InputData inputs, CancelFlags flags)
+      : backend(device), catalog(all), data(std::move(inputs)), cancel(flags) {}
 
   void release();
   /// A verifier for the problem; reuses the previous one if only the number of tokens differs.
@@ -84,7 +84,7 @@ struct LocalEvaluator::State {
   Backend& backend;
   const Catalog& catalog;
   InputData data;
-  const std::atomic<bool>* cancel;
+  CancelFlags cancel;
   std::optional<ReferenceFile> references;
   std::string lost;
   LaunchObserver launching;

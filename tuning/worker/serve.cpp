@@ -84,8 +84,9 @@ int serve_worker(const Catalog& catalog, InputData data,
     return 0;
   }
   channel.send(line_of(hello(*backend)));
+  // A search that is interrupted still times what it has verified, which takes inputs.
   LocalEvaluator evaluator(*backend, catalog, data, worker_reference_descriptor,
-                           &in_flight.cancelled());
+                           {.references = &in_flight.cancelled()});
   Service service(channel, in_flight, evaluator);
   serve_calls(channel, [&](const JsonValue& call) {
     try {

@@ -218,7 +218,8 @@ int run(const Op& op, Options& options, const Session& session) {
   std::size_t measured = 0;
   ProgressBar progress(status, "bench", problems.size() * kinds.size(), weight * kind_count);
   for (const SavedInputs* const kind : kinds) {
-    LocalEvaluator evaluator(*backend, session.catalog, {seed, kind}, -1, &interrupt.requested());
+    LocalEvaluator evaluator(*backend, session.catalog, {seed, kind}, -1,
+                             {&interrupt.requested(), &interrupt.requested()});
     const std::string values = !saved ? "" : kind ? "saved" : "random";
     for (std::size_t i = 0; i < problems.size(); ++i) {
       if (interrupt.requested() || !lost.empty()) break;

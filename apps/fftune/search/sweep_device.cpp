@@ -41,8 +41,9 @@ SweepDevice::SweepDevice(const std::vector<std::string>& names, const SweepData&
                          std::vector<MultiDeviceEvaluator::Device> others) {
   if (in_process) {
     backend_ = open_named(names.front(), session);
-    evaluator_ = std::make_unique<LocalEvaluator>(
-        *backend_, session.catalog, InputData(data.seed, data.saved), -1, data.cancel);
+    evaluator_ = std::make_unique<LocalEvaluator>(*backend_, session.catalog,
+                                                  InputData(data.seed, data.saved), -1,
+                                                  CancelFlags{.references = data.cancel});
   } else if (names.size() == 1 && others.empty()) {
     evaluator_ = start_worker(names.front(), data);
   } else {

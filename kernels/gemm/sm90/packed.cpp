@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -28,6 +29,12 @@ struct Product {
   packed_form format;
   double used_groups = 1;  // that usually have rows
   double usual_rows;       // of a group that has some
+  /// Tiles of a group's usual rows: all of them, and those with more rows than half of a tile.
+  struct GroupTiles {
+    double all = 0, full = 0;
+  };
+  static constexpr int most_height = 256;
+  std::array<GroupTiles, most_height / 8 + 1> group_tiles;  // of tiles of 8 * i rows, but [0]
 
   explicit Product(const GemmProblem& gemm)
       : m(gemm.m),
@@ -38,6 +45,28 @@ struct Product {
         format(packed_form_of(gemm)) {
     if (grouped) used_groups = std::max(gemm.groups.with_rows(), 1.0);
     usual_rows = std::max(1.0, static_cast<double>(m) / used_groups);
+    if (grouped) count_group_tiles();
+  }
+
+ private:
+  void count_group_tiles() {
+    // The rows of a group are about a normal distribution's, with their mean as the variance: tile
+    // number i is there with the probability of more than i * height rows. The first ones are sure.
+    const double deviation = std::sqrt(usual_rows);
+    const auto more_than = [&](int count) {
+      return count == 0 ? 1
+                        : 0.5 * std::erfc((count + 0.5 - usual_rows) / (deviation * std::sqrt(2)));
+    };
+    for (int height = 8; height <= most_height; height += 8) {
+      const int half = sm90_packed_config::half_columns(height);
+      int tile = std::max(0, static_cast<int>((usual_rows - 6 * deviation) / height) - 1);
+      GroupTiles& of = group_tiles[static_cast<std::size_t>(height / 8)];
+      of = {static_cast<double>(tile), static_cast<double>(tile)};
+      for (double more = 1; more > 0.001; more = more_than(++tile * height)) {
+        of.all += more;
+        of.full += more_than(tile * height + half);
+      }
+    }
   }
 };
 
@@ -61,17 +90,9 @@ struct Tile : sm90_packed_config {
   }
   /// Tiles of one group's rows, where one of few rows counts as `few` of a whole one.
   double tiles_of_group(const Product& product, double few) const {
-    // The rows of a group are about a normal distribution's, with their mean as the variance: tile
-    // number i is there with the probability of more than i * height rows.
-    const double rows = product.usual_rows, spread = std::sqrt(2 * rows);
-    const auto more_than = [&](int count) {
-      return count == 0 ? 1 : 0.5 * std::erfc((count + 0.5 - rows) / spread);
-    };
-    const int half = few_columns(product.operands, product.format, product.grouped);
-    double sum = 0, more = 1;
-    for (int i = 0; more > 0.001; more = more_than(++i * tokens))
-      sum += few * more + (1 - few) * (half < tokens ? more_than(i * tokens + half) : more);
-    return sum;
+    const Product::GroupTiles& of = product.group_tiles[static_cast<std::size_t>(tokens / 8)];
+    const bool halves = few_columns(product.operands, product.format, product.grouped) < tokens;
+    return few * of.all + (1 - few) * (halves ? of.full : of.all);
   }
   /// The mean time of a tile's MMAs, of that of a whole tile's. With half of the columns they wait
   /// for operands a little more.
@@ -92,7 +113,7 @@ struct Tile : sm90_packed_config {
 std::vector<std::int64_t> token_choices(const Product& product) {
   std::vector<std::int64_t> choices;
   if (product.grouped) {
-    for (std::int64_t tokens = 8; tokens <= 256; tokens += 8)
+    for (std::int64_t tokens = 8; tokens <= Product::most_height; tokens += 8)
       if ((tokens <= 152 || tokens % 64 == 0) &&
           (tokens == 8 || static_cast<double>(tokens) < 4 * product.usual_rows))
         choices.push_back(tokens);

@@ -131,8 +131,9 @@ struct sm90_packed_config {
   /// accumulators of a group of k would have columns that no MMA writes.
   constexpr int few_columns(int operands, packed_form form, bool grouped) const {
     const bool one_set = form.group == 0 || scales_operands(operands, form);
-    return grouped && tokens >= 64 && one_set ? (tokens / 2 + 7) / 8 * 8 : tokens;
+    return grouped && tokens >= 64 && one_set ? half_columns(tokens) : tokens;
   }
+  static constexpr int half_columns(int tokens) { return (tokens / 2 + 7) / 8 * 8; }
 };
 
 struct sm90_packed_params {

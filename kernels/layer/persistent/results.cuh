@@ -86,7 +86,7 @@ struct persistent_results {
       up = sums::of(cta.shared, row / 8, row % 8 + 8, column);
     }
   }
-  // Of gate and up in turn. The producer has chosen the experts.
+  // Loads those of gate and up in turn. The producer has chosen the experts.
   __device__ __forceinline__ void load_hidden_biases(biases& bias,
                                                      const persistent_router_pointers& of) const {
     const int first = cta.first_hidden(), rows = cta.hidden_rows();
@@ -146,7 +146,7 @@ struct persistent_results {
     }
   }
 
-  // What is added to this thread's element of the residual stream: a bias behind attention, and
+  // Loads the terms of this thread's element of the residual stream: a bias behind attention, and
   // behind down those of the experts.
   __device__ __forceinline__ void load_out_bias(biases& bias, const void* of) const {
     const int row = threadIdx.x / c.tokens;

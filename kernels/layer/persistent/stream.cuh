@@ -238,7 +238,7 @@ struct persistent_stream {
     pipeline.idle.second = static_cast<const u8*>(of.up) + from;
     look_from(0);
   }
-  // Of gate and of up; of packed ones the codes.
+  // Bytes of a row of gate or up, which are the codes of a packed one.
   static constexpr int network_row_bytes =
       c.packs_network ? packed_k_blocks(c.d) * c.packed_stage(c.format).block_bytes() / packed_rows
                       : c.weight_bytes(c.d);
