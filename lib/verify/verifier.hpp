@@ -26,7 +26,7 @@ struct Verification {
 /// Flags that end work once they are set; null: never.
 struct CancelFlags {
   const std::atomic<bool>* references = nullptr;  // A reference that is not known yet.
-  const std::atomic<bool>* inputs = nullptr;      // What the tensors hold.
+  const std::atomic<bool>* inputs = nullptr;      // The values of the tensors.
 };
 
 /// Verifies executables against the reference of one problem. Building one draws the inputs and

@@ -155,7 +155,7 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
   return decided;
 }
 
-/// Adds the combinations that are timed as wholes whatever their stages take by themselves: the
+/// Adds the combinations that are timed end to end whatever their stages take by themselves: the
 /// winner on record, which has the right bits, whatever else has, and the untuned choice, so that
 /// the new winner is never slower. A variant of all stages was timed as the whole already.
 void add_expected(Session& session, const std::vector<Searched>& groups,
