@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -30,6 +32,10 @@ constexpr std::size_t least_of_group = 4;
 constexpr std::size_t most_of_group = 8;
 /// A group of few variants needs time for its finals too.
 constexpr double group_overhead_variants = 10;
+/// One that takes less of the whole has time as if it took this part.
+constexpr double least_part = 0.05;
+/// Variants of a family that are tried before any group is searched in depth.
+constexpr int enough_of_family = 2;
 
 std::vector<Span> spans_of(const std::vector<GroupSpec>& groups) {
   std::vector<Span> spans;
@@ -101,9 +107,35 @@ std::vector<GroupSpec> groups_of(Session& session, TuneResult& result) {
   return std::move(fast.groups);
 }
 
+/// The least time in which the fastest variants so far cover these stages, without those of one
+/// group; and by how many groups.
+struct Cover {
+  double us = std::numeric_limits<double>::infinity();
+  int groups = 0;
+};
+Cover least_cover(const std::vector<std::unique_ptr<VariantGroup>>& groups, const Span& span,
+                  const VariantGroup* without = nullptr) {
+  std::vector<Cover> from(span.stage_count + 1);
+  from.back().us = 0;
+  for (std::size_t stage = span.stage_count; stage-- > 0;)
+    for (const auto& group : groups) {
+      const Span& own = group->span();
+      const std::size_t next = stage + own.stage_count;
+      if (own.first_stage != span.first_stage + stage || next > span.stage_count ||
+          group.get() == without)
+        continue;
+      const double us = group->best_us() + from[next].us;
+      if (us < from[stage].us) from[stage] = {us, from[next].groups + 1};
+    }
+  return from.front();
+}
+
 class Tuning {
  public:
-  Tuning(Session& session, const Strategy& strategy) : session_(session), strategy_(strategy) {}
+  Tuning(Session& session, const Strategy& strategy)
+      : session_(session),
+        strategy_(strategy),
+        stage_count_(session.op().stages(session.problem()).size()) {}
 
   void search(std::vector<GroupSpec> specs) {
     const std::size_t begin = groups_.size();
@@ -123,6 +155,7 @@ class Tuning {
     for_in_place_ = session_.seconds_left() * in_place_share;
     for (std::size_t i = begin; i < groups_.size(); ++i) {
       if (!session_.stop_reason().empty()) return cut_rest(i);
+      groups_[i]->set_standing(standing(*groups_[i]));
       groups_[i]->set_share(share(i));
       searched_[i].finalists = strategy_.run(*groups_[i]);
       groups_[i]->record_finalists(searched_[i].finalists);
@@ -132,7 +165,8 @@ class Tuning {
   const std::vector<Searched>& searched() const { return searched_; }
 
  private:
-  /// The warm starts, then those that the cost model predicts to be fastest.
+  /// The warm starts, then those that the cost model predicts to be fastest: of all, and one of
+  /// each family, whose default alone says little of it.
   std::vector<std::size_t> first_of(const VariantGroup& group) const {
     std::vector<std::size_t> order(group.variants().size());
     std::vector<double> estimates;
@@ -143,8 +177,23 @@ class Tuning {
     const auto rest = order.begin() + static_cast<std::ptrdiff_t>(group.warm_starts());
     std::stable_sort(rest, order.end(),
                      [&](std::size_t a, std::size_t b) { return estimates[a] < estimates[b]; });
-    order.resize(std::min(order.size(), group.warm_starts() + promising_));
+    std::map<std::string, int> taken;
+    std::size_t at = 0;
+    std::erase_if(order, [&](std::size_t index) {
+      int& of_family = taken[group.variants()[index].family];
+      if (at++ >= group.warm_starts() + promising_ && of_family >= enough_of_family) return true;
+      ++of_family;
+      return false;
+    });
     return order;
+  }
+
+  /// A group's part of what the whole may be slower than the best: a stage of a hundredth of the
+  /// time is not worth a long search.
+  VariantGroup::Standing standing(const VariantGroup& group) const {
+    const Cover whole = least_cover(groups_, {0, stage_count_});
+    return {session_.options().least_gain * whole.us / std::max(whole.groups, 1),
+            least_cover(groups_, group.span(), &group).us};
   }
 
   void compile_first(std::size_t begin) {
@@ -186,12 +235,17 @@ class Tuning {
     return left * weight(place) / rest;
   }
 
+  /// By how much there is to try, and how much of the whole it takes.
   double weight(std::size_t place) const {
-    return static_cast<double>(groups_[place]->variants().size()) + group_overhead_variants;
+    const VariantGroup& group = *groups_[place];
+    const double part = group.best_us() / least_cover(groups_, {0, stage_count_}).us;
+    return (static_cast<double>(group.variants().size()) + group_overhead_variants) *
+           (std::isfinite(part) ? std::clamp(part, least_part, 1.0) : 1.0);
   }
 
   Session& session_;
   const Strategy& strategy_;
+  const std::size_t stage_count_;
   std::vector<std::unique_ptr<VariantGroup>> groups_;
   std::vector<Searched> searched_;
   std::size_t variants_ = 0;

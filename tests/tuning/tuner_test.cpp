@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "core/error.hpp"
@@ -10,6 +12,7 @@
 #include "fake_op.hpp"
 #include "near.hpp"
 #include "support/catch.hpp"
+#include "tuning/strategies/search.hpp"
 #include "valley.hpp"
 
 using namespace fftune;
@@ -272,11 +275,14 @@ TEST_CASE(
     "a search whose time ended with only a family's default tried says so, and decides nothing") {
   const auto search = [](double budget, bool fallback, double late_us = 0) {
     FakeCatalog fake(1);
-    fake.op.add("early", {"a"}, 300);
-    fake.op.add("late", {"a"}, 3).fallback = fallback;
+    fake.op.add("early", {"a"}, 300).kind = DeviceKind::cuda;
+    FakeFamily& late = fake.op.add("late", {"a"}, 3);
+    late.kind = DeviceKind::cuda;
+    late.fallback = fallback;
     FakeEvaluator evaluator([&](const Variant& variant) {
       return valley(variant) + (variant.family == "late" ? late_us : 0);
     });
+    evaluator.set_kind(DeviceKind::cuda);
     evaluator.compile_seconds = 0.1;
     auto options = evaluator.options();
     options.strategy = "halving";
@@ -295,7 +301,7 @@ TEST_CASE(
     return std::pair(tried > 1, said);
   };
   bool said_once = false;
-  for (const double budget : {1.5, 2.0, 3.0, 4.0, 6.0}) {
+  for (const double budget : {0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 3.0, 6.0}) {
     const auto [tried, said] = search(budget, false, -100);
     CHECK_FALSE((tried && said));
     said_once |= said;
@@ -304,6 +310,62 @@ TEST_CASE(
   }
   CHECK(said_once);
   CHECK(search(600, false, -100) == std::pair(true, false));
+}
+
+namespace {
+
+/// How many variants of each family were tried, where the families' times are valleys that begin at
+/// these: one of stage a, one of b, and one of both.
+std::map<std::string, int> tried_of(double a_us, double b_us, double both_us) {
+  FakeCatalog fake(2);
+  fake.op.add("small", {"a"}, 400);
+  fake.op.add("large", {"b"}, 400);
+  fake.op.add("both", {"a", "b"}, 400);
+  FakeEvaluator evaluator([&](const Variant& variant) {
+    const double least = variant.family == "small"   ? a_us
+                         : variant.family == "large" ? b_us
+                                                     : both_us;
+    return valley(variant) / 100 * least;
+  });
+  const auto result =
+      tune(fake.catalog(), evaluator, fake.problem(), evaluator.options(600, "guided"));
+  REQUIRE(result.record);
+  std::map<std::string, int> tried;
+  for (const Outcome& outcome : result.outcomes)
+    if (const auto slash = outcome.id.find('/'); outcome.id.find('+') == outcome.id.npos)
+      tried[outcome.id.substr(0, slash)] += outcome.kind != OutcomeKind::not_tried;
+  return tried;
+}
+
+}  // namespace
+
+TEST_CASE("a stage that takes little of the whole, or is far behind, is not searched in depth") {
+  auto even = tried_of(100, 100, 200), uneven = tried_of(1, 199, 200),
+       behind = tried_of(100, 100, 600);
+  CAPTURE(even, uneven, behind);
+  CHECK(uneven["small"] < even["small"]);
+  CHECK(uneven["large"] >= even["large"]);
+  CHECK(behind["both"] < even["both"]);
+  CHECK(uneven["small"] >= least_tried);
+  CHECK(behind["both"] >= least_tried);
+}
+
+TEST_CASE("every family is tried twice before any group is searched in depth") {
+  FakeCatalog fake(1);
+  fake.op.add("early", {"a"}, 300);
+  fake.op.add("late", {"a"}, 300);
+  fake.op.add("last", {"a"}, 1);
+  std::vector<std::string> order;
+  FakeEvaluator evaluator([&](const Variant& variant) {
+    if (std::find(order.begin(), order.end(), variant.id()) == order.end())
+      order.push_back(variant.id());
+    return valley(variant);
+  });
+  REQUIRE(tune(fake.catalog(), evaluator, fake.problem(), evaluator.options()).record);
+  REQUIRE(order.size() > 8);
+  // The defaults, four of the lowest predicted time, and the second of this family.
+  CHECK(std::count_if(order.begin(), order.begin() + 8,
+                      [](const std::string& id) { return id.find("late/") == 0; }) == 2);
 }
 
 TEST_CASE(

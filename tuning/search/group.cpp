@@ -351,6 +351,14 @@ void VariantGroup::expect_gain(double gain) {
   session_.tell();
 }
 
+double VariantGroup::least_gain() const {
+  const double least = session_.options().least_gain;
+  if (!standing_ || !std::isfinite(best_us_)) return least;
+  // Slower than the others, it has to catch up first.
+  const double behind = std::max(best_us_ - standing_->others_us, 0.0);
+  return std::max(least, (standing_->least_us + behind) / best_us_);
+}
+
 bool VariantGroup::hardly_begun() const {
   return cut_short_ && !enough() && screen_counted_ < least_tried &&
          static_cast<std::size_t>(screen_counted_) < entries_.size();

@@ -43,6 +43,12 @@ class VariantGroup : public Search {
     began_ = session_.seconds();
     deadline_ = began_ + seconds;
   }
+  /// What a gain of this group is worth to the op.
+  struct Standing {
+    double least_us;   // a gain below this does not count
+    double others_us;  // that other groups take for these stages; infinity if they cannot
+  };
+  void set_standing(const Standing& standing) { standing_ = standing; }
   bool was_cut_short() const { return cut_short_; }
   /// Whether its search ended after too few variants to say anything about the others.
   bool hardly_begun() const;
@@ -82,7 +88,7 @@ class VariantGroup : public Search {
   bool enough() const override { return !enough_({0, tried_}).empty(); }
   void cut_short() override { cut_short_ = true; }
   void expect_gain(double gain) override;
-  double least_gain() const override { return session_.options().least_gain; }
+  double least_gain() const override;
   double seconds_left() const override;
   void enter(Phase phase, std::size_t total) override;
 
@@ -125,6 +131,7 @@ class VariantGroup : public Search {
   std::vector<Entry> entries_;
   std::size_t best_ = 0;
   double best_us_;
+  std::optional<Standing> standing_;
   StopRule enough_;
   int tried_ = 0;
   int turn_ = 0;

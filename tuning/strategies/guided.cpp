@@ -63,8 +63,10 @@ class Descent {
       proposed.resize(std::min(batch, proposed.size()));
       if (!attempt(proposed, descent_reserve)) break;
     }
-    // Until no neighbour of the best is faster by what noise does not explain.
-    for (double before = 0; !over() && search_.best_us() != before;) {
+    // Until no neighbour of the best is faster by what noise does not explain, or none can gain
+    // what counts.
+    for (double before = 0; !over() && search_.best_us() != before &&
+                            surrogate_.gain_likely() >= search_.least_gain();) {
       before = search_.best_us();
       attempt(neighbours_of_best(), reserve);
       conclude();
