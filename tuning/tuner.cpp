@@ -23,15 +23,15 @@ namespace {
 
 /// The part of the budget that is reserved for end-to-end candidates and baselines.
 constexpr double conclusion_share = 0.15;
-/// Variants of the lowest predicted time that are tried before any group is searched in depth,
-/// shared by the groups. Up to four, such as those of experts, have as many as a decided verdict
-/// takes (least_tried), however early the search ends. The cores of a usual host compile as many in
-/// a few seconds. Those of a CPU need no compiling: each has the least.
-constexpr std::size_t promising = 32;
-constexpr std::size_t least_of_group = 4;
-constexpr std::size_t most_of_group = 8;
+/// Variants of the lowest predicted time that are tried of each group before any is searched in
+/// depth: on a GPU as many as a decided verdict takes, however early the search ends. The cores of
+/// a usual host compile them in a few seconds.
+constexpr std::size_t promising_on_cpu = 4;
+constexpr std::size_t promising_on_gpu = least_tried;
 /// A group of few variants needs time for its finals too.
 constexpr double group_overhead_variants = 10;
+/// One of more variants has no more time: tens of thousands would leave none to the others.
+constexpr std::size_t most_weighed = 200;
 /// One that takes less of the whole has time as if it took this part.
 constexpr double least_part = 0.05;
 /// Variants of a family that are tried before any group is searched in depth.
@@ -135,7 +135,9 @@ class Tuning {
   Tuning(Session& session, const Strategy& strategy)
       : session_(session),
         strategy_(strategy),
-        stage_count_(session.op().stages(session.problem()).size()) {}
+        stage_count_(session.op().stages(session.problem()).size()),
+        promising_(session.evaluator().facts().kind == DeviceKind::cuda ? promising_on_gpu
+                                                                        : promising_on_cpu) {}
 
   void search(std::vector<GroupSpec> specs) {
     const std::size_t begin = groups_.size();
@@ -145,9 +147,6 @@ class Tuning {
       searched_.push_back({groups_.back().get(), {}});
     }
     session_.expect(variants_);
-    if (session_.evaluator().facts().kind == DeviceKind::cuda)
-      promising_ = std::clamp(promising / std::max<std::size_t>(groups_.size() - begin, 1),
-                              least_of_group, most_of_group);
     // The warm starts of every group before any group is searched in depth: from then on there is a
     // result to write, however early the search ends.
     compile_first(begin);
@@ -239,17 +238,18 @@ class Tuning {
   double weight(std::size_t place) const {
     const VariantGroup& group = *groups_[place];
     const double part = group.best_us() / least_cover(groups_, {0, stage_count_}).us;
-    return (static_cast<double>(group.variants().size()) + group_overhead_variants) *
+    return (static_cast<double>(std::min(group.variants().size(), most_weighed)) +
+            group_overhead_variants) *
            (std::isfinite(part) ? std::clamp(part, least_part, 1.0) : 1.0);
   }
 
   Session& session_;
   const Strategy& strategy_;
   const std::size_t stage_count_;
+  const std::size_t promising_;  // of each group
   std::vector<std::unique_ptr<VariantGroup>> groups_;
   std::vector<Searched> searched_;
   std::size_t variants_ = 0;
-  std::size_t promising_ = least_of_group;  // of each group
   double for_in_place_ = 0;  // seconds that no group takes, where there is a search in place
 };
 

@@ -350,6 +350,22 @@ TEST_CASE("a stage that takes little of the whole, or is far behind, is not sear
   CHECK(behind["both"] >= least_tried);
 }
 
+TEST_CASE("a default that spills is timed: it is what runs without a record") {
+  auto fake = FakeCatalog::of_variants(20);
+  FakeEvaluator evaluator(valley);
+  evaluator.misbehaving["f/p=0"] = evaluator.misbehaving["f/p=1"] = Misbehaviour::spill;
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+  REQUIRE(result.record);
+  const auto kind_of = [&](const std::string& id) {
+    return std::find_if(result.outcomes.begin(), result.outcomes.end(),
+                        [&](const Outcome& outcome) { return outcome.id == id; })
+        ->kind;
+  };
+  CHECK(kind_of("f/p=0") == OutcomeKind::measured);
+  CHECK(kind_of("f/p=1") == OutcomeKind::spilled);
+  CHECK(result.record->verdict.untuned_ratio == near(237.0 / 218, 0.01));
+}
+
 TEST_CASE("every family is tried twice before any group is searched in depth") {
   FakeCatalog fake(1);
   fake.op.add("early", {"a"}, 300);

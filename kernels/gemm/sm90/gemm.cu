@@ -273,10 +273,17 @@ struct gemm_kernel : cta_state<Traits> {
         }
       } else if constexpr (splits_k) {
         const split_k across{buffers, arrived, rank};
-        typename split_k::fragment total;
-        across.reduce(acc, total);
+        const auto reduce_to = [&](typename split_k::fragment& total) {
+          across.reduce(acc, total);
+          if (rank < plan.reducers) out.store(total, output_of(work, tile, indices, first_row));
+        };
+        if constexpr (plan.reducers == 1) {
+          reduce_to(acc);  // in place: no registers for the sums
+        } else {
+          typename split_k::fragment total;
+          reduce_to(total);
+        }
         if (rank >= plan.reducers) return;
-        out.store(total, output_of(work, tile, indices, first_row));
       }
       if constexpr (epilogue::prefetches_next) {
         out.store_and_prefetch(acc, ordinal, tile_after);

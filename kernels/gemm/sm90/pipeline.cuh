@@ -203,6 +203,7 @@ struct split_k_reduction {
     return static_cast<int>(rank) * plan.reduced_columns;
   }
 
+  // `total` may be `mine`, where one CTA finishes all columns.
   __device__ __forceinline__ void reduce(const accumulators& mine, fragment& total) const {
     constexpr int vectors = b_operands * m64_tiles * reduced / 4;
     const u32 thread = threadIdx.x;
@@ -223,6 +224,7 @@ struct split_k_reduction {
       }
     }
     if (rank >= plan.reducers) return;
+    const u32 self = plan.reducers == 1 ? 0 : rank;
     barrier_wait(arrived, 0);
 #pragma unroll
     for (int vector = 0; vector < vectors; ++vector) {
@@ -233,10 +235,10 @@ struct split_k_reduction {
 #pragma unroll
       for (int cta = 0; cta < config.split_k; ++cta) {
         float4 term;
-        if (cta == static_cast<int>(rank)) {
+        if (cta == static_cast<int>(self)) {
           term = own(mine[m64][operand], at);
         } else {
-          const u32 from = cta < static_cast<int>(rank) ? cta : cta - 1;
+          const u32 from = cta < static_cast<int>(self) ? cta : cta - 1;
           term = load_shared(buffers + ((from * vectors + vector) * threads + thread) * 16);
         }
         sum = make_float4(sum.x + term.x, sum.y + term.y, sum.z + term.z, sum.w + term.w);

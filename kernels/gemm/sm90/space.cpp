@@ -158,6 +158,15 @@ void add_tile_constraints(Drafts& space, const SharedWorkload& work, const Devic
         return plan.total_accumulators(form) <= (t.mma_warpgroups == 3 ? 128 : 192);
       });
   limit(
+      "the accumulators, and beside them the sums of a split that several CTAs finish, must fit in "
+      "232 registers a thread",
+      {"bm", "bn", "schedule", "mma_warpgroups", "split_k"},
+      [=](const Tile& t, const sm90_plan& plan) {
+        if (t.split_k == 1 || plan.reducers == 1 || t.mma_warpgroups == 3) return true;
+        const int accumulators = plan.total_accumulators(form);
+        return accumulators + accumulators / plan.reducers <= 208;
+      });
+  limit(
       "a third MMA warpgroup pays only where two cannot hold the tile, and four warpgroups leave a "
       "thread the 128 registers that no wgmma of 256 columns fits",
       {"bm", "bn", "schedule", "mma_warpgroups"}, [=](const Tile& t, const sm90_plan& plan) {
