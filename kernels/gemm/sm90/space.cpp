@@ -620,8 +620,9 @@ Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
   double least = std::numeric_limits<double>::infinity();
   int stages = 0;
   std::optional<Config> best;
-  // The model does not read group_m, and the first of equals counts.
-  drafts_of(gemm, facts, {8}).for_each_feasible([&](const Draft& draft, const auto& config) {
+  // Without more rows of tiles than a band has, and for sorted rows, the model does not read
+  // group_m, and the first of equals counts.
+  drafts_of(gemm, facts, {8, 16}).for_each_feasible([&](const Draft& draft, const auto& config) {
     const Tile& tile = draft.tile();
     if (model.least_cycles(tile, draft.plan()) > least) return;
     const double cost = model.cycles(tile, draft.plan());
