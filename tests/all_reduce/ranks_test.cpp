@@ -1095,35 +1095,35 @@ bool has_two_gpus() {
 
 }  // namespace
 
-TEST_CASE("all-reduce: ranks that are threads have the same bits, on two GPUs", "[gpu]") {
+TEST_CASE("all-reduce: ranks that are threads have the same bits, on two GPUs", "[gpu][gpus]") {
   if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
   run_as_threads(2, "cuda", new_name());
 }
 
-TEST_CASE("all-reduce: two GPUs have the same bits", "[gpu]") {
+TEST_CASE("all-reduce: two GPUs have the same bits", "[gpu][gpus]") {
   if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
   CHECK(start_ranks(2, "cuda", "verify"));
 }
 
-TEST_CASE("all-reduce: a million collectives of random sizes on two GPUs", "[gpu]") {
+TEST_CASE("all-reduce: a million collectives of random sizes on two GPUs", "[gpu][gpus]") {
   if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
   CHECK(start_ranks(2, "cuda", "most"));
 }
 
-TEST_CASE("all-reduce: ranks that end or differ are errors on two GPUs", "[gpu]") {
+TEST_CASE("all-reduce: ranks that end or differ are errors on two GPUs", "[gpu][gpus]") {
   if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
   kill_peers("cuda", 8, 3);
   CHECK(start_ranks(2, "cuda", "differ"));
   CHECK(start_ranks(2, "cuda", "leave"));
 }
 
-TEST_CASE("a rank that is killed is an error on the other GPU, 200 times", "[gpu][.kills]") {
+TEST_CASE("a rank that is killed is an error on the other GPU, 200 times", "[gpu][gpus][.kills]") {
   if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
   // A process takes seconds to open its GPU: 20 of them kill ten ranks each.
   CHECK(start_ranks(20, "cuda", "kills"));
 }
 
-TEST_CASE("all-reduce: times of variants on two GPUs", "[gpu][.time]") {
+TEST_CASE("all-reduce: times of variants on two GPUs", "[gpu][gpus][.time]") {
   if (!has_two_gpus()) FFTUNE_SKIP("no two GPUs");
   CHECK(start_ranks(2, "cuda", "time"));
 }
