@@ -1,8 +1,11 @@
 #include "tuning/tuner.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "core/error.hpp"
@@ -19,12 +22,16 @@ constexpr double least_seconds = 5;
 /// A problem that is begun is searched for as long as a result takes, so a budget for fewer is
 /// exceeded: said when it is spent, by what those before took.
 void tell_exceeded(double budget, double spent, std::size_t done, std::size_t count) {
+  const std::size_t left = count - done;
   const double each = spent / static_cast<double>(done);
-  const double rest = each * static_cast<double>(count - done);
+  const std::string rest =
+      left == 1 ? fmt::format("the last takes about {:.3g} s", each)
+                : fmt::format("the others take about {:.3g} s each, {:.3g} s together", each,
+                              each * static_cast<double>(left));
   logging::warn(
-      "the budget of {:.3g} s is spent after {} of {} problems: the others take about {:.2g} s "
-      "each, {:.3g} s together; Ctrl-C ends the search and keeps what it has",
-      budget, done, count, each, rest);
+      "the budget of {:.3g} s is spent after {} of {} problems: {}; Ctrl-C ends the search and "
+      "keeps what it has",
+      budget, done, count, rest);
 }
 
 /// Expected time of trying one variant, in seconds.

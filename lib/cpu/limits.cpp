@@ -124,8 +124,8 @@ Limits measure_cpu_limits(Parallel& pool, std::int64_t cache_bytes, std::size_t 
   const bool blas = !blas_version().starts_with(no_blas);
   if (blas) limits.flops_per_second = gemm_rate(pool.max_threads(), n);
   limits.method =
-      fmt::format("{} of {} MiB by {} threads; {}", rates.read > rates.copy ? "read" : "copy",
-                  bytes >> 20, pool.max_threads(),
+      fmt::format("{} of {} MiB by {} thread{}; {}", rates.read > rates.copy ? "read" : "copy",
+                  bytes >> 20, pool.max_threads(), pool.max_threads() == 1 ? "" : "s",
                   blas ? fmt::format("{} sgemm of {}^3 (bf16 too)", blas_version(), n)
                        : "no limit of arithmetic: " + blas_version());
   return limits;

@@ -57,6 +57,18 @@ def test_models_whose_steps_are_one_op(name, is_whole):
     assert whole.scale == pytest.approx(width if "gemma" in name else 1.0)
 
 
+def test_an_embedding_that_scales_its_rows_is_not_known():
+    model, own = patched("llama")
+    for one in (model, own):
+        torch.manual_seed(3)
+        old = one.model.embed_tokens
+        one.model.embed_tokens = torch.nn.Embedding(*old.weight.shape, max_norm=1.0).to(old.weight)
+    with pytest.raises(decoding.Unfit, match="greatest norm"):
+        decoding.whole_of(decoding.head_of(own))
+    ids = inputs("llama", 2, 9, DEVICE)["input_ids"]
+    assert torch.equal(fftune.generate(own, ids, 12), right(model, ids, 12))
+
+
 def test_an_embedding_that_is_more_than_a_product_is_not_known(monkeypatch):
     _, own = patched("llama")
     head = decoding.head_of(own)

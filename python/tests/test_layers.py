@@ -478,6 +478,60 @@ def test_other_calls_run_as_before(use, served, runs):
     assert len(runs) == served
 
 
+def with_a_bias(model):
+    module = nn.Linear(model.config.hidden_size, model.config.intermediate_size)
+    model.model.layers[1].mlp.up_proj = module.to(model.dtype)
+
+
+def with_a_bias_of_its_own(model):
+    k = model.model.layers[0].self_attn.k_proj
+    k.bias = nn.Parameter(torch.linspace(-2, 2, k.out_features))
+
+
+def with_another_eps(model):
+    model.model.layers[1].input_layernorm.variance_epsilon = 0.5
+
+
+def with_another_scale(model):
+    model.model.layers[0].self_attn.scaling *= 3
+
+
+def narrower(model):
+    mlp = model.model.layers[0].mlp
+    for module in (mlp.gate_proj, mlp.up_proj):
+        module.weight, module.out_features = nn.Parameter(module.weight[:8].clone()), 8
+    mlp.down_proj.weight, mlp.down_proj.in_features = nn.Parameter(mlp.down_proj.weight[:, :8].clone()), 8
+
+
+def bidirectional(model):
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+
+
+@needs_transformers_5
+@pytest.mark.parametrize("change", [with_a_bias, with_a_bias_of_its_own, with_another_eps,
+                                    with_another_scale, narrower])
+def test_layers_that_were_changed_since_run_by_themselves(change, runs):
+    model, own = patched("llama")
+    decode(own)
+    runs.clear()
+    for one in (model, own):
+        torch.manual_seed(4)
+        change(one)
+    assert error(decode(own), decode(model)) < 2e-6
+    assert not runs
+
+
+@needs_transformers_5
+def test_attention_that_is_not_causal_is_left_alone():
+    model = make("llama")
+    bidirectional(model)
+    own = copy.deepcopy(model)
+    report = fftune.patch(own, whole_layers=True)
+    assert any("is not causal" in words for _, words in report.left), str(report)
+    assert error(decode(own), decode(model)) < 2e-6
+
+
 @needs_transformers_5
 def test_hooks_of_hidden_states_do_not_stay_in_the_way(runs):
     model, own = patched("llama")

@@ -90,6 +90,16 @@ def test_what_is_written_in_place_has_a_new_version():
             call()
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 2, 8), (0, 2, 8)])
+def test_attention_over_no_keys_says_so(shape):
+    q = torch.randn(2, 3, 2, 8) if len(shape) == 4 else torch.randn(3, 2, 8)
+    offsets = {} if len(shape) == 4 else {name: torch.tensor([0, end], dtype=torch.int32)
+                                          for name, end in (("offsets", 3), ("kv_offsets", 0))}
+    k = torch.randn(shape)
+    with pytest.raises(fftune.Error, match=r"k is \[.*\]: give one key or more"):
+        ops.attention(q, k, k, **offsets)
+
+
 def test_meta_tensors_have_no_autocast_to_ask_for():
     x, w = torch.randn(2, 8, device="meta"), torch.randn(4, 8, device="meta", requires_grad=True)
     for weight in (w.detach(), w):

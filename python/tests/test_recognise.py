@@ -337,6 +337,14 @@ def test_a_router_that_does_not_do_what_it_says():
     assert any("says norm_topk_prob = False" in words for _, words in fftune.patch(mixture).left)
 
 
+def test_weights_without_values_are_left_alone():
+    with torch.device("meta"):
+        norm = nn.Module()
+        norm.norm = transformers.models.llama.modeling_llama.LlamaRMSNorm(32)
+    reason, = (words for _, words in fftune.patch(norm).left)
+    assert "weight has no values yet: it is on the meta device" in reason
+
+
 def test_experts_are_not_filled_to_try_a_mask(monkeypatch):
     """Those of Qwen3-30B-A3B have 600 million numbers a layer."""
     config = transformers.Qwen3MoeConfig(

@@ -306,6 +306,9 @@ TEST_CASE("a budget that cannot be kept is told before the search") {
   CHECK(short_one.code == 0);
   CHECK(short_one.err.find("the budget of 0.1 s is spent after ") != std::string::npos);
   CHECK(short_one.err.find(" of 4 problems: the others take about ") != std::string::npos);
+  const Finished last =
+      sandbox.fftune("ffn --d 16 --h 16 --m 1,2 --budget 100ms --wait 0s --device cpu");
+  CHECK(last.err.find(" after 1 of 2 problems: the last takes about ") != std::string::npos);
 }
 
 TEST_CASE("work of more than a minute is announced") {

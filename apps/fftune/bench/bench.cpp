@@ -273,7 +273,7 @@ int run(const Op& op, Options& options, const Session& session) {
     return exit_lacking;
   }
   if (!interrupt.requested()) return code;
-  logging::warn("interrupted: {} of {} were timed", measured,
+  logging::warn("interrupted with {} of {} timed: run the command again for the rest", measured,
                 counted(problems.size() * kinds.size(), "problem"));
   return exit_interrupted;
 }

@@ -28,13 +28,14 @@ class LayerCheck {
  public:
   LayerCheck(const Op& op, const Problem& layer, std::set<std::int64_t> tokens,
              const Catalog& catalog, Backend& backend, const PresetLibrary& presets,
-             CheckOutcomes& outcomes)
+             const std::atomic<bool>* cancel, CheckOutcomes& outcomes)
       : op_(op),
         layer_(layer),
         tokens_(std::move(tokens)),
         catalog_(catalog),
         backend_(backend),
         presets_(presets),
+        cancel_(cancel),
         outcomes_(outcomes) {}
 
   /// Returns false if the device failed and can do no more.
@@ -43,7 +44,7 @@ class LayerCheck {
     for (int seed = 0; seed < settings.seeds; ++seed) {
       std::optional<Verifier> verifier;
       for (const std::int64_t count : tokens_) {
-        if (settings.cancel->load()) return true;
+        if (cancel_->load()) return true;
         const Problem problem = problem_of(count);
         CheckOutcome& outcome = outcomes_[problem];
         const auto start = Clock::now();
@@ -111,6 +112,8 @@ class LayerCheck {
         outcome.tolerance = result.tolerance;
       }
       return true;
+    } catch (const Cancelled&) {  // the draws before this one stand
+      return true;
     } catch (const Error& error) {
       outcome.state = CheckState::failed;
       outcome.reason = error.what();
@@ -136,8 +139,11 @@ class LayerCheck {
       if (verifier)
         verifier->retoken(problem.size(op_.token_size()));
       else
-        verifier.emplace(backend_, op_, verified(problem), seed);
+        verifier.emplace(backend_, op_, verified(problem), seed, nullptr,
+                         CancelFlags{cancel_, cancel_});
       return true;
+    } catch (const Cancelled&) {
+      throw;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::unavailable) throw;
       verifier.reset();
@@ -153,6 +159,7 @@ class LayerCheck {
   const Catalog& catalog_;
   Backend& backend_;
   const PresetLibrary& presets_;
+  const std::atomic<bool>* cancel_;
   CheckOutcomes& outcomes_;
   std::vector<CompileResult> compiled_;  // ahead: held until the layer is done
   std::map<Problem, std::unique_ptr<Plan>> plans_;
@@ -194,7 +201,7 @@ CheckOutcomes run_checks(const std::vector<CheckedRecord>& records, const Catalo
     const auto step = [&, &name = layer](const Problem& problem) {
       progress.step(estimated_seconds(op, problem, kind), name.text());
     };
-    LayerCheck check(op, layer, tokens, catalog, backend, presets, outcomes);
+    LayerCheck check(op, layer, tokens, catalog, backend, presets, settings.cancel, outcomes);
     if (!check.run(settings, step) || settings.cancel->load()) break;
   }
   settings.status->clear();

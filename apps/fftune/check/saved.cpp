@@ -21,17 +21,20 @@ using Clock = std::chrono::steady_clock;
 
 const TimeRequest brief{.samples = 20, .seconds = 1};
 
-/// One problem with one seed; adds to the results of other seeds.
+/// One problem with one seed; adds to the results of other seeds, unless it is cancelled.
 void check_one(const Problem& problem, const Choice& choice, Evaluator& evaluator,
-               std::uint64_t seed, SavedCheck& check) {
+               std::uint64_t seed, const std::atomic<bool>& cancel, SavedCheck& check) {
   CheckOutcome& outcome = check.outcome;
-  if (const auto setup = evaluator.begin(problem); !setup.refusal.empty()) {
+  const Setup setup = evaluator.begin(problem);
+  if (cancel) return;
+  if (!setup.refusal.empty()) {
     outcome.state = CheckState::skipped;
     outcome.reason = setup.refusal;
     return;
   }
   const Candidate candidate{0, choice.recipe, ""};
   const Verified verified = evaluator.verify(candidate);
+  if (verified.cancelled) return;
   outcome.state = verified.passed ? CheckState::passed : CheckState::failed;
   if (!verified.passed) outcome.reason = fmt::format("seed {}: {}", seed, verified.failure);
   if (verified.error >= outcome.error) {
@@ -80,7 +83,8 @@ std::vector<SavedChecks> check_saved(const std::vector<Problem>& problems,
     for (const GivenTensors* const given :
          {static_cast<const GivenTensors*>(nullptr), static_cast<const GivenTensors*>(&of_op)})
       for (int seed = 0; seed < settings.seeds; ++seed) {
-        LocalEvaluator evaluator(backend, catalog, {static_cast<std::uint64_t>(seed), given});
+        LocalEvaluator evaluator(backend, catalog, {static_cast<std::uint64_t>(seed), given}, -1,
+                                 CancelFlags{settings.cancel, settings.cancel});
         for (SavedChecks& each : checks) {
           if (each.problem.op != of_op.op().name()) continue;
           if (settings.cancel->load() || !evaluator.lost().empty()) return checks;
@@ -100,7 +104,8 @@ std::vector<SavedChecks> check_saved(const std::vector<Problem>& problems,
           const Choice choice = choose(catalog, of_op.op(), each.problem, backend.facts(), presets);
           check.outcome.recipe = recipe_text(choice.recipe);
           check.outcome.rule = choice.reason;
-          check_one(each.problem, choice, evaluator, static_cast<std::uint64_t>(seed), check);
+          check_one(each.problem, choice, evaluator, static_cast<std::uint64_t>(seed),
+                    *settings.cancel, check);
           check.outcome.seconds += std::chrono::duration<double>(Clock::now() - start).count();
           progress.step(share, now);
         }

@@ -90,6 +90,8 @@ def _check(q, k, mask, bits, bias, offsets, kv_offsets, causal, pages=None, **_)
         raise Error(f"attention: k is {list(k.shape)}, q {list(q.shape)}: give keys of as many "
                     "features, laid out as q, or with pages as [pages, tokens, heads, features]")
     keys, s, heads = _keys(k, pages), q.shape[-3], q.shape[-2]
+    if q.numel() and not keys:
+        raise Error(f"attention: k is {list(k.shape)}: give one key or more")
     if packed and pages is None and (keys != s) > (kv_offsets is not None):
         raise Error(f"attention: {keys} keys of {s} queries: give kv_offsets")
     given = mask if bits is None else bits

@@ -192,6 +192,8 @@ def whole_of(head: Head) -> Whole:
     group, embedding = layers.groups[0], decoder.get_input_embeddings()
     norms = [child for child in decoder.children() if _is_norm(child)]
     weight = getattr(embedding, "weight", None)
+    if getattr(embedding, "max_norm", None) is not None:
+        raise Unfit("its embedding has a greatest norm, to which a call scales the rows that it reads")
     if len(norms) != 1 or weight is None or weight.dim() != 2 or not are_plain(weight) \
             or tuple(weight.shape) != head.shape or watched(decoder, embedding, *norms):
         raise Unfit("it has other parts than an embedding, layers and a norm, or hooks")

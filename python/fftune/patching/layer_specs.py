@@ -8,6 +8,7 @@ rotation and norms of heads.
 """
 import inspect
 import itertools
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -72,6 +73,45 @@ class Angles:
     kind: str | None
 
 
+# Settings of modules that change no result without gradients.
+_OF_TRAINING = {"training", "gradient_checkpointing"}
+_SETTINGS = (bool, int, float, str, types.FunctionType, types.BuiltinFunctionType)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module of a layer, as it was recognised."""
+
+    path: tuple[str, ...]
+    kind: type
+    parameters: frozenset[str]  # those that are not None
+    settings: frozenset[tuple[str, object]]  # numbers, words and functions, such as eps
+
+    @classmethod
+    def of(cls, path: tuple[str, ...], module: nn.Module) -> "Part":
+        settings = ((name, value) for name, value in vars(module).items()
+                    if isinstance(value, _SETTINGS) and name[0] != "_" and name not in _OF_TRAINING)
+        parameters = (name for name, value in module._parameters.items() if value is not None)
+        return cls(path, type(module), frozenset(parameters), frozenset(settings))
+
+    def is_as_recognised(self, module: nn.Module | None) -> bool:
+        if type(module) is not self.kind:
+            return False
+        count = 0
+        for name, value in module._parameters.items():
+            if value is not None:
+                # A weight of another class may stand for other numbers.
+                if type(value) is not nn.Parameter or name not in self.parameters:
+                    return False
+                count += 1
+        return count == len(self.parameters) and self._has_settings(module)
+
+    def _has_settings(self, module: nn.Module) -> bool:
+        if torch.compiler.is_compiling():
+            return all(getattr(module, name, None) == value for name, value in self.settings)
+        return self.settings <= vars(module).items()  # in a fifth of the time
+
+
 @dataclass(frozen=True)
 class Spec:
     """A layer as the op sees it."""
@@ -80,7 +120,7 @@ class Spec:
     heads: tuple[int, int]  # of keys, and their features
     rotation: str | None
     weights: tuple[Weight, ...]  # in the form's order
-    kinds: tuple[tuple[tuple[str, ...], type], ...]  # of the modules that have them
+    parts: tuple[Part, ...]  # the layer and the modules in it
     index: int  # of its keys and values in a cache
     window: int | None  # keys that a query sees at most
     angles: Angles | None
@@ -386,9 +426,10 @@ def _dense_view(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -
 
 # how a decoder calls its layers
 
-def _kinds_of(layer: nn.Module) -> tuple[tuple[tuple[str, ...], type], ...]:
-    """The classes of all its parts, activations too: the op computes them in their place."""
-    return tuple((tuple(name.split(".")), type(part)) for name, part in layer.named_modules() if name)
+def _parts_of(layer: nn.Module) -> tuple[Part, ...]:
+    """The layer and all its modules, activations too: the op computes them in their place."""
+    return tuple(Part.of(tuple(name.split(".")) if name else (), module)
+                 for name, module in layer.named_modules())
 
 
 class _Recorder(nn.Module):
@@ -522,7 +563,7 @@ class Recogniser:
             weights[f"w_qkv{end}"] = Weight(attention, f"_fftune_qkv_{part}")
             for name in PACKED[1:]:
                 weights[f"{name}{end}"] = Weight(paths[name], f"_fftune_{part}")
-        spec = replace(dense, form=form, packed=frozenset(quantised), kinds=_kinds_of(layer),
+        spec = replace(dense, form=form, packed=frozenset(quantised), parts=_parts_of(layer),
                        weights=tuple(weights[name] for name in parse(form).weights))
         remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
         return spec
@@ -558,7 +599,7 @@ class Recogniser:
             expect_scales_of_op(*(weights[f"{name}_scale"].of(layer) for name in paths if name not in ("w_q", "w_k", "w_v")))
         except (Unfit, Error) as reason:
             raise Unfit(f"layers: {str(reason).removeprefix('layer: ')}") from None
-        spec = replace(dense, form=form, rounded=frozenset(rounded), kinds=_kinds_of(layer),
+        spec = replace(dense, form=form, rounded=frozenset(rounded), parts=_parts_of(layer),
                        weights=tuple(weights[name] for name in parse(form).weights))
         remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
         return spec
@@ -569,7 +610,7 @@ class Recogniser:
         form = packed_experts_form(dense.form, "mxfp4-128", experts.intermediate_size)
         weights = dict(zip(parse(dense.form).weights, dense.weights))
         weights |= {name: Weight((*path, "experts"), own) for name, own in LAYER_WEIGHTS.items()}
-        spec = replace(dense, form=form, packed=frozenset({path}), kinds=_kinds_of(layer),
+        spec = replace(dense, form=form, packed=frozenset({path}), parts=_parts_of(layer),
                        weights=tuple(weights[name] for name in parse(form).weights))
         remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
         return spec
@@ -601,9 +642,9 @@ class Recogniser:
                 self._mlp(parts, (order.mlp,), layer._modules[order.mlp])
             if len(parts.norms) > 1:
                 raise Unfit("layers: norms that differ in their eps, or in how they round")
-            types = {weight.of(layer).dtype for name, weight in parts.weights.items()
-                     if name not in ("sinks", "choice_bias")}
-            if len(types) > 1:
+            dtypes = {weight.of(layer).dtype for name, weight in parts.weights.items()
+                      if name not in ("sinks", "choice_bias")}
+            if len(dtypes) > 1:
                 raise Unfit("layers: weights of several types")
             parts.module((order.attention,))
             if order.mlp != INLINE:
@@ -655,7 +696,7 @@ class Recogniser:
                            parallel=order.kind.startswith("parallel"), **heads, **ffn)
             weights = tuple(parts.weights[name] for name in parse(form).weights)
             found[rotation, scale, last] = Spec(form, (heads["kv_heads"], dim), rotation, weights,
-                                                _kinds_of(parts.layer), index, window, angles)
+                                                _parts_of(parts.layer), index, window, angles)
         return found
 
     def _attention(self, parts: _Parts, at: str, attention: nn.Module, grouped: bool) -> dict | None:

@@ -42,22 +42,19 @@ class _Group:
         self.layers, self.specs, self.rotary = layers, specs, rotary
 
     def is_as_recognised(self, decoder: nn.Module) -> bool:
-        """Whether no module was exchanged since, by an adapter say, and nobody watches any."""
+        """Whether no module was changed since, or exchanged, by an adapter say, and nobody watches any."""
         path = self.specs[0].angles and self.specs[0].angles.path
         if path is not None and (
                 decoder.get_submodule(path) is not self.rotary or watched(self.rotary)
                 or rotation_of(self.rotary) and not gives_angles(self.rotary)):
             return False
         for layer, spec in zip(self.layers, self.specs):
-            modules = [layer]
-            for path, kind in spec.kinds:
-                module = layer
+            modules = []
+            for part in spec.parts:
+                path, module = part.path, layer
                 for name in path:
                     module = module._modules.get(name)
-                # A weight of another class may stand for other numbers.
-                if type(module) is not kind or any(
-                        type(p) is not nn.Parameter for p in module._parameters.values()
-                        if p is not None):
+                if not part.is_as_recognised(module):
                     return False
                 if path in spec.packed and not is_quantised(module) and not is_packed_mixture(module):
                     return False  # a state dict was loaded
@@ -287,8 +284,11 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
         if _is_foreign(layer) or has_hooks(layer):
             raise Unfit(f"layers: {type(layer).__name__} has hooks, which would not be called")
         specs.append(recogniser.spec_of(layer, at))
-    if any(not attentions.uses_interface(m) for m in decoder.modules() if hasattr(m, "is_causal")):
+    interfaces = [m for m in decoder.modules() if hasattr(m, "is_causal")]
+    if not all(map(attentions.uses_interface, interfaces)):
         raise Unfit(f"layers: the attention of {type(decoder).__name__} is not known")
+    if not all(m.is_causal for m in interfaces):
+        raise Unfit(f"layers: the attention of {type(decoder).__name__} is not causal")
     groups: list[_Group] = []
     for at, (layer, spec) in enumerate(zip(layers, specs)):
         last = groups[-1].specs[-1] if groups else None

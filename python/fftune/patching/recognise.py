@@ -181,7 +181,9 @@ def has_usual_steps(model: nn.Module) -> bool:
 
 def expect_plain_parameters(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
-        if type(parameter) is not nn.Parameter or parameter.is_meta:
+        if parameter.is_meta:
+            raise Unfit(f"{name} has no values yet: it is on the meta device")
+        if type(parameter) is not nn.Parameter:
             raise Unfit(f"{name} is no plain parameter: {type(parameter).__name__}")
         if parameter.dtype not in _TYPES.get(parameter.device.type, ()):
             raise Unfit(f"no kernels for {parameter.dtype} on {parameter.device.type}")
