@@ -7,6 +7,7 @@
 
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <random>
 #include <sstream>
@@ -24,6 +25,63 @@ namespace {
 
 JsonValue again(const JsonValue& message) {
   return parse_json(line_of(message));
+}
+
+/// Whether the text was read. Whatever it is, nothing but an Error of one line may come of it.
+template <typename Read>
+bool reads(const std::string& text, const Read& read) {
+  try {
+    read(parse_json(text));
+    return true;
+  } catch (const Error& error) {
+    const std::string said = error.what();
+    if (said.empty() || said.find('\n') != said.npos) FAIL("no line: " << said);
+    return false;
+  }
+}
+
+/// The text with a few bytes or numbers of it changed.
+std::string mutated(std::string text, std::mt19937& random) {
+  static const std::string bytes("\"{}[]:,0-9.eE+ \n\\\xff\xc3tfnu", 24);
+  static constexpr std::array values{
+      "-1",  "0",    "1e400", "-1e400", "2147483648", "18446744073709551616",
+      "1.5", "null", "[]",    "{}",     "true",       "\"\""};
+  for (auto changes = random() % 3 + 1; changes > 0 && !text.empty(); --changes) {
+    const std::size_t place = random() % text.size();
+    switch (random() % 4) {
+      case 0:
+        text[place] = bytes[random() % bytes.size()];
+        break;
+      case 1:
+        text.erase(place, 1 + random() % 8);
+        break;
+      default: {  // the value behind a colon, a comma or a bracket
+        const std::size_t begin = text.find_first_of(":,[", place);
+        if (begin == text.npos) break;
+        const std::size_t end = text.find_first_of(",]}", begin + 1);
+        text.replace(begin + 1, end == text.npos ? end : end - begin - 1,
+                     values[random() % values.size()]);
+      }
+    }
+  }
+  return text;
+}
+
+/// Reads mutated forms of a message; some are read, most are refused.
+template <typename Read>
+void read_mutated(const JsonValue& message, const Read& read) {
+  const std::string good = line_of(message);
+  REQUIRE(reads(good, read));
+  std::mt19937 random(20261128);
+  int refused = 0;
+  for (int round = 0; round < 3000; ++round) refused += reads(mutated(good, random), read) ? 0 : 1;
+  CHECK(refused > 300);
+  CHECK(refused < 3000);
+}
+
+template <typename Message>
+void read_mutated(const Message& message) {
+  read_mutated(message_of(message), [](const JsonValue& value) { read_message<Message>(value); });
 }
 
 }  // namespace
@@ -70,6 +128,27 @@ TEST_CASE("nonsense is refused") {
     compiled["registers"] = value;
     CHECK_THROWS(read_message<Compiled>(compiled));
   }
+}
+
+TEST_CASE("a mutated message is refused with one line, or is in range") {
+  DeviceFacts facts;
+  facts.name = "NVIDIA H200";
+  facts.details = {{"a", "b"}};
+  read_mutated(facts);
+  read_mutated(Limits{1e12, 1e15, "measured"});
+  read_mutated(TimeRequest{});
+  read_mutated(Setup{});
+  read_mutated(Compiled{});
+  read_mutated(Verified{true, 0.5, 1, false, ""});
+  read_mutated(message_of(Timing{{1.5, 2.25}, true, false, ""}), [](const JsonValue& value) {
+    for (const double sample : read_message<Timing>(value).samples_us)
+      if (!std::isfinite(sample) || sample <= 0) FAIL("a sample of " << sample);
+  });
+  const Candidate candidate{1, {{"a", {{"bm", 64}}}, {"b", {{"x", -1}}}}, ""};
+  read_mutated(message_of(Candidates{candidate, candidate}),
+               [](const JsonValue& value) { read_candidates(value); });
+  read_mutated(message_of(Problem{"ffn", "fwd", DType::bf16, {{"m", 7}}, {{"act", "silu"}}}),
+               [](const JsonValue& value) { read_problem(value); });
 }
 
 TEST_CASE("lines arrive whole, however they were cut, and the end is seen") {
