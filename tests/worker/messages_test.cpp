@@ -16,6 +16,7 @@
 #include "support/catch.hpp"
 #include "tuning/protocol/line_channel.hpp"
 #include "tuning/remote/remote_channel.hpp"
+#include "tuning/remote/remote_evaluator.hpp"
 #include "tuning/worker/in_flight_record.hpp"
 #include "tuning/worker/supervisor.hpp"
 
@@ -169,6 +170,30 @@ TEST_CASE("lines arrive whole, however they were cut, and the end is seen") {
   CHECK_FALSE(reader.receive(1));
   CHECK(reader.closed());
   CHECK_FALSE(reader.send("to nobody"));
+}
+
+TEST_CASE("a rank that compiles what it was not asked for, or twice, is lost") {
+  const std::size_t said = GENERATE(0u, 2u, 1u << 30);
+  std::array<int, 2> ends;
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) == 0);
+  LineChannel rank(ends[1]);
+  const auto compiled = [](std::size_t index) {
+    return line_of({{"reply", "compiled"}, {"index", index}, {"compiled", message_of(Compiled{})}});
+  };
+  rank.send(line_of(
+      {{"reply", "done"}, {"value", {{"facts", message_of(DeviceFacts{})}}}, {"lost", ""}}));
+  RemoteEvaluator evaluator(std::make_unique<LineChannel>(ends[0]), "rank 1");
+  rank.send(compiled(0));
+  rank.send(compiled(said));
+  rank.send(line_of({{"reply", "done"}, {"value", nullptr}, {"lost", ""}}));
+  int heard = 0;
+  const Candidate candidate{0, {{"a", {}}}, ""};
+  evaluator.compile({candidate, candidate}, [&](std::size_t, const Compiled&) {
+    ++heard;
+    return true;
+  });
+  CHECK(heard == 1);
+  CHECK_THAT(evaluator.lost(), ContainsSubstring("rank 1 sent an invalid message"));
 }
 
 TEST_CASE("a caller is heard whose first line comes in pieces") {
