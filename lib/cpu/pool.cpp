@@ -65,7 +65,9 @@ bool spin(const Ready& ready) {
 /// The threads, and the job that they are at.
 class Pool::Team {
  public:
-  explicit Team(int threads) {
+  /// Team() completes the object first: if a thread cannot be started, the destructor ends those
+  /// that were.
+  explicit Team(int threads) : Team() {
     for (int worker = 0; worker + 1 < threads; ++worker)
       workers_.emplace_back([this, worker] { serve(worker); });
   }
@@ -83,6 +85,8 @@ class Pool::Team {
   void run(int tasks, int threads, const std::function<void(int)>& body);
 
  private:
+  Team() = default;
+
   struct Job {
     const std::function<void(int)>* body = nullptr;
     int tasks = 0;

@@ -164,9 +164,10 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 }
 
 std::size_t safetensors_header_end(std::span<const std::byte> start, std::uint64_t file_bytes) {
-  if (start.size() < length_bytes)
+  // A file that grows while it is read has more bytes to read than it had.
+  if (const auto bytes = std::min<std::uint64_t>(start.size(), file_bytes); bytes < length_bytes)
     throw invalid("it has {} bytes: a safetensors file begins with the 8 of its header's length",
-                  start.size());
+                  bytes);
   std::uint64_t length = 0;
   std::memcpy(&length, start.data(), sizeof length);
   const std::uint64_t behind = file_bytes - length_bytes;

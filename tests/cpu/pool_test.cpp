@@ -1,11 +1,13 @@
 #include "cpu/pool.hpp"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <set>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -120,4 +122,27 @@ TEST_CASE("a pool serves in a forked child, whoever was running, and ends there"
     busy.join();
     REQUIRE(status == 0);
   }
+}
+
+TEST_CASE("a pool whose threads cannot all be started is an error, and ends those that were") {
+#ifdef __SANITIZE_ADDRESS__  // it maps memory of its own for every thread
+  FFTUNE_SKIP("a sanitizer needs addresses of its own");
+#endif
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    ::alarm(60);
+    // Every thread's stack takes 8 MB of addresses: some fit, 10,000 do not.
+    const rlimit addresses{1 << 30, 1 << 30};
+    ::setrlimit(RLIMIT_AS, &addresses);
+    try {
+      Pool pool(10000);
+    } catch (const std::system_error&) {
+      ::_exit(0);
+    }
+    ::_exit(1);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
 }

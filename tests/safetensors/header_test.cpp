@@ -114,6 +114,10 @@ TEST_CASE("a file too short for its header is said to be") {
   CHECK_THAT(complaint(absurd), ContainsSubstring("it is not a safetensors file"));
   const std::string beyond("\x03\0\0\0\0\0\0\0{}", 10);
   CHECK_THAT(complaint(beyond), ContainsSubstring("it is cut short"));
+  // It had 4 bytes when it was opened, and more when it was read.
+  const std::string grown = beyond + std::string(10, ' ');
+  CHECK_THROWS_WITH(safetensors_header_end(std::as_bytes(std::span(grown)), 4),
+                    ContainsSubstring("it has 4 bytes"));
 }
 
 TEST_CASE("a header is as long as the format allows, and no longer") {

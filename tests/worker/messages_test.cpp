@@ -7,6 +7,7 @@
 
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <random>
 #include <sstream>
@@ -15,6 +16,7 @@
 #include "support/catch.hpp"
 #include "tuning/protocol/line_channel.hpp"
 #include "tuning/remote/remote_channel.hpp"
+#include "tuning/remote/remote_evaluator.hpp"
 #include "tuning/worker/in_flight_record.hpp"
 #include "tuning/worker/supervisor.hpp"
 
@@ -24,6 +26,63 @@ namespace {
 
 JsonValue again(const JsonValue& message) {
   return parse_json(line_of(message));
+}
+
+/// Whether the text was read. Whatever it is, nothing but an Error of one line may come of it.
+template <typename Read>
+bool reads(const std::string& text, const Read& read) {
+  try {
+    read(parse_json(text));
+    return true;
+  } catch (const Error& error) {
+    const std::string said = error.what();
+    if (said.empty() || said.find('\n') != said.npos) FAIL("no line: " << said);
+    return false;
+  }
+}
+
+/// The text with a few bytes or numbers of it changed.
+std::string mutated(std::string text, std::mt19937& random) {
+  static const std::string bytes("\"{}[]:,0-9.eE+ \n\\\xff\xc3tfnu", 24);
+  static constexpr std::array values{
+      "-1",  "0",    "1e400", "-1e400", "2147483648", "18446744073709551616",
+      "1.5", "null", "[]",    "{}",     "true",       "\"\""};
+  for (auto changes = random() % 3 + 1; changes > 0 && !text.empty(); --changes) {
+    const std::size_t place = random() % text.size();
+    switch (random() % 4) {
+      case 0:
+        text[place] = bytes[random() % bytes.size()];
+        break;
+      case 1:
+        text.erase(place, 1 + random() % 8);
+        break;
+      default: {  // the value behind a colon, a comma or a bracket
+        const std::size_t begin = text.find_first_of(":,[", place);
+        if (begin == text.npos) break;
+        const std::size_t end = text.find_first_of(",]}", begin + 1);
+        text.replace(begin + 1, end == text.npos ? end : end - begin - 1,
+                     values[random() % values.size()]);
+      }
+    }
+  }
+  return text;
+}
+
+/// Reads mutated forms of a message; some are read, most are refused.
+template <typename Read>
+void read_mutated(const JsonValue& message, const Read& read) {
+  const std::string good = line_of(message);
+  REQUIRE(reads(good, read));
+  std::mt19937 random(20261128);
+  int refused = 0;
+  for (int round = 0; round < 3000; ++round) refused += reads(mutated(good, random), read) ? 0 : 1;
+  CHECK(refused > 300);
+  CHECK(refused < 3000);
+}
+
+template <typename Message>
+void read_mutated(const Message& message) {
+  read_mutated(message_of(message), [](const JsonValue& value) { read_message<Message>(value); });
 }
 
 }  // namespace
@@ -72,6 +131,27 @@ TEST_CASE("nonsense is refused") {
   }
 }
 
+TEST_CASE("a mutated message is refused with one line, or is in range") {
+  DeviceFacts facts;
+  facts.name = "NVIDIA H200";
+  facts.details = {{"a", "b"}};
+  read_mutated(facts);
+  read_mutated(Limits{1e12, 1e15, "measured"});
+  read_mutated(TimeRequest{});
+  read_mutated(Setup{});
+  read_mutated(Compiled{});
+  read_mutated(Verified{true, 0.5, 1, false, ""});
+  read_mutated(message_of(Timing{{1.5, 2.25}, true, false, ""}), [](const JsonValue& value) {
+    for (const double sample : read_message<Timing>(value).samples_us)
+      if (!std::isfinite(sample) || sample <= 0) FAIL("a sample of " << sample);
+  });
+  const Candidate candidate{1, {{"a", {{"bm", 64}}}, {"b", {{"x", -1}}}}, ""};
+  read_mutated(message_of(Candidates{candidate, candidate}),
+               [](const JsonValue& value) { read_candidates(value); });
+  read_mutated(message_of(Problem{"ffn", "fwd", DType::bf16, {{"m", 7}}, {{"act", "silu"}}}),
+               [](const JsonValue& value) { read_problem(value); });
+}
+
 TEST_CASE("lines arrive whole, however they were cut, and the end is seen") {
   std::array<int, 2> ends;
   REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) == 0);
@@ -90,6 +170,30 @@ TEST_CASE("lines arrive whole, however they were cut, and the end is seen") {
   CHECK_FALSE(reader.receive(1));
   CHECK(reader.closed());
   CHECK_FALSE(reader.send("to nobody"));
+}
+
+TEST_CASE("a rank that compiles what it was not asked for, or twice, is lost") {
+  const std::size_t said = GENERATE(0u, 2u, 1u << 30);
+  std::array<int, 2> ends;
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) == 0);
+  LineChannel rank(ends[1]);
+  const auto compiled = [](std::size_t index) {
+    return line_of({{"reply", "compiled"}, {"index", index}, {"compiled", message_of(Compiled{})}});
+  };
+  rank.send(line_of(
+      {{"reply", "done"}, {"value", {{"facts", message_of(DeviceFacts{})}}}, {"lost", ""}}));
+  RemoteEvaluator evaluator(std::make_unique<LineChannel>(ends[0]), "rank 1");
+  rank.send(compiled(0));
+  rank.send(compiled(said));
+  rank.send(line_of({{"reply", "done"}, {"value", nullptr}, {"lost", ""}}));
+  int heard = 0;
+  const Candidate candidate{0, {{"a", {}}}, ""};
+  evaluator.compile({candidate, candidate}, [&](std::size_t, const Compiled&) {
+    ++heard;
+    return true;
+  });
+  CHECK(heard == 1);
+  CHECK_THAT(evaluator.lost(), ContainsSubstring("rank 1 sent an invalid message"));
 }
 
 TEST_CASE("a caller is heard whose first line comes in pieces") {

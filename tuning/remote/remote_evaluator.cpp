@@ -89,12 +89,16 @@ Setup RemoteEvaluator::begin(const Problem& problem) {
 std::vector<Compiled> RemoteEvaluator::compile(const Candidates& candidates,
                                                const CompileSink& sink) {
   auto results = not_started(candidates.size());
+  std::vector<bool> done(candidates.size());
   bool stopped = false;
   ask(
       {{"call", "compile"}, {"candidates", message_of(candidates)}}, [](const JsonValue&) {},
       [&](const JsonValue& message) {
         const auto index = field_as<std::size_t>(message, "index");
-        results.at(index) = read_message<Compiled>(member(message, "compiled"));
+        if (index >= done.size() || done[index])
+          throw Error(ErrorKind::invalid_input, "a candidate that is not being compiled");
+        results[index] = read_message<Compiled>(member(message, "compiled"));
+        done[index] = true;
         if (stopped || sink(index, results[index])) return;
         stopped = true;
         channel_->send(line_of({{"call", "stop"}}));
