@@ -187,6 +187,35 @@ TEST_CASE("device sources of a folder are compiled without a build, and cached b
         std::string::npos);
 }
 
+TEST_CASE("compile tells the PTX of each kernel apart, whatever else its source says") {
+  const Sandbox sandbox;
+  const fs::path kernels = sandbox.folder() / "kernels";
+  fs::copy(fs::path(FFTUNE_SOURCE_DIR) / "kernels", kernels, fs::copy_options::recursive);
+  const fs::path source = kernels / "common/numerics.cuh";
+  const std::string text = text_of(source);
+  const std::string compile =
+      "compile --arch sm_80 --op act-mul --family forward_columns --dtype bf16 --sample 1 --json";
+  if (const Finished done = sandbox.fftune(compile); done.code == 3)
+    FFTUNE_SKIP("no NVRTC: " + done.err);
+  const auto hash_with = [&](const std::string& sources) {
+    write_text(source, sources);
+    const auto done =
+        sandbox.start_by({}, compile, {"FFTUNE_DEVICE_SOURCES=" + kernels.string()})->wait();
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+    const Json kernel = parse_json(done.out).at("programs").at(0).at("kernels").at(0);
+    return kernel.at("ptx_hash").get<std::string>();
+  };
+  const std::string hash = hash_with(text);
+  CHECK(hash.size() == 16);
+  CHECK(hash_with("// a comment\n" + text + "\n__device__ int unused;\n") == hash);
+  const std::string instruction = "rcp.approx.ftz.f32";
+  const std::size_t at = text.find(instruction);
+  REQUIRE(at != text.npos);
+  std::string other = text;
+  CHECK(hash_with(other.replace(at, instruction.size(), "rcp.rn.f32")) != hash);
+}
+
 TEST_CASE("compile takes a family that serves nothing but rare sizes, or models, too") {
   for (const char* family : {"--arch sm_80 --op ngram-block --family groups --dtype f32",
                              "--arch sm_90a --op layer --family persistent_experts --dtype bf16"}) {

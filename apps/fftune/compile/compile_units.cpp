@@ -261,6 +261,7 @@ Json program_json(const std::string& arch, const CompileUnit& unit, const Compil
                        {"registers", kernel.registers},
                        {"spill_bytes", kernel.spill_bytes},
                        {"static_shared_bytes", kernel.static_shared_bytes},
+                       {"ptx_hash", kernel.ptx_hash},
                        {"warnings", kernel.warnings}});
   return {{"arch", arch},
           {"family", unit.family},
