@@ -16,7 +16,7 @@ std::int64_t row_vectors(const ColumnWork& work, std::int64_t vector) {
   return work.h * element_bytes(work) / vector;
 }
 
-std::int64_t block_threads(const Config& config) {
+std::int64_t column_block_threads(const Config& config) {
   return config.at("columns") * config.at("rows");
 }
 
@@ -35,7 +35,7 @@ std::int64_t row_blocks(const ColumnWork& work, const DeviceFacts& facts, const 
 
 /// Shared memory in which the rows of a block are added up.
 std::int64_t shared_bytes(const ColumnWork& work, const Config& config) {
-  return block_threads(config) * config.at("vector") / element_bytes(work) * 4;
+  return column_block_threads(config) * config.at("vector") / element_bytes(work) * 4;
 }
 
 void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts& facts) {
@@ -45,7 +45,7 @@ void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts&
                   {"vector", "columns", "rows"})
       .constraint("an SM has at most 2048 resident threads: more blocks only add partial sums",
                   [](const Config& c) {
-                    return c.at("waves") == 1 || c.at("waves") * block_threads(c) <= 2048;
+                    return c.at("waves") == 1 || c.at("waves") * column_block_threads(c) <= 2048;
                   },
                   {"columns", "rows", "waves"})
       .constraint("every block has rows",
@@ -111,7 +111,9 @@ Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) cons
       .constraint("accesses narrower than half of what alignment allows only add instructions",
                   [widest](const Config& c) { return 2 * c.at("vector") >= widest; }, {"vector"})
       .constraint("a block has 64 to 512 threads",
-                  [](const Config& c) { return block_threads(c) >= 64 && block_threads(c) <= 512; },
+                  [](const Config& c) {
+                    return column_block_threads(c) >= 64 && column_block_threads(c) <= 512;
+                  },
                   {"columns", "rows"})
       .constraint("at most half of the threads along a row are idle",
                   [work](const Config& c) {
@@ -168,7 +170,7 @@ Program ColumnFamily::program(const Problem& problem, const DeviceFacts& facts,
                   config.at("vector"), config.at("columns"), config.at("rows"), config.at("unroll"),
                   config.at("evict_first") != 0),
       {static_cast<std::uint32_t>(across * down)},
-      static_cast<std::uint32_t>(block_threads(config)), std::move(arguments));
+      static_cast<std::uint32_t>(column_block_threads(config)), std::move(arguments));
   launch.programmatic = facts.compute_capability >= 90;
   if (work.sums && !kernel.sum_name.empty())
     append_column_sum(program, facts, file, kernel.sum_name, kernel.sum_dtype, ScratchArgument{0},

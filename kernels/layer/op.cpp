@@ -482,9 +482,9 @@ OpFacts facts() {
       .rows_are_alike = false};
 }
 
-class Layer final : public DescribedOp {
+class LayerOp final : public DescribedOp {
  public:
-  Layer() : DescribedOp(facts()) {}
+  LayerOp() : DescribedOp(facts()) {}
 
   std::vector<KnownModel> known_models() const override { return layer::known_models(); }
 
@@ -630,6 +630,6 @@ class Layer final : public DescribedOp {
 }  // namespace fftune::layer
 
 const fftune::Op& fftune::layer_op() {
-  static const layer::Layer op;
+  static const layer::LayerOp op;
   return op;
 }

@@ -101,7 +101,7 @@ class MaskedLinear final : public MaskedOp {
   }
 };
 
-constexpr const char* experts[2] = {"_true", "_false"};
+constexpr const char* expert_suffixes[2] = {"_true", "_false"};
 
 std::vector<TensorSpec> ffn_tensors(const Problem& problem) {
   const std::int64_t m = problem.size("m"), d = problem.size("d"), h = problem.size("h");
@@ -119,7 +119,7 @@ std::vector<TensorSpec> ffn_tensors(const Problem& problem) {
   const auto of_each = [&](const std::string& prefix, const std::string& suffix, Role role,
                            double by_d, double by_h) {
     const std::size_t first = tensors.size();
-    for (const char* expert : experts) {
+    for (const char* expert : expert_suffixes) {
       for (const char* name : {"gate", "up"})
         tensors.push_back({prefix + name + expert + suffix, dtype, {h, d}, role, by_d});
       tensors.push_back({prefix + "down" + expert + suffix, dtype, {d, h}, role, by_h});

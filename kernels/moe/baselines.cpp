@@ -21,7 +21,7 @@
 namespace fftune::moe {
 namespace {
 
-constexpr const char* kernel_file = "moe/baselines.cu";
+constexpr const char* baselines_file = "moe/baselines.cu";
 constexpr std::uint32_t threads = 256;
 
 /// One product for each choice, with a copy of its expert's weights; or one for each expert, of all
@@ -131,7 +131,7 @@ class Batches {
       return;
     }
     append(
-        kernel_file,
+        baselines_file,
         fmt::format("choice_places<{}, {}, {}>", shape_.choices(), shape_.top_k, gathered_),
         {static_cast<std::uint32_t>(ceil_div(shape_.rows(), threads))},
         {tensor_of(places_, "ids"), tensor_of(places_, "experts_of"), tensor_of(places_, "places"),
@@ -160,7 +160,7 @@ class Batches {
     }
     const bool is_aligned = bytes % 16 == 0;
     const std::int64_t units = is_aligned ? bytes / 16 : elements;
-    append(kernel_file,
+    append(baselines_file,
            fmt::format("copy_slices<{}>",
                        is_aligned ? "fftune::vector16" : element_type(problem_.dtype)),
            grid_of_matrix(shape_.rows(), units, threads),

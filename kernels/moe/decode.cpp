@@ -17,7 +17,7 @@
 namespace fftune::moe {
 namespace {
 
-constexpr const char* kernel_file = "moe/decode.cu";
+constexpr const char* decode_file = "moe/decode.cu";
 constexpr std::int64_t most_static_bytes = 48896;  // of shared memory
 
 /// How many experts the tokens can choose, and about how many they do.
@@ -79,7 +79,7 @@ struct Block : chosen_config {
 class Decode : public Family {
  public:
   DeviceKind device_kind() const final { return DeviceKind::cuda; }
-  std::vector<std::string> sources() const final { return {kernel_file}; }
+  std::vector<std::string> sources() const final { return {decode_file}; }
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
@@ -253,7 +253,7 @@ class ChosenGateUp final : public Decode {
     for (const Argument& size : sizes(shape, false)) arguments.push_back(size);
     Program program;
     KernelLaunch& launch = append_kernel(
-        program, kernel_file,
+        program, decode_file,
         fmt::format("chosen_gate_up<{}, {}, {}>", element_type(problem.dtype),
                     activation_type(parse_activation(problem.option("act"))),
                     block.template_argument()),
@@ -338,7 +338,7 @@ class ChosenDown final : public Decode {
     for (const Argument& size : sizes(shape, true)) arguments.push_back(size);
     Program program;
     KernelLaunch& launch = append_kernel(
-        program, kernel_file,
+        program, decode_file,
         fmt::format("chosen_down<{}, {}>", element_type(problem.dtype), block.template_argument()),
         {static_cast<std::uint32_t>(quotient_up(shape.d, block.rows))},
         static_cast<std::uint32_t>(block.threads()), std::move(arguments));

@@ -9,7 +9,7 @@
 namespace fftune::moe {
 namespace {
 
-constexpr const char* kernel_file = "moe/own_ids.cu";
+constexpr const char* own_ids_file = "moe/own_ids.cu";
 
 Program cuda_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
   const Shape shape = shape_of(problem);
@@ -17,7 +17,7 @@ Program cuda_program(const Problem& problem, const DeviceFacts& facts, const Con
   const std::int64_t count = shape.m * shape.top_k;
   Program program;
   KernelLaunch& launch = append_kernel(
-      program, kernel_file, "find_own_ids", {static_cast<std::uint32_t>(quotient_up(count, 256))},
+      program, own_ids_file, "find_own_ids", {static_cast<std::uint32_t>(quotient_up(count, 256))},
       256,
       {tensor_of(places, "ids"), tensor_of(places, "first_expert"), tensor_of(places, "own_ids"),
        static_cast<std::int32_t>(count), static_cast<std::int32_t>(shape.experts)});
@@ -43,7 +43,7 @@ std::vector<const Family*> own_ids_families() {
                         .refusal = refusal,
                         .program = program});
   };
-  static const StageFamily cuda = family("own_ids", DeviceKind::cuda, kernel_file, cuda_program),
+  static const StageFamily cuda = family("own_ids", DeviceKind::cuda, own_ids_file, cuda_program),
                            cpu = family("cpu_own_ids", DeviceKind::cpu, "moe/cpu_families.cpp",
                                         cpu_own_ids_program);
   return {&cuda, &cpu};

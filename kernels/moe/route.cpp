@@ -11,7 +11,7 @@
 namespace fftune::moe {
 namespace {
 
-constexpr const char* kernel_file = "moe/route.cu";
+constexpr const char* route_file = "moe/route.cu";
 
 /// Bytes of shared memory, as route.cu lays it out.
 std::int64_t shared_bytes(const Shape& shape, std::int64_t threads) {
@@ -24,7 +24,7 @@ Program route_program(const Problem& problem, const DeviceFacts& facts, int thre
   const TensorPlaces places(moe_ffn_op().tensors(problem));
   Program program;
   KernelLaunch& launch = append_kernel(
-      program, kernel_file,
+      program, route_file,
       fmt::format("route_choices<fftune::route_config{{{}, {}}}>", threads, ctas),
       {static_cast<std::uint32_t>(ctas)}, static_cast<std::uint32_t>(threads),
       {tensor_of(places, own_ids_of(problem)), tensor_of(places, "offsets"),
@@ -46,7 +46,7 @@ class RouteFamily : public Family {
  public:
   DeviceKind device_kind() const override { return DeviceKind::cuda; }
   std::vector<std::string> stages() const override { return {stage_route}; }
-  std::vector<std::string> sources() const override { return {kernel_file}; }
+  std::vector<std::string> sources() const override { return {route_file}; }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     return refuse_cuda(problem, problem.pass, facts);

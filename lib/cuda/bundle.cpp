@@ -18,7 +18,7 @@ namespace {
 // magic | bytes of the file | bytes of the index | checksum of the index | index | kernels, each as
 // in the cache, with a checksum of its own. The index: versions of fftune and NVRTC, the number of
 // kernels, and of each its key, its code's hash, and its place in the file.
-constexpr std::string_view magic = "fftuneb1";
+constexpr std::string_view bundle_magic = "fftuneb1";
 constexpr std::uint64_t header_bytes = 32;
 /// No index and no kernel comes near: memory for it is not even asked for.
 constexpr std::uint64_t most_part_bytes = std::uint64_t{256} << 20;
@@ -54,7 +54,7 @@ std::string encode_bundle(const std::map<BundleKey, BundledKernel>& kernels,
   const std::uint64_t index_bytes = index_of(0).size();
   const auto index = index_of(header_bytes + index_bytes);
   ByteWriter file;
-  file.out = magic;
+  file.out = bundle_magic;
   file.number(header_bytes + index_bytes + images.size());
   file.number(index_bytes);
   file.number(fnv1a(index));
@@ -84,11 +84,11 @@ std::string Bundle::read(std::uint64_t offset, std::uint64_t bytes) const {
 
 void Bundle::read_index(std::uint64_t file_bytes) {
   const auto header = read(0, std::min(file_bytes, header_bytes));
-  if (header.substr(0, magic.size()) != magic.substr(0, header.size()))
+  if (header.substr(0, bundle_magic.size()) != bundle_magic.substr(0, header.size()))
     refuse("is no bundle of fftune's, or of another version's");
   if (header.size() < header_bytes)
     refuse(fmt::format("is cut short: it has {} bytes", file_bytes));
-  ByteReader numbers(std::string_view(header).substr(magic.size()));
+  ByteReader numbers(std::string_view(header).substr(bundle_magic.size()));
   const auto whole = numbers.number();
   const auto index_bytes = numbers.number();
   const auto checksum = numbers.number();

@@ -21,7 +21,7 @@ namespace {
 // magic | checksum of all that follows | second hash of the key | its length | fields, each text
 // with its length before it. Integers are 64 bits in the machine's byte order: a cache does not
 // travel between machines.
-constexpr std::string_view magic = "fftunek1";
+constexpr std::string_view cache_magic = "fftunek1";
 constexpr std::size_t checksum_end = 16;
 
 /// Independent of the hash that names the file: another starting state.
@@ -44,15 +44,16 @@ std::string encode_cubin_file(std::string_view key, const CompiledKernel& kernel
   for (const auto& warning : kernel.report.warnings) body.text(warning);
   body.text(kernel.image);
   ByteWriter file;
-  file.out = magic;
+  file.out = cache_magic;
   file.number(fnv1a(body.out));
   file.out += body.out;
   return std::move(file.out);
 }
 
 std::optional<CompiledKernel> decode_cubin_file(std::string_view key, std::string_view content) {
-  if (content.size() < checksum_end || content.substr(0, magic.size()) != magic) return {};
-  const auto checksum = ByteReader(content.substr(magic.size())).number();
+  if (content.size() < checksum_end || content.substr(0, cache_magic.size()) != cache_magic)
+    return {};
+  const auto checksum = ByteReader(content.substr(cache_magic.size())).number();
   const auto body = content.substr(checksum_end);
   if (checksum != fnv1a(body)) return {};
   ByteReader reader(body);

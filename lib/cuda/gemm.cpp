@@ -54,7 +54,7 @@ namespace {
 
 constexpr int requested_algorithms = 16;
 
-cudaDataType_t type_of(DType dtype) {
+cudaDataType_t cublas_type(DType dtype) {
   using enum DType;
   if (const auto found = find_value<DType, cudaDataType_t>(
           dtype,
@@ -99,7 +99,7 @@ CublasLtProduct product_of(const CublasLt& library, const LibraryGemm& gemm) {
     throw Error(ErrorKind::unavailable,
                 fmt::format("{} products of {}x{}x{}", gemm.batch.count, gemm.m, gemm.n, gemm.k));
   return {library,
-          {CUBLAS_COMPUTE_32F, CUDA_R_32F, type_of(gemm.dtype), type_of(gemm.c_dtype())},
+          {CUBLAS_COMPUTE_32F, CUDA_R_32F, cublas_type(gemm.dtype), cublas_type(gemm.c_dtype())},
           gemm.m,
           gemm.n,
           gemm.k,

@@ -20,10 +20,10 @@ namespace fftune::cuda {
 namespace {
 
 // As in nccl.h, whose values never change.
-constexpr Nccl::Status success = 0;
+constexpr Nccl::Status nccl_success = 0;
 constexpr int operation_sum = 0;
 
-int type_of(DType dtype) {
+int nccl_type(DType dtype) {
   return value_of<DType, int>(dtype, {{DType::fp16, 6}, {DType::f32, 7}, {DType::bf16, 9}});
 }
 
@@ -32,7 +32,7 @@ struct Joining {
   std::mutex mutex;
   std::condition_variable came;
   bool done = false, abandoned = false;
-  Nccl::Status status = success;
+  Nccl::Status status = nccl_success;
   Nccl::Communicator communicator = nullptr;
 };
 
@@ -66,7 +66,7 @@ std::shared_ptr<const Nccl> Nccl::open(const std::vector<std::filesystem::path>&
 }
 
 void Nccl::check(Status status, const char* what, ErrorKind kind) const {
-  if (status == success) return;
+  if (status == nccl_success) return;
   std::string words = get_error_string(status);
   if (const char* const more = get_last_error ? get_last_error(nullptr) : nullptr; more && *more)
     words += fmt::format(": {}", more);
@@ -118,10 +118,10 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<const Nccl> library,
   std::thread([joining, state = state_, id = Nccl::Id{options.id}, ranks = options.ranks,
                rank = options.rank] {
     Nccl::Communicator made = nullptr;
-    Nccl::Status status = success;
+    Nccl::Status status = nccl_success;
     state->on_device([&] { status = state->library->comm_init_rank(&made, ranks, id, rank); });
     const std::lock_guard lock(joining->mutex);
-    if (joining->abandoned && status == success)
+    if (joining->abandoned && status == nccl_success)
       state->on_device([&] { state->library->comm_abort(made); });
     joining->status = status;
     joining->communicator = made;
@@ -160,7 +160,7 @@ void NcclCommunicator::end() {
 void NcclCommunicator::check() const {
   const std::unique_lock lock(state_->mutex, std::try_to_lock);
   if (!lock || state_->ended) return;
-  Nccl::Status found = success;
+  Nccl::Status found = nccl_success;
   const Nccl& library = *state_->library;
   library.check(library.comm_get_async_error(state_->communicator, &found), "ncclCommGetAsyncError",
                 ErrorKind::device_fault);
@@ -183,7 +183,7 @@ void sum_of_group(const void* group, const void* x, void* y, std::size_t element
   if (state->ended)
     throw Error(ErrorKind::device_fault,
                 "link=nccl: a rank of the group is gone: make a new group");
-  state->library->check(state->library->all_reduce(x, y, elements, type_of(dtype), operation_sum,
+  state->library->check(state->library->all_reduce(x, y, elements, nccl_type(dtype), operation_sum,
                                                    state->communicator, stream),
                         "ncclAllReduce", ErrorKind::device_fault);
 }

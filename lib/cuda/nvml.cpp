@@ -11,7 +11,7 @@ namespace fftune::cuda {
 namespace {
 
 // As in nvml.h, whose values never change.
-constexpr int success = 0;
+constexpr int nvml_success = 0;
 constexpr int insufficient_size = 7;
 constexpr int clock_sm = 1;
 constexpr std::uint64_t idle = 0x1;
@@ -73,8 +73,8 @@ std::optional<Nvml> Nvml::open(const std::string& pci_bus, const std::string& li
   find(all.slowdowns,
        {"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"});
   void* device = nullptr;
-  if (!all.init || all.init() != success || !all.handle_by_pci_bus ||
-      all.handle_by_pci_bus(pci_bus.c_str(), &device) != success)
+  if (!all.init || all.init() != nvml_success || !all.handle_by_pci_bus ||
+      all.handle_by_pci_bus(pci_bus.c_str(), &device) != nvml_success)
     return {};
   return Nvml(std::make_shared<const Functions>(all), device);
 }
@@ -86,18 +86,19 @@ DeviceReading Nvml::read() const {
   unsigned count = 0;
   if (functions_->compute_processes) {
     const int code = functions_->compute_processes(device_, &count, nullptr);
-    if (code == success || code == insufficient_size) reading.processes = static_cast<int>(count);
+    if (code == nvml_success || code == insufficient_size)
+      reading.processes = static_cast<int>(count);
   }
   unsigned mhz = 0;
   unsigned max_mhz = 0;
   if (functions_->clock && functions_->max_clock &&
-      functions_->clock(device_, clock_sm, &mhz) == success &&
-      functions_->max_clock(device_, clock_sm, &max_mhz) == success) {
+      functions_->clock(device_, clock_sm, &mhz) == nvml_success &&
+      functions_->max_clock(device_, clock_sm, &max_mhz) == nvml_success) {
     reading.clock_mhz = mhz;
     reading.max_clock_mhz = max_mhz;
   }
   unsigned long long reasons = 0;
-  if (functions_->slowdowns && functions_->slowdowns(device_, &reasons) == success)
+  if (functions_->slowdowns && functions_->slowdowns(device_, &reasons) == nvml_success)
     reading.slowdowns = reasons;
   return reading;
 }

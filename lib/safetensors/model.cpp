@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* index_name = "model.safetensors.index.json";
 
-[[noreturn]] void fail(const fs::path& file, const std::string& why) {
+[[noreturn]] void fail_in(const fs::path& file, const std::string& why) {
   throw Error(ErrorKind::invalid_input, fmt::format("{}: {}", file.string(), why));
 }
 
@@ -60,8 +60,8 @@ SavedModel::SavedModel(const fs::path& path) : path_(path) {
   } else {
     const auto files = safetensors_in(path);
     if (files.empty())
-      fail(path,
-           fmt::format("it has no .safetensors file and no {}: give a saved model", index_name));
+      fail_in(path,
+              fmt::format("it has no .safetensors file and no {}: give a saved model", index_name));
     for (const fs::path& file : files) add(file);
   }
   add_quantised();
@@ -88,7 +88,8 @@ void SavedModel::add(const fs::path& path) {
   }
   for (SavedTensor& tensor : tensors) {
     if (find(tensor.name) != nullptr)
-      fail(path, fmt::format("'{}' is in another file of the model too", printable(tensor.name)));
+      fail_in(path,
+              fmt::format("'{}' is in another file of the model too", printable(tensor.name)));
     const std::string name = tensor.name;
     tensors_.emplace(name, Tensor{.saved = std::move(tensor), .file = files_.size() - 1});
   }
@@ -104,28 +105,28 @@ void SavedModel::add_index(const fs::path& index) {
   const JsonValue* map = root.find("weight_map");
   const auto* names = map ? map->get_if<JsonValue::Object>() : nullptr;
   if (names == nullptr || names->empty())
-    fail(index, "it has no weight_map: it is not the index of a saved model");
+    fail_in(index, "it has no weight_map: it is not the index of a saved model");
   std::set<std::string> shards;
   for (const auto& [name, value] : *names) {
     const auto* file = value.get_if<std::string>();
     if (file == nullptr || !is_plain_file_name(*file))
-      fail(index, fmt::format("'{}' is said to be in {}: it should be the name of a file here",
-                              printable(name), json_brief(value)));
+      fail_in(index, fmt::format("'{}' is said to be in {}: it should be the name of a file here",
+                                 printable(name), json_brief(value)));
     shards.insert(*file);
   }
   for (const std::string& shard : shards) {
     std::error_code error;
     if (!fs::exists(index.parent_path() / shard, error))
-      fail(index, fmt::format("it names {}, which is missing", printable(shard)));
+      fail_in(index, fmt::format("it names {}, which is missing", printable(shard)));
     add(index.parent_path() / shard);
   }
   std::set<std::string_view> seen;
   for (const auto& [name, value] : *names) {
     if (!seen.insert(name).second)
-      fail(index, fmt::format("'{}' is in weight_map twice", printable(name)));
+      fail_in(index, fmt::format("'{}' is in weight_map twice", printable(name)));
     if (find(name) == nullptr)
-      fail(index, fmt::format("'{}' is not in {}, as it says", printable(name),
-                              printable(*value.get_if<std::string>())));
+      fail_in(index, fmt::format("'{}' is not in {}, as it says", printable(name),
+                                 printable(*value.get_if<std::string>())));
   }
 }
 
@@ -186,12 +187,12 @@ void SavedModel::expect_no_codes(const SavedTensor& tensor) const {
       "weight";
   const auto scales = scales_of(tensor.name);
   if (scales != tensors_.end() && element_bytes(tensor.element) == 1)
-    fail(path_,
-         fmt::format("'{}' has codes of {} with scales in '{}', and {}", printable(tensor.name),
-                     element_name(tensor.element), printable(scales->first), what));
+    fail_in(path_,
+            fmt::format("'{}' has codes of {} with scales in '{}', and {}", printable(tensor.name),
+                        element_name(tensor.element), printable(scales->first), what));
   if (is_integer(tensor.element))
-    fail(path_, fmt::format("'{}' has integers, {}, and {}", printable(tensor.name),
-                            element_name(tensor.element), what));
+    fail_in(path_, fmt::format("'{}' has integers, {}, and {}", printable(tensor.name),
+                               element_name(tensor.element), what));
 }
 
 /// The scales beside a weight: packages name them weight_scale, weight_scale_inv, weight_scales,
@@ -249,8 +250,9 @@ const SavedModel::Tensor& SavedModel::at(std::string_view name) const {
   std::vector<std::string> names;
   for (const auto& entry : tensors_) names.push_back(entry.first);
   const std::string near = nearest(name, names);
-  fail(path_, fmt::format("there is no tensor '{}'{}", printable(name),
-                          near.empty() ? "" : fmt::format(": did you mean {}?", printable(near))));
+  fail_in(path_,
+          fmt::format("there is no tensor '{}'{}", printable(name),
+                      near.empty() ? "" : fmt::format(": did you mean {}?", printable(near))));
 }
 
 }  // namespace fftune

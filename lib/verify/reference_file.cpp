@@ -23,7 +23,7 @@ struct Header {
   std::uint64_t hash = 0;
 };
 
-std::size_t size_of(int descriptor) {
+std::size_t file_bytes(int descriptor) {
   struct stat status {};
   return ::fstat(descriptor, &status) == 0 ? static_cast<std::size_t>(status.st_size) : 0;
 }
@@ -61,7 +61,7 @@ std::uint64_t hash_of(const std::vector<double>& values, Parallel& parallel) {
 
 std::vector<double> ReferenceFile::find(const std::string& key, std::size_t count,
                                         Parallel& parallel) const {
-  const std::size_t size = size_of(descriptor_);
+  const std::size_t size = file_bytes(descriptor_);
   const std::uint64_t wanted = fnv1a(key);
   Header header;
   for (std::size_t at = 0; at + sizeof header <= size; at += sizeof header + header.bytes) {
@@ -80,7 +80,7 @@ void ReferenceFile::keep(const std::string& key, const std::vector<double>& valu
                          Parallel& parallel) {
   const Header header{fnv1a(key), values.size() * sizeof values[0], hash_of(values, parallel)};
   if (header.bytes > most_bytes_of_one) return;
-  std::size_t end = size_of(descriptor_);
+  std::size_t end = file_bytes(descriptor_);
   if (end + header.bytes > most_bytes) {
     if (::ftruncate(descriptor_, 0) != 0) return;
     end = 0;

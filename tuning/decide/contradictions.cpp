@@ -20,7 +20,7 @@ constexpr double whole_over_stages = 1.25;
 constexpr double stages_over_whole = 2;
 
 constexpr std::size_t most_outsiders = 8;
-constexpr int samples = 21;
+constexpr int contradiction_samples = 21;
 
 double fastest_us(const VariantGroup& group, const std::vector<std::size_t>& indices) {
   double fastest = std::numeric_limits<double>::infinity();
@@ -60,7 +60,8 @@ void repeat_finals_of(Session& session, Searched& searched, Repeat repeat) {
   }
   finalists.insert(finalists.end(), outsiders.begin(), outsiders.end());
   group.forget(finalists);
-  group.measure(finalists, samples, std::clamp(session.seconds_left() * 0.3, 0.3, 3.0));
+  group.measure(finalists, contradiction_samples,
+                std::clamp(session.seconds_left() * 0.3, 0.3, 3.0));
   group.record_finalists(finalists);
   searched.finalists = std::move(finalists);
 }

@@ -17,16 +17,16 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 /// neighbours change the launch and the contents of the caches, which are the smaller part of a
 /// time.
 constexpr double choice_band = 1.3;
-constexpr std::size_t most_choices = 12;
+constexpr std::size_t most_close = 12;
 
 constexpr int most_rounds = 3;
 /// A look at every choice, then samples of those that are not clearly slower; and how many times as
 /// many again while the fastest is not told from the present one.
 constexpr int screening_samples = 5;
 constexpr double screening_band = 1.02;
-constexpr int samples = 15;
+constexpr int close_samples = 15;
 constexpr int least_samples = 12;
-constexpr int most_extensions = 2;
+constexpr int most_repeats = 2;
 
 /// Beside the recipe that the rounds end with: times that are close may turn round in the end, and
 /// a recipe may prove wrong as a whole.
@@ -36,13 +36,13 @@ constexpr std::size_t most_near = 6;
 constexpr double descent_share = 0.6;
 
 /// The fastest by themselves, and the fastest of every other family.
-std::vector<Part> choices_of(const VariantGroup& group, std::size_t place) {
+std::vector<Part> close_choices(const VariantGroup& group, std::size_t place) {
   auto indices = group.timed();
   std::stable_sort(indices.begin(), indices.end(),
                    [&](auto a, auto b) { return group.median_us(a) < group.median_us(b); });
   std::vector<Part> choices;
   for (const auto index : indices) {
-    const bool close = choices.size() < most_choices &&
+    const bool close = choices.size() < most_close &&
                        group.median_us(index) <= group.median_us(indices.front()) * choice_band;
     const bool new_family = std::none_of(choices.begin(), choices.end(), [&](const Part& choice) {
       return group.variants()[choice.variant].family == group.variants()[index].family;
@@ -67,7 +67,7 @@ class Descent {
         stage_count_(session.op().stages(session.problem()).size()),
         deadline_(session.seconds() + session.seconds_left() * descent_share) {
     for (std::size_t i = 0; i < groups.size(); ++i)
-      choices_.push_back(choices_of(*groups[i].group, i));
+      choices_.push_back(close_choices(*groups[i].group, i));
   }
 
   std::vector<Combination> run() {
@@ -200,8 +200,8 @@ class Descent {
     const auto faster = [](const Contender& a, const Contender& b) {
       return a.ratio.median < b.ratio.median;
     };
-    for (int taken = 0; all.size() > 1 && taken <= most_extensions && !stopped(); ++taken) {
-      time(all, samples);
+    for (int taken = 0; all.size() > 1 && taken <= most_repeats && !stopped(); ++taken) {
+      time(all, close_samples);
       const Summary best = std::min_element(all.begin() + 1, all.end(), faster)->ratio;
       if (best.high < 1 || best.median >= 1) break;
     }

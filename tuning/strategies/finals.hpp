@@ -8,6 +8,9 @@
 
 namespace fftune {
 
+/// A variant this much slower than the best, when briefly timed, is not timed further.
+inline constexpr double screening_band = 1.5;
+
 /// Those of `indices` with a median within `band` times the best of them, fastest first, at most
 /// `count`. Equal medians keep the order of the indices.
 std::vector<std::size_t> within(const Search& search, std::vector<std::size_t> indices, double band,

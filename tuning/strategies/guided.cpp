@@ -15,8 +15,6 @@
 namespace fftune {
 namespace {
 
-/// A variant this much slower than the best, when briefly timed, is not timed further.
-constexpr double screening_band = 1.5;
 /// Variants tried before anything is learned, as a part of all, and the part of them that should be
 /// fast; the rest is from anywhere.
 constexpr double first_part = 0.04;
@@ -36,10 +34,10 @@ constexpr double usual_gain = 0.01;
 /// A neighbour that is faster by less may be so by noise.
 constexpr double step = 0.003;
 /// The model's proposals are tried until less than `descent_reserve` of the time is left, then
-/// neighbours of the best until less than `reserve` is left: the descent begins however short the
-/// time is.
+/// neighbours of the best until less than `final_reserve` is left: the descent begins however short
+/// the time is.
 constexpr double descent_reserve = 0.45;
-constexpr double reserve = 0.2;
+constexpr double final_reserve = 0.2;
 
 class Descent {
  public:
@@ -51,7 +49,7 @@ class Descent {
         seconds_(search.seconds_left()) {}
 
   void run() {
-    attempt(first(), reserve);
+    attempt(first(), final_reserve);
     while (!over()) {
       conclude();
       if (surrogate_.gain_expected() < search_.least_gain() || reached_.size() >= most_tried())
@@ -68,7 +66,7 @@ class Descent {
     for (double before = 0; !over() && search_.best_us() != before &&
                             surrogate_.gain_likely() >= search_.least_gain();) {
       before = search_.best_us();
-      attempt(neighbours_of_best(), reserve);
+      attempt(neighbours_of_best(), final_reserve);
       conclude();
       if (search_.best_us() > before * (1 - step)) break;
     }

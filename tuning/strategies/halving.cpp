@@ -14,11 +14,8 @@
 namespace fftune {
 namespace {
 
-/// A variant this much slower than the best, when briefly timed, is not looked at again.
-constexpr double screening_band = 1.5;
-
 /// Screening ends when less than this part of the time is left.
-constexpr double reserve = 0.3;
+constexpr double screening_reserve = 0.3;
 
 struct Round {
   int samples;   // added to each
@@ -36,7 +33,7 @@ std::vector<std::size_t> screen(Search& search) {
     estimates.push_back(search.predicted_us(i));
   const auto order = half_by_prediction(estimates, search.warm_starts(), search.seed());
   const auto fresh = about_to_be_timed(search, order);
-  auto reached = in_batches(search, order, reserve, screening_band);
+  auto reached = in_batches(search, order, screening_reserve, screening_band);
   look_again(search, fresh, screening_band);
   return reached;
 }

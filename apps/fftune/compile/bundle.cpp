@@ -35,7 +35,7 @@ namespace fftune::tool {
 
 namespace {
 
-struct Options {
+struct BundleOptions {
   std::string archs;
   std::string ops;
   std::string presets;
@@ -55,7 +55,7 @@ struct Wanted {
   std::vector<ParsedProblem> problems;
 };
 
-Wanted wanted_of(const Options& options, const Catalog& catalog) {
+Wanted wanted_of(const BundleOptions& options, const Catalog& catalog) {
   Wanted wanted;
   std::vector<std::string> known;
   for (const Op* op : catalog.ops) known.emplace_back(op->name());
@@ -165,7 +165,7 @@ std::set<std::string> compile_all(BundleBuilder& builder, const std::vector<Bund
   return failures;
 }
 
-int run(const Options& options, const Session& session) {
+int run(const BundleOptions& options, const Session& session) {
   if (options.archs.empty())
     throw Error(ErrorKind::invalid_input, fmt::format("bundle needs --arch: give a list of {}",
                                                       fmt::join(known_architectures(), ", ")));
@@ -225,7 +225,7 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_bundle(CommandLine& line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BundleOptions>();
   Command& command = line.add(
       line.root(), "bundle",
       "compile the presets' kernels into one file, for machines without the run-time compiler",

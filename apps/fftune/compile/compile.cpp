@@ -29,7 +29,7 @@ namespace fftune::tool {
 
 namespace {
 
-struct Options {
+struct CompileOptions {
   std::string archs;
   std::string ops;
   std::string family;
@@ -159,7 +159,7 @@ std::vector<UnitResult> compile_all(Compiler& compiler, const std::vector<Compil
   return results;
 }
 
-int run(const Options& options, const Session& session) {
+int run(const CompileOptions& options, const Session& session) {
   const auto archs =
       options.archs.empty() ? known_architectures() : parse_words(options.archs, "--arch");
   for (const std::string& arch : archs) check_choice(arch, "--arch", known_architectures());
@@ -210,7 +210,7 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_compile(CommandLine& line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CompileOptions>();
   Command& command = line.add(
       line.root(), "compile",
       "compile every variant for architectures, no GPU needed: registers, spills, shared memory",

@@ -26,7 +26,7 @@ namespace fftune::tool {
 
 namespace {
 
-struct Options {
+struct DevicesOptions {
   std::string presets;
 };
 
@@ -144,7 +144,7 @@ Json device_sources_report(const Session& session) {
   return {{"folder", folder.string()}, {"changed", changed}};
 }
 
-int run(const Options& options, const Session& session) {
+int run(const DevicesOptions& options, const Session& session) {
   const Devices devices = list_devices(session.environment);
   // As the library looks: not in ./presets, which check, list, bench and bundle read.
   const PresetLibrary presets = options.presets.empty()
@@ -170,7 +170,7 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_devices(CommandLine& line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DevicesOptions>();
   Command& command = line.add(
       line.root(), "devices",
       "the devices of this host: facts that matter to tuning, and which presets would load",

@@ -83,7 +83,7 @@ FamilyView view_of(const Family& family, const Problem& problem, const DeviceFac
 
 namespace {
 
-struct Options {
+struct ListOptions {
   ProblemOptions problem;
   std::string device;
   std::string arch;
@@ -305,7 +305,7 @@ void print_variants(const Section& section, const Output& output) {
       output.line(Variant{std::string(view.family->name()), config}.id());
 }
 
-int run(const Op& op, const Options& options, const Session& session) {
+int run(const Op& op, const ListOptions& options, const Session& session) {
   if (!options.arch.empty() && !options.device.empty())
     throw Error(ErrorKind::invalid_input,
                 "--arch and --device exclude each other: give the one to list for");
@@ -354,7 +354,7 @@ void add_list(CommandLine& line) {
   Command& group = line.add_group(line.root(), "list",
                                   "an op's families, parameters and feasible variants on a device");
   for (const Op* op : line.catalog().ops) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<ListOptions>();
     Command& command =
         line.add(group, std::string(op->name()), std::string(op->summary()),
                  [op, options](const Session& session) { return run(*op, *options, session); });

@@ -316,7 +316,7 @@ std::string lines(const Json& rows, const std::string& indent) {
   return text + "]";
 }
 
-std::string op_text(const Op& op) {
+std::string op_entry(const Op& op) {
   Json sizes{Json::Array()};
   Json options{Json::Array()};
   for (const SizeField& field : op.sizes()) sizes.push_back(field.name);
@@ -338,7 +338,7 @@ std::string op_table(const Catalog& catalog) {
     const Problem usual = usual_form(*op, op->passes().front());
     if (!op->parts(usual).empty() && !op->rows_are_alike(usual)) continue;
     if (text.size() > 1) text += ",";
-    text += "\n" + op_text(*op);
+    text += "\n" + op_entry(*op);
   }
   return text + "\n}\n";
 }

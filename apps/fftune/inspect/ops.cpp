@@ -106,7 +106,7 @@ void print_op(const Op& op, const Output& output) {
   }
 }
 
-int run(const Session& session) {
+int print_ops(const Session& session) {
   Json document = Json::Array();
   for (const Op* op : session.catalog.ops) {
     if (session.output.json()) {
@@ -123,7 +123,8 @@ int run(const Session& session) {
 }  // namespace
 
 void add_ops(CommandLine& line) {
-  line.add(line.root(), "ops", "every op: its problem's fields, and its buffers in order", run);
+  line.add(line.root(), "ops", "every op: its problem's fields, and its buffers in order",
+           print_ops);
 }
 
 }  // namespace fftune::tool

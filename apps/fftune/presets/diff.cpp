@@ -19,7 +19,7 @@ namespace fftune::tool {
 
 namespace {
 
-struct Options {
+struct DiffOptions {
   std::vector<std::string> paths;
   bool exit_code = false;
 };
@@ -77,7 +77,7 @@ std::vector<Change> changes(const Records& before, const Records& after) {
   return found;
 }
 
-int run(const Options& options, const Session& session) {
+int run(const DiffOptions& options, const Session& session) {
   if (options.paths.size() != 2)
     throw Error(
         ErrorKind::invalid_input,
@@ -135,7 +135,7 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_presets_diff(CommandLine& line, Command& group) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DiffOptions>();
   Command& command = line.add(
       group, "diff",
       "records added, removed, or with another winner or time, and by their intervals FASTER, "

@@ -35,7 +35,7 @@ namespace {
 
 constexpr const char* op_name = "moe-ffn";
 
-struct Options {
+struct ImportOptions {
   std::vector<std::string> paths;
   std::string d, choices;
 };
@@ -150,7 +150,7 @@ struct Layer {
   std::map<std::string, std::string> options = {};
 };
 
-std::vector<Layer> layers_of(const Op& op, const Table& table, const Options& options) {
+std::vector<Layer> layers_of(const Op& op, const Table& table, const ImportOptions& options) {
   if (!options.d.empty())
     return {{"", parse_whole(options.d, "--d", 1, 1 << 30),
              parse_whole(options.choices, "--top-k", 1, 1024)}};
@@ -227,7 +227,7 @@ Search search_of(const std::string& name, const Table& table, const Layer& layer
                    {"m", table.tokens}}};
 }
 
-int run(const Options& options, const Session& session) {
+int run(const ImportOptions& options, const Session& session) {
   if (options.d.empty() != options.choices.empty())
     throw Error(ErrorKind::invalid_input, "--d and --top-k come together");
   const Op& op = builtin_catalog().op(op_name);
@@ -277,7 +277,7 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_presets_import(CommandLine& line, Command& group) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ImportOptions>();
   Command& command = line.add(
       group, "import-vllm",
       "the searches of moe-ffn that cover the problems of vLLM's tuned tables, as commands",

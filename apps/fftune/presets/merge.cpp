@@ -18,7 +18,7 @@
 namespace fftune::tool {
 namespace {
 
-struct Options {
+struct MergeOptions {
   std::vector<std::string> paths;
   std::string out = "presets";
 };
@@ -61,7 +61,7 @@ int merge(const std::vector<std::string>& paths, const std::filesystem::path& ou
 }  // namespace
 
 void add_presets_merge(CommandLine& line, Command& group) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<MergeOptions>();
   Command& command = line.add(
       group, "merge", "take records into a folder; they replace those of the same problem there",
       [options](const Session& session) {
@@ -75,7 +75,7 @@ void add_presets_merge(CommandLine& line, Command& group) {
 }
 
 void add_presets_install(CommandLine& line, Command& group) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<MergeOptions>();
   Command& command = line.add(
       group, "install", "take records into the user's folder, in which the library looks for them",
       [options](const Session& session) {

@@ -65,7 +65,7 @@ std::map<Problem, Recipe> present_winners(const std::filesystem::path& folder,
                                           const PresetDevice& device, const Op& op,
                                           const std::vector<Problem>& problems) {
   const auto records = own_records(folder, device, op);
-  const Comparison comparison = comparison_of(op);
+  const fftune::Comparison comparison = comparison_of(op);
   std::map<Problem, Recipe> winners;
   for (const Problem& repeated : problems) {
     const Problem problem = unrepeated(op, repeated);  // what records are of

@@ -22,7 +22,7 @@
 namespace fftune::tool {
 namespace {
 
-struct Options {
+struct RestampOptions {
   std::string since;
   std::vector<std::string> paths;
 };
@@ -40,7 +40,7 @@ struct StaleStage {
 /// The sources that records were made with, and today's.
 class Restamp {
  public:
-  Restamp(const Options& options, const Session& session)
+  Restamp(const RestampOptions& options, const Session& session)
       : session_(session),
         before_(session.catalog.sources->with_device_sources_of(options.since)),
         files_(whole_preset_files(or_presets_folder(options.paths), "restamped")) {}
@@ -175,7 +175,7 @@ class Restamp {
   std::vector<std::string> written_;
 };
 
-int run(const Options& options, const Session& session) {
+int run(const RestampOptions& options, const Session& session) {
   if (options.since.empty())
     throw Error(ErrorKind::invalid_input,
                 "presets restamp needs --since: give the kernels folder of an older checkout");
@@ -192,7 +192,7 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_presets_restamp(CommandLine& line, Command& group) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RestampOptions>();
   Command& command =
       line.add(group, "restamp",
                "end the staleness of records whose winners compile to the same PTX from today's "

@@ -19,7 +19,7 @@ namespace fftune::tool {
 
 namespace {
 
-struct Options {
+struct ShowOptions {
   std::vector<std::string> paths;
 };
 
@@ -70,7 +70,7 @@ void print_file(const PresetFile& file, const Session& session) {
   output.line("");
 }
 
-int run(const Options& options, const Session& session) {
+int run(const ShowOptions& options, const Session& session) {
   const std::vector<PresetFile> files = preset_files(or_presets_folder(options.paths));
   const bool readable = std::any_of(files.begin(), files.end(), [](const PresetFile& file) {
     return file.complaints.empty() || !file.records.empty();
@@ -102,7 +102,7 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_presets_show(CommandLine& line, Command& group) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ShowOptions>();
   Command& command = line.add(group, "show", "the records of preset files as tables",
                               [options](const Session& session) { return run(*options, session); });
   command.option("PATH", options->paths, "preset files or folders (default: presets)");

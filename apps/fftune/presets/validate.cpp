@@ -20,7 +20,7 @@ namespace fftune::tool {
 
 namespace {
 
-struct Options {
+struct ValidateOptions {
   std::vector<std::string> paths;
 };
 
@@ -94,7 +94,7 @@ void print_notes(const Findings& findings, const Output& output) {
   output.line("-v names the records");
 }
 
-int run(const Options& options, const Session& session) {
+int run(const ValidateOptions& options, const Session& session) {
   const std::vector<PresetFile> files = preset_files(or_presets_folder(options.paths));
   const Devices here = list_devices(session.environment);
   Findings findings;
@@ -122,7 +122,7 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_presets_validate(CommandLine& line, Command& group) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ValidateOptions>();
   Command& command =
       line.add(group, "validate", "check files and records; exit 1 if any would be skipped",
                [options](const Session& session) { return run(*options, session); });

@@ -33,7 +33,7 @@
 namespace fftune::tool {
 namespace {
 
-struct Options {
+struct RefreshOptions {
   ProblemFilter filter;
   std::string device;
   std::string out = "presets";
@@ -57,8 +57,9 @@ std::string refusal_of(const Op& op, const Problem& problem, DeviceKind kind) {
   return fault_of_recorded(op, problem, kind);
 }
 
-std::vector<Stale> stale_records(const Op& op, const Options& options, const PresetDevice& device,
-                                 const DeviceFacts& facts, const Session& session) {
+std::vector<Stale> stale_records(const Op& op, const RefreshOptions& options,
+                                 const PresetDevice& device, const DeviceFacts& facts,
+                                 const Session& session) {
   std::vector<Stale> found;
   for (const auto& [compared, record] : own_records(options.out, device, op)) {
     if (!admits(options.filter, session.catalog.ops, record.problem)) continue;
@@ -117,7 +118,7 @@ Json outcomes_json(const std::vector<Refreshed>& outcomes) {
   return all;
 }
 
-TuneOptions tune_options(const Options& options) {
+TuneOptions tune_options(const RefreshOptions& options) {
   TuneOptions tuning;
   // Few are left, and all of them were good once: none is screened out.
   tuning.strategy = "exhaustive";
@@ -126,7 +127,7 @@ TuneOptions tune_options(const Options& options) {
   return tuning;
 }
 
-int run(const Options& options, const Session& session) {
+int run(const RefreshOptions& options, const Session& session) {
   TuneOptions tuning = tune_options(options);
   if (std::error_code error; !std::filesystem::is_directory(options.out, error))
     throw Error(ErrorKind::invalid_input,
@@ -206,7 +207,7 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_refresh(CommandLine& line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RefreshOptions>();
   Command& command = line.add(
       line.root(), "refresh",
       "time the variants of a device's stale records again: winners, ties and runners-up; a "

@@ -132,14 +132,14 @@ void serve_devices(const Place& place, const std::vector<std::string>& names,
 
 namespace {
 
-struct Options {
+struct SweepDeviceOptions {
   std::string device;
   std::string seed = "0";
   std::string op;  // of the saved values
   WeightOptions weights;
 };
 
-int run(const Options& options, const Session& session) {
+int run(const SweepDeviceOptions& options, const Session& session) {
   std::optional<SavedInputs> saved;
   if (options.weights.given()) saved.emplace(session.catalog.op(options.op), options.weights);
   const InputData data(parse_seed(options.seed, "--seed N"), saved ? &*saved : nullptr);
@@ -151,7 +151,7 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_worker(CommandLine& line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<SweepDeviceOptions>();
   Command& command = line.add(line.root(), "worker", "serve a sweep, which starts it",
                               [options](const Session& session) { return run(*options, session); });
   command.group = "";  // hidden

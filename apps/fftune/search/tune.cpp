@@ -39,7 +39,7 @@
 namespace fftune::tool {
 namespace {
 
-struct Options {
+struct OpOptions {
   ProblemOptions problem;
   WeightOptions weights;
   SearchOptions search;
@@ -227,7 +227,7 @@ void check_places(const SearchOptions& options) {
     throw Error(ErrorKind::invalid_input, "--in-process and --launcher exclude each other");
 }
 
-int run(const Op& op, Options& options, const Session& session) {
+int run(const Op& op, OpOptions& options, const Session& session) {
   check_places(options.search);
   const auto saved = saved_inputs(op, options.problem, options.weights);
   const SavedInputs* const values = saved.get();
@@ -368,7 +368,7 @@ void add_search_options(Command& command, SearchOptions& options, bool several_h
 
 void add_tune(CommandLine& line) {
   for (const Op* op : line.catalog().ops) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<OpOptions>();
     Command& command =
         line.add(line.root(), std::string(op->name()), std::string(op->summary()),
                  [op, options](const Session& session) { return run(*op, *options, session); });

@@ -22,7 +22,7 @@
 namespace fftune::tool {
 namespace {
 
-struct Options {
+struct TunePresetsOptions {
   std::vector<std::string> paths;
   ProblemFilter filter;
   bool again = false;
@@ -32,8 +32,9 @@ struct Options {
 
 /// The problems of the files that the filter admits and that this version knows for the kind of
 /// device, each once, with the winners that the files name. Warns of the others.
-std::vector<SearchedOp> problems_of(const std::vector<PresetFile>& files, const Options& options,
-                                    DeviceKind kind, const Session& session) {
+std::vector<SearchedOp> problems_of(const std::vector<PresetFile>& files,
+                                    const TunePresetsOptions& options, DeviceKind kind,
+                                    const Session& session) {
   std::map<std::string, std::map<Problem, Recipe>> found;  // by the op's name
   for (const PresetFile& file : files) {
     for (const std::string& complaint : file.complaints)
@@ -64,7 +65,8 @@ std::vector<SearchedOp> problems_of(const std::vector<PresetFile>& files, const 
 
 /// Leaves out what --out has a record of for the device.
 std::vector<SearchedOp> without_recorded(std::vector<SearchedOp> ops, const std::string& device,
-                                         const Options& options, const Session& session) {
+                                         const TunePresetsOptions& options,
+                                         const Session& session) {
   std::size_t known = 0;
   const PresetDevice preset = preset_device(facts_of_device(device, session.environment));
   for (SearchedOp& each : ops) {
@@ -79,7 +81,7 @@ std::vector<SearchedOp> without_recorded(std::vector<SearchedOp> ops, const std:
   return ops;
 }
 
-int run(const Options& options, const Session& session) {
+int run(const TunePresetsOptions& options, const Session& session) {
   const std::vector<PresetFile> files = preset_files(options.paths);
   if (options.list)
     return list_problems(problems_of(files, options, DeviceKind::cuda, session), session);
@@ -94,7 +96,7 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_tune_presets(CommandLine& line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TunePresetsOptions>();
   Command& command = line.add(
       line.root(), "tune-presets",
       "search this device for the problems that preset files of other devices name, and write "

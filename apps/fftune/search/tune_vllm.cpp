@@ -20,7 +20,7 @@
 namespace fftune::tool {
 namespace {
 
-struct Options {
+struct TuneVllmOptions {
   std::vector<std::string> paths;
   std::string tensor_parallel = "1";
   std::string max_model_len;
@@ -34,7 +34,7 @@ struct Options {
   SearchOptions search;
 };
 
-VllmServing serving_of(const Options& options) {
+VllmServing serving_of(const TuneVllmOptions& options) {
   constexpr std::int64_t most = 1 << 24;
   VllmServing serving;
   serving.tensor_parallel = parse_whole(options.tensor_parallel, "--tp", 1, 1024);
@@ -74,7 +74,7 @@ VllmProblems read_problems(const Catalog& catalog, std::filesystem::path path,
   }
 }
 
-int run(const Options& options, const Session& session) {
+int run(const TuneVllmOptions& options, const Session& session) {
   if (options.paths.size() != 1)
     throw Error(ErrorKind::invalid_input, "tune-vllm takes one model: give its config.json");
   const VllmServing serving = serving_of(options);
@@ -94,7 +94,7 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_tune_vllm(CommandLine& line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TuneVllmOptions>();
   Command& command =
       line.add(line.root(), "tune-vllm",
                "search this device for what vLLM's plugin runs with a model, and write presets",

@@ -78,7 +78,7 @@ std::int64_t slice(std::string_view what, std::int64_t whole, std::int64_t devic
 }
 
 using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
+using OptionValues = std::map<std::string, std::string>;
 
 bool has_option(const Op& op, std::string_view name) {
   const auto all = options_of(op, "fwd");
@@ -95,7 +95,7 @@ class Problems {
       : catalog_(catalog), serving_(serving), kind_(kind) {}
 
   /// A problem for each number of tokens. `count`: the size that has it.
-  void add(const char* op_name, DType dtype, const Sizes& sizes, const Options& options,
+  void add(const char* op_name, DType dtype, const Sizes& sizes, const OptionValues& options,
            const char* count = "m", Batches batches = Batches::decoding) {
     const Op& op = catalog_.op(op_name);
     const auto place = std::find_if(ops_.begin(), ops_.end(),
@@ -244,7 +244,7 @@ std::string why_not_layers(const Config& config, const Quantisation& quantisatio
 
 void add_experts(const Config& config, const Quantisation& quantisation, const Experts& experts,
                  const VllmServing& serving, Problems& problems) {
-  Options options{{"act", activation_of(config)}, {"gate-up", "halves"}};
+  OptionValues options{{"act", activation_of(config)}, {"gate-up", "halves"}};
   if (quantisation.any) options["scales"] = "block";
   problems.add("moe-ffn", quantisation.any ? DType::fp8 : DType::bf16,
                {{"d", config.whole({"hidden_size"})},
@@ -326,7 +326,7 @@ void add_layers(const Config& config, const std::optional<Experts>& experts,
   if (all_are_mixtures) return;
   const std::int64_t h =
       slice("features of the network", config.whole({"intermediate_size"}), devices);
-  Options network;
+  OptionValues network;
   if (one) network = {{"norm", "rms"}, {"residual", "yes"}};
   problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, network, "m", batches);
   // A part of the op layer, whose norm is a part of its own; it is not batch-invariant.
