@@ -24,9 +24,8 @@ OpFacts facts() {
                 .max = GroupTable::most_ranks,
                 .example = 2}},
           .options = {{.name = "link",
-                       .help = "peers: a group's memory is given; loopback: one rank plays all, "
-                               "whose ids and logits are equal; nccl: that of a group whose "
-                               "ranks do not reach each other, which no kernel serves",
+                       .help = "peers: through a group's memory; loopback: one rank plays all, "
+                               "with equal ids and logits; nccl: between hosts, not supported",
                        .choices = {"loopback", "peers", "nccl"},
                        .rare = true}},
           .families = {cuda_families, cpu_families}};

@@ -42,13 +42,13 @@ OpFacts facts() {
             .choices = {"1e-06"},
             .number = NumberRange{0, 1}},
            {.name = "output",
-            .help = "element type of the norm: the op's, or fp8 with a scale for each token, or "
-                    "with a given one",
+            .help = "element type of the norm: the op's; fp8 with a scale for each token; or fp8 "
+                    "with a given scale",
             .choices = {"same", "fp8", "fp8-static"},
             .rare = true},
            {.name = "link",
-            .help = "peers: a group's memory is given; nccl: that of a group with NCCL, whose "
-                    "library adds; loopback: one rank plays all, whose x are equal",
+            .help = "peers: through a group's memory; nccl: by NCCL; loopback: one rank plays "
+                    "all, with equal x",
             .choices = {"loopback", "peers", "nccl"},
             .rare = true}},
       .families = {cuda_families, cpu_families},

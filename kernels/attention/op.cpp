@@ -217,27 +217,26 @@ OpFacts facts() {
                      most_tokens, 1024),
            rare_size(
                "page",
-               "keys of a page of k and v, 16 to 256, a power of two; one that is not in memory "
-               "is zeros; contiguous if left out",
+               "keys of a page of k and v, a power of two from 16 to 256; a page id out of range "
+               "reads zeros; contiguous if left out",
                256, 64),
            {.name = "pages",
-            .help =
-                "pages in memory; what the sequences take if left out. With fewer and lengths=yes, "
-                "test data have shorter sequences",
+            .help = "pages in memory; as many as the sequences need if left out. With fewer and "
+                    "lengths=yes, test data have shorter sequences",
             .max = most_tokens,
             .example = 4096,
             .rare = true,
             .performance_neutral = true},
            rare_size("q-row",
-                     "elements from a token's q to the next token's, for a part of a packed row; "
+                     "stride of q between tokens, in elements, for a part of a packed row; "
                      "heads * dim if left out",
                      most_stride, 6144),
-           rare_size("k-row", "the same of k; kv-heads * dim if left out", most_stride, 6144),
-           rare_size("v-row", "the same of v; kv-heads * dim if left out", most_stride, 6144),
+           rare_size("k-row", "as q-row, for k; kv-heads * dim if left out", most_stride, 6144),
+           rare_size("v-row", "as q-row, for v; kv-heads * dim if left out", most_stride, 6144),
            {.name = "kv-head",
             .help =
-                "elements from a head of k, and of v, to the next one, a multiple of dim; dim if "
-                "left out",
+                "stride of k and of v between heads, in elements, a multiple of dim; dim if left "
+                "out",
             .max = most_stride,
             .example = 256,
             .rare = true,

@@ -110,11 +110,11 @@ std::string frozen_contradiction(const Problem& problem) {
 
 std::vector<OptionField> gated_save_options(const std::string& order) {
   return {
-      rare_option("save", "written for a backward pass: gate and up before the activation" + order,
+      rare_option("save", "saved for a backward pass: gate and up before the activation" + order,
                   {"none", "preact"}, "fwd"),
       rare_option("save",
-                  "kept by the forward pass: gate and up before the activation" + order +
-                      ", or its input alone, from which they are computed again",
+                  "saved by the forward pass: gate and up before the activation" + order +
+                      "; or its input, from which the backward pass computes them",
                   {"preact", "input"}, "bwd")};
 }
 

@@ -142,8 +142,8 @@ class NormFamily final : public Family {
 std::vector<OptionField> norm_options() {
   return {
       rare_option("norm",
-                  "the root mean square norm of x in front of the products; add-rms: of x and a "
-                  "residual, whose sum is written too",
+                  "norm in front of the products; rms: RMSNorm of x; add-rms: RMSNorm of x plus a "
+                  "residual, and their sum is written",
                   {"none", "rms", "add-rms"}, "fwd"),
       rare_option("convention",
                   "where the norm rounds, and whether w_norm is kept as its distance from 1",

@@ -310,16 +310,16 @@ std::vector<OptionField> option_fields() {
           "normalisation of rows: by the root mean square, or layer normalisation with biases",
           {"rms", "layer"}),
       rare_option("post-norms",
-                  "whether what attention and the feed-forward network give is normalised before "
-                  "it is added; only: and what they take is not",
+                  "whether the results of attention and of the feed-forward network are "
+                  "normalised before they are added; only: their inputs are not",
                   {"no", "yes", "only"}),
       rare_option("residual-scale",
                   "whether a vector multiplies what is added to the residual; experts have "
                   "route-scale",
                   {"no", "yes"}),
       rare_option("block",
-                  "whether the feed-forward network follows attention; or stands beside it, and "
-                  "takes the same normalised x, or x by a norm of its own",
+                  "serial: the feed-forward network follows attention; parallel: it takes the "
+                  "same normalised x; parallel-norms: it takes x by a second norm",
                   {"serial", "parallel", "parallel-norms"}),
       rare_option("ffn",
                   "the feed-forward network: with a gate, plain without, or a mixture of experts "
@@ -348,11 +348,11 @@ std::vector<OptionField> option_fields() {
                   "its own",
                   {"no", "yes"}),
       rare_option("gate-up",
-                  "the experts' weights of gate and up: separate; or packed in w_gate_up, whose "
-                  "rows are those of gate and then those of up, or one of each in turn",
+                  "the experts' weights of gate and up: separate, or one w_gate_up; halves: "
+                  "rows of gate, then of up; interleaved: they alternate",
                   {"separate", "halves", "interleaved"}),
       {.name = "routing",
-       .help = "how often experts are chosen: of test data, and to choose a preset by",
+       .help = "distribution of the chosen experts, for test data and the choice of a preset",
        .choices = {"uniform"},
        .rare = true,
        .routing = true},
@@ -362,12 +362,12 @@ std::vector<OptionField> option_fields() {
       rare_number("eps", "added to the norms' mean square", "1e-06", {0, 1}),
       rare_option("qkv-bias", "whether q, k and v have a bias", {"no", "yes"}),
       rare_option("qkv-weights",
-                  "the weights of q, k and v: separate, or rows of one w_qkv: all of q, then of k, "
-                  "then of v. In grouped each head of k follows its heads of q, and v follows it",
+                  "the weights of q, k and v: separate, or one w_qkv; packed: all rows of q, then "
+                  "k, then v; grouped: for each head of k its heads of q, then k, then v",
                   {"separate", "packed", "grouped"}),
       rare_option("qk-norm",
-                  "whether heads of q and k are normalised, with weights of their own; rows: all "
-                  "heads of q, and of k, together; layer: heads by layer normalisation",
+                  "norms of q and k; yes: RMSNorm of each head; rows: RMSNorm over all heads; "
+                  "layer: layer normalisation of each head",
                   {"no", "yes", "rows", "layer"}),
       rare_option("qk-norm-order", "whether heads are normalised before RoPE or after it",
                   {"before", "after"}),
@@ -382,8 +382,8 @@ std::vector<OptionField> option_fields() {
                   {0, 1e6}),
       rare_number("scale", "scale of attention's scores; 0: 1 / sqrt(dim)", "0", {0, 1e6}),
       rare_option("link",
-                  "with ranks, peers: a group's memory is given; nccl: that of a group with NCCL, "
-                  "whose library adds; loopback: one rank plays all, whose summands are equal",
+                  "how ranks sum; peers: through a group's memory; nccl: by NCCL; loopback: one "
+                  "rank plays all, with equal summands",
                   {"loopback", "peers", "nccl"}),
       rare_option("lengths",
                   "keys of the sequences in tests and measurements: as many as the cache has room "
@@ -399,8 +399,8 @@ std::vector<OptionField> option_fields() {
   }
   fields.push_back(rare_option(
       "attn-weights",
-      "with packed weights or quantise: whether those of q, k and v and of the output product are "
-      "like the network's, or dense, as gpt-oss has them",
+      "with packed weights or quantise: attention's weights have the network's format, or are "
+      "dense, as in gpt-oss",
       {"same", "dense"}));
   fields.push_back(quantise_option());
   return fields;

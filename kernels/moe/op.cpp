@@ -374,7 +374,7 @@ std::vector<OptionField> option_fields() {
        .help = "activation of the gate; swiglu-oai limits gate and up and adds 1 to up",
        .choices = gated_activation_names()},
       {.name = "routing",
-       .help = "how often experts are chosen: of test data, and to choose a preset by",
+       .help = "distribution of the chosen experts, for test data and the choice of a preset",
        .choices = {"uniform"},
        .routing = true}};
   for (OptionField& field : gated_save_options(", in the order of the experts"))
@@ -385,9 +385,9 @@ std::vector<OptionField> option_fields() {
                   "its row before them",
                   {"after", "before"}));
   options.push_back(rare_option("gate-up",
-                                "where the weights of gate and up are: separate; or packed in "
-                                "w_gate_up, whose rows are those of gate and then those of up, or "
-                                "one of each in turn",
+                                "the experts' weights of gate and up: separate, or one "
+                                "w_gate_up; halves: rows of gate, then of up; interleaved: they "
+                                "alternate",
                                 {"separate", "halves", "interleaved"}));
   options.push_back(
       rare_option("bias", "whether gate, up and an expert's output have biases", {"none", "all"}));

@@ -155,14 +155,14 @@ std::vector<OptionField> option_fields() {
   std::vector<OptionField> fields{
       rare_option(
           "weights",
-          "weights and biases of q, k and v: separate, or all rows in one, dense (packed) or of a "
-          "packed format. In grouped each head of k follows its heads of q, and v follows it",
+          "weights and biases of q, k and v: separate, or all rows in one, dense (packed) or in a "
+          "packed format; grouped: for each head of k its heads of q, then k, then v",
           std::move(weights)),
       rare_option("bias", "whether q, k and v have a bias", {"no", "yes"}),
       rare_option(
           "norm",
-          "whether heads of q and k are RMS-normalised, with weights of their own; rows: all "
-          "heads of q, and of k, together; layer: heads by layer normalisation",
+          "norms of q and k; yes: RMSNorm of each head; rows: RMSNorm over all heads; layer: "
+          "layer normalisation of each head",
           {"no", "yes", "rows", "layer"}),
       rare_option("norm-order", "whether heads are normalised before RoPE or after it",
                   {"before", "after"}),

@@ -169,20 +169,19 @@ OpFacts facts() {
                  .rare = true,
                  .performance_neutral = true},
                 rare_size("q-row",
-                          "elements from a token's q to the next token's, for a part of a "
-                          "packed row; heads * dim if left out",
+                          "stride of q between tokens, in elements, for a part of a packed row; "
+                          "heads * dim if left out",
                           most_stride, 6144),
                 rare_size("q-outer",
-                          "elements from a sequence's q to the next one's in bshd, from a "
-                          "position's in sbhd; what their tokens take if left out",
+                          "stride of q between sequences in bshd, between positions in sbhd; "
+                          "contiguous if left out",
                           most_stride, 12582912),
-                rare_size("q-head", "elements from a head of q to the next one; dim if left out",
-                          most_stride, 262144),
-                rare_size("k-row", "the same as q-row of k; kv-heads * dim if left out",
-                          most_stride, 6144),
-                rare_size("k-outer", "the same as q-outer of k", most_stride, 12582912),
-                rare_size("k-head", "the same as q-head of k; dim if left out", most_stride,
-                          262144)},
+                rare_size("q-head", "stride of q between heads; dim if left out", most_stride,
+                          262144),
+                rare_size("k-row", "as q-row, for k; kv-heads * dim if left out", most_stride,
+                          6144),
+                rare_size("k-outer", "as q-outer, for k", most_stride, 12582912),
+                rare_size("k-head", "as q-head, for k; dim if left out", most_stride, 262144)},
       .options =
           {{"layout",
             "order of q and k: [s, b, heads, dim], [b, s, heads, dim], or packed sequences",

@@ -4,9 +4,9 @@
     group = fftune.distributed.init_group()
     y, residual = fftune.ops.all_reduce_norm(x, w, residual=residual, group=group)
 
-Ranks reach each other's memory: over NVLink or PCIe on GPUs, as shared pages on a CPU. Across hosts
-all-reduce goes by NCCL. All ranks call the same collectives in the same order; a rank that dies, hangs or calls
-another one is an error on every other rank within the timeout.
+Ranks reach each other's memory: over NVLink or PCIe on GPUs, as shared pages on a CPU. Between hosts NCCL
+sums. All ranks call the same collectives in the same order. If a rank dies, hangs or calls another
+collective, every other rank gets an error within the timeout.
 """
 import ctypes
 import json
@@ -66,17 +66,20 @@ class Group:
 
     Args:
         name: The same on all ranks, and unique on this host. A name that begins with a slash is the path
-            of a socket's file, for ranks in several containers. Ranks on several hosts have
-            "tcp://host:port/word": rank 0 listens there, and ranks with another word are not heard.
-        rank, ranks: This rank, from 0, and how many there are, 8 at most. None: those of this host's
-            processes, by the environment of mpirun, torchrun or srun. The name then must be unique
+            of a socket's file, for ranks in several containers. For ranks on several hosts:
+            "tcp://host:port/word"; rank 0 listens there, and connections with another word are ignored.
+        rank, ranks: This rank, from 0, and the number of ranks, 8 at most. None: those of this host's
+            processes, from the environment of mpirun, torchrun or srun; the name must then be unique
             within that job.
         device: The rank's GPU, or the CPU.
-        max_bytes: Bytes of the largest message. A rank's memory has 2 * ranks * max_bytes, and as much
-            again for words, of 64 MB a message at most. Each rank adds up to 2 MB.
-        timeout: Seconds until a rank that does not come is an error: of this call, and of each wait.
-        nccl: NCCL too, for all-reduce of larger messages than max_bytes. A group across hosts has it
-            alone.
+        max_bytes: Bytes of the largest message. A rank's memory has 2 * ranks * max_bytes for data, the
+            same again for words (at most 64 MB a message), and up to 2 MB per rank.
+        timeout: Seconds that this call, and each later wait, waits for a rank before it raises Error.
+        nccl: Also use NCCL, for all-reduce of messages larger than max_bytes. A group across hosts has
+            NCCL alone.
+
+    Raises:
+        Error: A rank does not come in time, or options differ between ranks.
     """
 
     TABLE_WORDS = 18  # of the memory, all that a tensor shows
@@ -117,7 +120,7 @@ class Group:
                                            dtype=torch.int64)
 
     def link(self, op: str, size: int) -> str:
-        """The link of a message of `size` bytes, the same on all ranks: "peers", each other's memory, or
+        """The link of a message of `size` bytes, the same on all ranks: "peers" (each other's memory) or
         "nccl"."""
         if size <= self.max_bytes and not self.across_hosts:
             return "peers"
@@ -127,12 +130,12 @@ class Group:
         return "nccl"
 
     def expect_open(self) -> None:
-        """Raises Error if this rank's part has ended: the kernels would find no memory."""
+        """Raises Error if this rank has closed the group: kernels would find no memory."""
         if self._handle is None:
             raise Error("the group is closed: make a new one")
 
     def check(self) -> None:
-        """Raises Error if a rank died, or if a collective that is complete failed on this rank."""
+        """Raises Error if a rank died, or if a complete collective failed on this rank. Waits for nothing."""
         self.expect_open()
         check_status(library().fftune_group_check(self._handle))
 
@@ -140,15 +143,15 @@ class Group:
              presets: str | os.PathLike | None = None) -> list[dict]:
         """Searches the plans of a call that need this group, on all ranks at once.
 
-        Every rank chooses the same variants, which calls use from then on in this process. All ranks
-        call it with the same call and budget. Graphs that were captured before keep their kernels.
+        All ranks give the same call and budget, and get the same variants. Later calls in this process use
+        them. CUDA graphs that were captured before keep their kernels.
 
         Args:
             call: A function without arguments, which is called once.
-            budget: Seconds for each plan. One candidate is tried even if the start takes them all.
-            presets: Folder to which rank 0 writes records, for later processes; such as
-                `fftune.tuning.user_presets()`, which the library searches. Given on all ranks, or on
-                none: then the result is this process's alone.
+            budget: Seconds for each plan. At least one candidate is tried.
+            presets: Folder to which rank 0 writes records for later processes, such as
+                `fftune.tuning.user_presets()`, which the library searches. All ranks give it, or none
+                does. None: only this process uses the result.
 
         Returns:
             The problems that were searched.
@@ -223,15 +226,18 @@ def slice_layer(weights: Mapping[str, torch.Tensor], rank: int, ranks: int, head
                 whole_experts: bool = False) -> dict[str, torch.Tensor]:
     """A rank's slice of the weights of a layer, by the names that `fftune.ops.layer` has for them.
 
-    Rows of q, k, v, gate and up are divided by the ranks, and columns of w_o and w_down. Rank 0 keeps
-    b_o and b_down, which its peers have as zeros. Everything else is whole on every rank.
+    Ranks divide the rows of q, k, v, gate and up, and the columns of w_o and w_down. Rank 0 keeps b_o and
+    b_down; its peers have zeros. Everything else is whole on every rank.
 
     Args:
-        weights: Those of the whole layer, unpacked.
-        rank, ranks: This rank, and how many there are.
-        heads, kv_heads, grouped, packing: As in `layer`, of the whole layer.
-        whole_experts: A rank has whole experts of a mixture, with their biases, instead of some features
-            of all.
+        weights: Weights of the whole layer, unpacked.
+        rank, ranks: This rank, from 0, and the number of ranks.
+        heads, kv_heads, grouped, packing: As in `layer`, for the whole layer.
+        whole_experts: Give each rank whole experts of a mixture, with their biases, instead of some
+            features of all experts.
+
+    Returns:
+        The rank's weights, by the same names.
     """
     ranks = _integer("slice_layer: ranks", ranks, 1, _MOST)
     rank = _integer("slice_layer: rank", rank, 0, ranks - 1)
@@ -304,15 +310,22 @@ def _of_all(call: Callable[[], object]) -> None:
 
 def init_group(process_group=None, *, device=None, max_bytes: int = 1 << 26, timeout: float = 60,
                nccl: bool = False, address: str | None = None) -> Group:
-    """A group of the ranks of a process group of torch.distributed. One whose ranks are on several hosts
-    has NCCL alone, and needs GPUs.
+    """A group of the ranks of a process group of torch.distributed.
+
+    A group on several hosts has NCCL alone, and needs GPUs.
 
     Args:
-        process_group: Of torch.distributed; None: all processes.
-        device: This rank's device; None: the current CUDA device, or the CPU where there is none.
+        process_group: A process group of torch.distributed. None: all processes.
+        device: This rank's device. None: the current CUDA device, or the CPU without one.
         max_bytes, timeout, nccl: As in `Group`.
-        address: "tcp://host:port" where rank 0 of several hosts listens; None: as
-            torch.distributed's MASTER_ADDR is reached, at a port that is free.
+        address: For several hosts, "tcp://host:port" where rank 0 listens. None: the address by which
+            torch.distributed's MASTER_ADDR is reached, and a free port.
+
+    Returns:
+        A `Group`.
+
+    Raises:
+        Error: A rank does not come in time, or the ranks' devices cannot form a group.
     """
     import torch.distributed as dist
     if not dist.is_initialized():

@@ -1,7 +1,7 @@
-"""MaskedLinear and MaskedFFN as the Triton package ffn_kernel has them, with gradients.
+"""MaskedLinear and MaskedFFN with the interface of the Triton package ffn_kernel, with gradients.
 
-Weights are transposed views, as in `layer.weight.T`: turned back they are contiguous, and nothing
-is copied. Tokens whose mask is set take the first weights, the others the second.
+Weights are transposed views such as `layer.weight.T`; nothing is copied. Tokens whose mask is set take
+the first weights, all others the second.
 """
 from torch import Tensor
 
@@ -21,7 +21,16 @@ class MaskedLinear:
 
     @staticmethod
     def apply(x: Tensor, w_true_t: Tensor, w_false_t: Tensor, mask: Tensor) -> Tensor:
-        """x [..., k], w_true_t and w_false_t [k, n], mask [...] -> [..., n]"""
+        """``x w_true_t`` where the mask is set, else ``x w_false_t``.
+
+        Args:
+            x: [..., k].
+            w_true_t, w_false_t: [k, n], transposed views of the weights.
+            mask: bool [...].
+
+        Returns:
+            [..., n].
+        """
         return ops.masked_linear(x, mask, _turned("w_true_t", w_true_t),
                                  _turned("w_false_t", w_false_t))
 

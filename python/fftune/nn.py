@@ -82,7 +82,7 @@ class GatedMLP(nn.Module):
 
 
 def _scale_of(x: Tensor) -> Tensor:
-    """By which the largest element is 448, that of float8_e4m3fn; 1 for zeros."""
+    """The scale that maps the largest magnitude to 448, the largest of float8_e4m3fn; 1 for zeros."""
     largest = x.float().abs().max().reshape(1)
     return torch.where(largest > 0, largest / 448, 1.0)
 
@@ -148,14 +148,14 @@ class RMSNorm(nn.Module):
 class LinearCrossEntropy(nn.Module):
     """The loss of a language model's head without logits in memory, with the parameters of ``nn.Linear``.
 
-    ``forward(x, labels)`` takes x [..., features] and labels [...], and returns what
-    `fftune.ops.linear_cross_entropy` does.
+    ``forward(x, labels)`` takes x [..., features] and labels int64 [...], and returns the result of
+    `fftune.ops.linear_cross_entropy`.
 
     Args:
         features, vocab: Size of the weight [vocab, features].
         bias: Whether there is a bias [vocab].
         device, dtype: Device and element type of the parameters.
-        rules: Further arguments of `fftune.ops.linear_cross_entropy`, defaults for every call.
+        rules: Further arguments of `fftune.ops.linear_cross_entropy`, as defaults of every call.
     """
 
     def __init__(self, features: int, vocab: int, bias: bool = False, device=None, dtype=None, **rules):
@@ -287,8 +287,8 @@ class MoE(nn.Module):
         act, recompute: As in ``GatedMLP``.
         device, dtype: Device and element type of the parameters.
         score, order, renormalise, groups, top_groups, group_score, scale: As in `fftune.ops.moe_route`.
-        bias: Whether there is a float32 buffer gate.e_score_correction_bias [experts], zeros at first,
-            that is added to the scores for the choice alone; a load balancer may update it.
+        bias: Whether there is a float32 buffer gate.e_score_correction_bias [experts], initially zero. It
+            is added to the scores for the choice alone; a load balancer may update it.
         shared: Number of experts of the same size that process every token.
     """
 
@@ -329,7 +329,7 @@ class MoE(nn.Module):
 
 
 def _group_of(label: str, group: int, format: str) -> int:
-    """Elements that share a scale: those given, or those of the format, if it has only one number."""
+    """Elements that share a scale: the given number, or the format's, if it has only one."""
     group = ONLY_GROUP.get(format, group) if type(group) is int and group == 128 else group
     group_word(label, group, format)
     return group
@@ -338,8 +338,8 @@ def _group_of(label: str, group: int, format: str) -> int:
 class QuantLinear(nn.Module):
     """A linear layer whose weight has 4 or 8 bits.
 
-    Maps [..., in_features] to [..., out_features]. The weight is kept in the layout that kernels read.
-    State dicts have the tensors of compressed-tensors:
+    Maps [..., in_features] to [..., out_features]. The weight is in memory in the kernels' layout. State
+    dicts have the tensors of compressed-tensors:
 
     - int4, ``(q - 8) · scale``, or with `zeros` ``(q - zero) · scale``: weight_packed, weight_scale,
       weight_shape and with `zeros` weight_zero_point, as in pack-quantized.
@@ -576,8 +576,8 @@ def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: b
              skip: tuple[str, ...] = ("lm_head",)) -> nn.Module:
     """Rounds the weight of each ``nn.Linear`` of a module to 4 or 8 bits, in place.
 
-    Weights are rounded to the nearest code, without calibration. Other modules stay as they are, among them
-    experts whose weights are one tensor. A layer that is in several places becomes one layer in these places.
+    Weights are rounded to the nearest code, without calibration. Other modules stay as they are, including
+    experts whose weights are one tensor. A layer in several places becomes one layer in all of them.
 
     Args:
         module: The module; a single ``nn.Linear`` too.
@@ -586,7 +586,7 @@ def quantise(module: nn.Module, format: str = "int4", group: int = 128, zeros: b
         skip: Layers that stay as they are, by the last part of their name.
 
     Returns:
-        The module, or the ``QuantLinear`` in the place of an ``nn.Linear``.
+        The module; for an ``nn.Linear``, the ``QuantLinear`` that replaces it.
     """
     expect_one_of("format", format, FORMATS)
     group = _group_of("quantise", group, format)

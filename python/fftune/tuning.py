@@ -67,13 +67,12 @@ def _text(problem: dict) -> str:
 
 @dataclass
 class TuneReport:
-    """The problems of tune(): those that presets served already, that it searched, and that
-    failed."""
+    """The problems of tune(), each as one line of text."""
 
-    served: list[str] = field(default_factory=list)
+    served: list[str] = field(default_factory=list)  # by an exact preset already
     searched: list[str] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
-    presets: Path | None = None  # where records were written
+    failed: list[tuple[str, str]] = field(default_factory=list)  # problem, reason
+    presets: Path | None = None  # the folder of the new records
 
     def __str__(self) -> str:
         lines = [f"{len(self.served)} served by presets, {len(self.searched)} searched, "
@@ -91,19 +90,22 @@ def user_presets() -> Path:
 
 def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
          presets: str | os.PathLike | None = None) -> TuneReport:
-    """Searches the problems that ``model(example)`` runs and no preset serves, and writes presets.
+    """Searches the problems of ``model(example)`` that no preset serves exactly, and writes presets.
 
-    The results are used from then on. Models that were compiled or captured before keep their kernels.
+    Later calls use the results. Models that were compiled or captured before keep their kernels.
 
     Args:
         model: A patched model, or any that uses fftune.
         example: Its input, or a tuple or dict of its inputs.
-        budget: Seconds in all.
+        budget: Seconds for all searches together.
         train: Search the problems of the backward pass too.
         presets: Folder to write to; the user's folder by default.
 
     Returns:
         A ``TuneReport``.
+
+    Raises:
+        Error: The model runs no op of fftune, or an argument is wrong.
     """
     expect_module("tune", model)
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
@@ -177,13 +179,13 @@ def forget_plans() -> None:
 
 @dataclass
 class CheckReport:
-    """A module beside itself in eager PyTorch: relative errors against float64, and times."""
+    """A module with and without the patch: relative errors against float64, and times in microseconds."""
 
     error: float
     eager_error: float
     microseconds: float
     eager_microseconds: float
-    good: bool  # no less exact than eager PyTorch, within half of it and four roundings
+    good: bool  # error <= 1.5 * eager_error + 4 roundings of the result's element type
     replaced: str
 
     def __str__(self) -> str:
@@ -193,7 +195,7 @@ class CheckReport:
 
 
 def check(module: nn.Module | None = None, example=None) -> CheckReport | bool:
-    """Compares a module with float64, or without a module every preset of this device.
+    """Compares a module, or without one every preset of this device, with float64.
 
     Args:
         module: Patched or not; it runs with its own weights.

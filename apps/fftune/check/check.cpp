@@ -313,17 +313,17 @@ void add_check(CommandLine& line) {
                  "number of draws of the data (default: 2; 1 with --quick)");
   command.option(
       "--max-flops N", options->max_flops,
-      "lower a problem's tokens until one run of it takes no more floating-point "
-      "operations, and say so (default: 5e10 on the CPU, 5e9 with --quick, no bound on a GPU)");
+      "limit of floating-point operations of one run; problems above it are checked with fewer "
+      "tokens, and a line says so (default: 5e10 on the CPU, 5e9 with --quick, none on a GPU)");
   command.flag(
       "--batch-invariance", options->batch_invariance,
-      "check instead that with batch-invariant=yes the bits of a row are the same whatever "
-      "other rows there are, for each number of tokens on a GPU, and for some on the CPU");
+      "check instead that with batch-invariant=yes the bits of a row do not depend on other "
+      "rows: for each number of tokens on a GPU, for some on the CPU");
   command
       .option("--most N", options->most,
               "the most tokens of --batch-invariance (default: 2048 on a GPU, 80 on the CPU)")
       .needs = "--batch-invariance";
-  command.option("--report FILE", options->report, "write the outcomes as JUnit's XML too");
+  command.option("--report FILE", options->report, "also write the outcomes as JUnit XML");
   add_progress_option(command, options->progress);
   add_weight_options(command, options->weights);
   add_problem_filter(command, line.catalog().ops, options->filter);

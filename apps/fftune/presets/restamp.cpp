@@ -195,8 +195,8 @@ void add_presets_restamp(CommandLine& line, Command& group) {
   auto options = std::make_shared<RestampOptions>();
   Command& command =
       line.add(group, "restamp",
-               "end the staleness of records whose winners compile to the same PTX from today's "
-               "sources as from those that they were made with; needs NVRTC, and no GPU",
+               "give stale records the hash of the current sources if their winners compile to the "
+               "same PTX as before; needs NVRTC, and no GPU",
                [options](const Session& session) { return run(*options, session); });
   command.option(
       "--since DIR", options->since,

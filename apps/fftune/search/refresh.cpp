@@ -211,8 +211,7 @@ void add_refresh(CommandLine& line) {
   Command& command = line.add(
       line.root(), "refresh",
       "time the variants of a device's stale records again: winners, ties and runners-up; a "
-      "record is stale when the kernel's sources, the driver or the toolkit are not those that it "
-      "was made with",
+      "record is stale if the kernel's sources, the driver or the toolkit have changed",
       [options](const Session& session) { return run(*options, session); });
   add_device_option(command, options->device, false);
   command.flag("--all", options->all, "records that are not stale as well");

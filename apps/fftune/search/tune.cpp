@@ -326,8 +326,8 @@ void add_search_options(Command& command, SearchOptions& options, bool several_h
                  "the size of the problems)",
                  group);
   command.option("--min-gain PERCENT", options.min_gain,
-                 "guided ends when it expects less than this of the variants it has not tried, or "
-                 "when a tenth of them was tried, twice as much for half the gain "
+                 "guided ends when the expected gain of all untried variants is less, or when a "
+                 "tenth of the variants was tried; half the gain tries twice as many "
                  "(default: 1%)",
                  group);
   command.option("--max-variants N", options.max_variants,

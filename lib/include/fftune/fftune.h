@@ -1,7 +1,7 @@
 /* fftune: tuned fused transformer kernels, for any language that can call C.
  *
- * A context is a device with its presets. A plan is a problem on it: the variants that the presets
- * name (or the defaults, where none does), compiled. Running a plan only enqueues kernels.
+ * A context is a device with its presets. A plan is a problem on a context: the compiled variants
+ * that the presets name, or the defaults without a preset. Running a plan only enqueues kernels.
  *
  *   fftune_context* context;
  *   fftune_plan* plan;
@@ -18,16 +18,16 @@
  *
  * Ownership. Contexts and plans belong to the caller, who destroys each once. A destroyed handle
  * may not be used or destroyed again: a build with assertions aborts with a line that names the
- * offending call; in other builds the behaviour is undefined. A plan keeps the parts of its context
- * that it needs, so the context may be destroyed first. Buffers and workspaces belong to the caller
- * and are never freed, kept or resized here. Returned strings belong to the library and live as
+ * call; in other builds the behaviour is undefined. A plan keeps the parts of its context that it
+ * needs, so the context may be destroyed first. Buffers and workspaces belong to the caller; the
+ * library never frees, keeps or resizes them. Returned strings belong to the library and live as
  * long as their function documents.
  *
  * Threads. Any function may be called from any thread. Several threads may use one context or one
  * plan at once; destroying must not meet another call on the same handle.
  *
- * Errors. A call that fails changes nothing but fftune_last_error(), and leaves NULL in *out. None
- * ends the process, and no C++ exception leaves the library.
+ * Errors. A call that fails changes nothing but fftune_last_error(), and sets *out to NULL. No
+ * call ends the process, and no C++ exception leaves the library.
  *
  * A fork() waits for contexts and plans that other threads are making, so the child may make its
  * own. After fork() the child may use and destroy what was made for the CPU; what was made for a
@@ -38,8 +38,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The version of this header. Before 1.0 another minor version may have another API: the library's
- * SONAME names it (libfftune.so.0.1), so a program cannot meet one that it was not built for. */
+/* The version of this header. Before 1.0 a minor version may change the API. The library's SONAME
+ * names the minor version (libfftune.so.0.1), so a program never loads another one. */
 #define FFTUNE_VERSION_MAJOR 0
 #define FFTUNE_VERSION_MINOR 1
 #define FFTUNE_VERSION_PATCH 0
@@ -74,21 +74,23 @@ typedef struct fftune_plan fftune_plan;
 FFTUNE_API const char* fftune_version(void);
 
 /* The message of the last failed call on this thread: one line that says what is wrong and what to
- * do. Empty if none failed, never NULL. Valid until the next failure on this thread. */
+ * do. Empty if no call failed, never NULL. Valid until the next failure on this thread. */
 FFTUNE_API const char* fftune_last_error(void);
 
-/* Opens a device: a CUDA ordinal, whose primary context is used, or -1 for the CPU. Presets are
- * read once, here: from the folder `preset_path` (<device>/<op>.json below it) before the usual
- * ones, which are $FFTUNE_PRESETS, the user's and the installed one; NULL for those alone.
+/* Opens a device: a CUDA ordinal (its primary context is used), or -1 for the CPU.
+ *
+ * Presets are read once, in this call. The folder `preset_path`, with files <device>/<op>.json, is
+ * searched before the usual folders: $FFTUNE_PRESETS, the user's and the installed one. NULL: the
+ * usual folders alone. Preset files that cannot be read are no error: fftune_plan_describe names
+ * them.
  *
  * FFTUNE_INVALID_INPUT: `out` is NULL, there can be no such device, or `preset_path` is no folder.
- * FFTUNE_UNAVAILABLE: the driver, NVRTC or the device is missing. Preset files that cannot be read
- * are no error: fftune_plan_describe names them. */
+ * FFTUNE_UNAVAILABLE: the driver, NVRTC or the device is missing. */
 FFTUNE_API fftune_status fftune_context_create(int device, const char* preset_path,
                                                fftune_context** out);
 
-/* Calls task(state, i) once for each i in [0, tasks), on any threads, and returns when all are
- * done. While it waits it may not run other work that calls fftune. */
+/* Calls task(state, i) once for each i in [0, tasks), on any threads, and returns when all calls
+ * have returned. While it waits it may not run other work that calls fftune. */
 typedef void (*fftune_parallel_for)(void* pool, int tasks, void (*task)(void* state, int index),
                                     void* state);
 
@@ -97,19 +99,20 @@ typedef void (*fftune_parallel_for)(void* pool, int tasks, void (*task)(void* st
 typedef struct fftune_context_options {
   size_t struct_size;
   const char* preset_path; /* as fftune_context_create takes it */
-  /* CUDA: compiled kernels, a file that `fftune bundle` made; NULL: $FFTUNE_BUNDLE, or none. With
-   * one, NVRTC is opened only for a kernel that is not in it. A file that cannot be read whole, and
-   * one of other architectures where nothing can be compiled, fail the call; other complaints are
-   * among the "warnings" of fftune_plan_describe. */
+  /* CUDA: a file of compiled kernels that `fftune bundle` made. NULL: $FFTUNE_BUNDLE, or none. With
+   * a bundle, NVRTC is opened only for kernels that the bundle lacks. The call fails if the file
+   * cannot be read whole, or if it is for other architectures and nothing can be compiled. All
+   * other problems are among the "warnings" of fftune_plan_describe. */
   const char* bundle_path;
   /* CUDA: not 0: compile nothing. A kernel that is neither in the bundle nor in the cache is an
-   * error (FFTUNE_UNAVAILABLE). Set too by $FFTUNE_NO_JIT=1. */
+   * error (FFTUNE_UNAVAILABLE). $FFTUNE_NO_JIT=1 does the same. */
   int no_jit;
-  /* CPU: use at most this number of threads, the caller's included, whatever a preset was tuned
-   * with; 0: $FFTUNE_THREADS, or one for each core. OpenBLAS runs on no more than it was set to. */
+  /* CPU: most threads of a plan, the caller's included, whatever its preset was tuned with.
+   * 0: $FFTUNE_THREADS, or one for each core. OpenBLAS runs on no more threads than it was set to.
+   */
   int threads;
-  /* CPU: runs the tasks of plans instead of threads of our own, called by the thread that runs a
-   * plan with at most `threads` tasks; NULL: none. `pool` is passed through. */
+  /* CPU: runs the tasks of plans in place of the library's threads. The thread that runs a plan
+   * calls it, with at most `threads` tasks and with `pool`. NULL: the library's threads. */
   fftune_parallel_for parallel_for;
   void* pool;
 } fftune_context_options;
@@ -119,8 +122,8 @@ FFTUNE_API fftune_status fftune_context_create_with(int device,
                                                     const fftune_context_options* options,
                                                     fftune_context** out);
 
-/* Where the kernels of a context's plans came from since it was created, and the time spent. Set
- * struct_size to sizeof(fftune_counters): no more is written. */
+/* Where the kernels of a context's plans came from since its creation, and the time spent. Set
+ * struct_size to sizeof(fftune_counters); the call writes no more bytes than that. */
 typedef struct fftune_counters {
   size_t struct_size;
   uint64_t compilations;        /* by NVRTC */
@@ -133,7 +136,8 @@ typedef struct fftune_counters {
 FFTUNE_API fftune_status fftune_context_counters(const fftune_context* context,
                                                  fftune_counters* counters);
 
-/* Plans made on it stay valid. NULL is allowed. No other call on the context may be in progress. */
+/* Destroys a context; its plans stay valid. NULL is allowed. No other call on the context may be in
+ * progress. */
 FFTUNE_API void fftune_context_destroy(fftune_context* context);
 
 /* Chooses the kernels that run a problem, and compiles them or takes them from the cache. A problem
@@ -142,20 +146,21 @@ FFTUNE_API void fftune_context_destroy(fftune_context* context);
  * `problem_json` is UTF-8 and only read; it ends with a NUL. May take seconds if kernels are
  * compiled.
  *
- * The size that counts tokens ("m" of most ops, as `fftune ops` says) may be {"max": 8192}: the
- * plan is then for any number of tokens up to that, which each fftune_plan_launch gives. The
- * variants of the token counts that presets record, and for other ranges the defaults, are
- * compiled here, and the cost model decides between them. Where rows are as long as there are
- * tokens (masked-softmax and pack-mask, whose vectors have to divide a row), each number without a
- * record has its default. An op that has more than 64 kernels for single numbers refuses.
+ * Any number of tokens. The size that counts tokens ("m" of most ops, as `fftune ops` says) may be
+ * {"max": 8192}. The plan then serves every number up to the maximum; each fftune_plan_launch
+ * gives its number. This call compiles the variants that presets record for some numbers, and the
+ * defaults of the other ranges; the cost model chooses between them. In masked-softmax and
+ * pack-mask, whose vectors must divide a row, each number without a record has its own default. An
+ * op with more than 64 kernels for single numbers is refused.
  *
  * FFTUNE_INVALID_INPUT: a NULL, no JSON, an unknown op or field, a value out of its range, or sizes
- * whose product has no end. FFTUNE_UNAVAILABLE: no memory, no compiler, or after fork().
+ * whose product overflows. FFTUNE_UNAVAILABLE: no memory, no compiler, or after fork().
  * FFTUNE_DEVICE_FAULT: the device refused a kernel. */
 FFTUNE_API fftune_status fftune_plan_create(fftune_context* context, const char* problem_json,
                                             fftune_plan** out);
 
-/* No run of the plan may be in flight: synchronise its streams first. NULL is allowed. */
+/* Destroys a plan. No run of it may be in flight: synchronise its streams first. NULL is allowed.
+ */
 FFTUNE_API void fftune_plan_destroy(fftune_plan* plan);
 
 /* Number of buffers that fftune_plan_run takes, and the bytes of one of them. Returns 0 for a NULL
@@ -164,20 +169,21 @@ FFTUNE_API void fftune_plan_destroy(fftune_plan* plan);
 FFTUNE_API size_t fftune_plan_buffer_count(const fftune_plan* plan);
 FFTUNE_API size_t fftune_plan_buffer_bytes(const fftune_plan* plan, size_t index);
 
-/* Bytes of device memory (host memory, on the CPU) that one run uses besides its buffers, the same
- * for every run of the plan. Its contents need not be initialised, and are undefined after a run. 0
- * for a NULL plan. */
+/* Bytes of workspace: device memory (on the CPU, host memory) that one run uses besides its
+ * buffers, the same for every run of the plan. The contents need not be initialised, and are
+ * undefined after a run. 0 for a NULL plan. */
 FFTUNE_API size_t fftune_plan_workspace_bytes(const fftune_plan* plan);
 
 /* The most tokens of a plan for any number of them; 0 for another plan, and for NULL. */
 FFTUNE_API int64_t fftune_plan_max_tokens(const fftune_plan* plan);
 
-/* Returns JSON: the problem; the variant of every stage, with its source and the rule that chose
- * it. Then whether that preset is stale or far from the problem, or a fallback runs, and the
- * buffers in order with dtype, shape, bytes and alignment. A plan for any number of tokens
- * describes its maximum, and "segments" lists which variants serve which range of tokens ("each":
- * every number has the default of its own, not these). Lives as long as the plan; NULL for a NULL
- * plan. */
+/* Returns JSON, which lives as long as the plan; NULL for a NULL plan:
+ *   - the problem;
+ *   - the variant of every stage, its source and the rule that chose it;
+ *   - whether the preset is stale or far from the problem, and whether a fallback runs;
+ *   - the buffers in order, with dtype, shape, bytes and alignment.
+ * A plan for any number of tokens describes its maximum. Its "segments" lists the variants of each
+ * range of tokens; "each" means that every number has its own default instead. */
 FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
 
 /* Enqueues the plan on `stream`, a CUstream or cudaStream_t of the device's primary context. NULL
@@ -186,9 +192,9 @@ FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
  * the CPU, aligned as fftune_plan_describe says (16 bytes at most). `workspace` is aligned to 256
  * bytes, and NULL only if none is needed.
  *
- * Inputs of role "input" are never written and may be constant memory; `void* const*` is for the
- * others. The array itself is read before the call returns; the buffers are in use until the run is
- * complete on the stream. Outputs are written whole.
+ * Inputs of role "input" are never written and may be constant memory, although the array's type
+ * is not const. The array itself is read before the call returns; the buffers are in use until the
+ * run is complete on the stream. Outputs are written whole.
  *
  * FFTUNE_INVALID_INPUT: a NULL, another number of buffers, or one that is not aligned; nothing was
  * enqueued. FFTUNE_DEVICE_FAULT: the launch failed. A fault while the kernels run shows in the CUDA
@@ -215,24 +221,24 @@ typedef struct fftune_run {
   int64_t tokens;
 } fftune_run;
 
-/* fftune_plan_run with const inputs, and for any number of tokens. Each buffer is as a plan for
- * this number of tokens alone would take it, packed.
+/* fftune_plan_run with const inputs, and for any number of tokens. Each buffer has the packed shape
+ * that a plan for this number of tokens alone would take.
  *
- * The first launch of a number of tokens lays out its parameters: that takes some 10 us, allocates
- * host memory and compiles nothing. fftune_plan_prepare does so beforehand. Later ones find it in
- * less than 0.2 us; of numbers beyond 16,384, one that is used may displace another. */
+ * The first launch of a number of tokens lays out its parameters. That takes some 10 us, allocates
+ * host memory and compiles nothing; fftune_plan_prepare does it ahead of time. Later launches find
+ * the parameters in less than 0.2 us. Those of numbers above 16,384 may be displaced by other
+ * numbers. */
 FFTUNE_API fftune_status fftune_plan_launch(const fftune_plan* plan, const fftune_run* run);
 
 /* Makes the first launch of `tokens` as fast as later ones: before a capture, or ahead of a
  * service's steps. */
 FFTUNE_API fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens);
 
-/* A group: ranks of one host that reach each other's memory, each with a device. They are
- * processes, or threads of one process with a context each, and on CUDA with a GPU each.
- * Collectives such as the op all-reduce are plans as others are; their buffer "group" is
- * fftune_group_memory(). On a CPU the memory is shared pages, on CUDA handles of inter-process
- * communication over NVLink or PCIe. All ranks run the same collectives in the same order, on one
- * stream each. */
+/* A group: ranks of one host that reach each other's memory, each with a device. Ranks are
+ * processes, or threads of one process, each with its own context and, on CUDA, its own GPU.
+ * Collectives such as the op all-reduce are ordinary plans; their buffer "group" is
+ * fftune_group_memory(). The memory is shared pages on a CPU, and CUDA IPC handles over NVLink or
+ * PCIe on GPUs. All ranks run the same collectives in the same order, on one stream each. */
 typedef struct fftune_group fftune_group;
 
 /* Set struct_size to sizeof(fftune_group_options) and unused fields to zero. */
@@ -241,22 +247,23 @@ typedef struct fftune_group_options {
   /* The same on all ranks, and unique on the host; 90 bytes at most. Ranks meet at a socket of that
    * name. A name that begins with a slash is the path of the socket's file, for ranks in several
    * containers.
-   * Ranks on several hosts have "tcp://host:port/word", 127 bytes at most: rank 0 listens there,
-   * and ranks with another word are not heard. Such a group shares no memory and has nccl. */
+   * For ranks on several hosts: "tcp://host:port/word", 127 bytes at most. Rank 0 listens there,
+   * and connections with another word are ignored. Such a group shares no memory and has nccl. */
   const char* name;
   int rank; /* 0 to ranks - 1 */
-  /* 8 at most. 0: rank and ranks are those of this host's processes, from the environment of
-   * mpirun, torchrun or srun, and the name must be unique within that job. */
+  /* Number of ranks, 8 at most. 0: rank and ranks of this host's processes are read from the
+   * environment of mpirun, torchrun or srun; the name must then be unique within that job. */
   int ranks;
   size_t max_bytes; /* of the largest message, the same on all ranks */
-  /* Limit of the meeting and of each wait for a peer, longer than ranks may be apart; 0: 60,000. A
-   * year at most. */
+  /* Limit of the meeting and of each wait for a peer; choose it longer than ranks may be apart.
+   * 0: 60,000. A year at most. */
   int64_t timeout_milliseconds;
-  /* Not 0: plans of link=nccl serve the group too, whose sums are NCCL's. The devices are GPUs. */
+  /* Not 0: the group also serves plans of link=nccl, which NCCL sums. The devices are GPUs. */
   int nccl;
 } fftune_group_options;
 
-/* Waits until all ranks have made theirs. The context may be destroyed before the group.
+/* Makes this rank's group, and waits until all ranks have made theirs. The context may be destroyed
+ * before the group.
  *
  * FFTUNE_INVALID_INPUT: options that are wrong, or differ between ranks. FFTUNE_UNAVAILABLE: a rank
  * did not come in time or died, or the devices cannot reach each other. All ranks get the error. */
@@ -270,18 +277,17 @@ FFTUNE_API void* fftune_group_memory(const fftune_group* group);
 /* The rank and the number of ranks, where these are not NULL. */
 FFTUNE_API fftune_status fftune_group_place(const fftune_group* group, int* rank, int* ranks);
 
-/* FFTUNE_DEVICE_FAULT if a rank died or a collective failed: a peer did not come in time, or came
- * with another problem. Results of that collective and of those behind it are undefined; the group
- * does nothing more, and a new one is needed. Waits for nothing, so on CUDA it tells of collectives
- * that are complete. On a CPU fftune_plan_run fails itself. */
+/* FFTUNE_DEVICE_FAULT if a rank died or a collective failed, because a peer did not come in time or
+ * came with another problem. Results of that collective and of all later ones are undefined; the
+ * group does nothing more, so make a new one. The call waits for nothing: on CUDA it covers the
+ * collectives that are complete. On a CPU fftune_plan_run fails itself. */
 FFTUNE_API fftune_status fftune_group_check(const fftune_group* group);
 
-/* Searches a problem with link=peers on all ranks at once. Plans of this problem that the group's
- * context makes from now on have the winning recipe, also those of more layers. All ranks call it
- * with the same problem and budget. Each candidate runs on all of them together, and its time is
- * the slowest rank's, so all ranks choose the same one. At least one candidate is tried, even if
- * the first recipe takes all of the budget. Memory for the problem's tensors is allocated
- * meanwhile.
+/* Searches a problem with link=peers on all ranks at once. All ranks call it with the same problem
+ * and budget. Plans of this problem, also with more layers, that the group's context makes from
+ * now on have the winning recipe. Each candidate runs on all ranks together, and its time is the
+ * slowest rank's, so all ranks choose the same one. At least one candidate is tried, even if the
+ * first recipe takes all of the budget. The search allocates memory for the problem's tensors.
  *
  * Results are compared with a float64 reference: a variant that is wrong on a rank is not chosen.
  *
@@ -295,21 +301,22 @@ FFTUNE_API fftune_status fftune_group_tune(fftune_group* group, const char* prob
 typedef struct fftune_group_tune_options {
   size_t struct_size;
   int64_t budget_milliseconds;
-  /* NULL: no file. Else rank 0 merges a record of the problem into
-   * <preset_path>/<device>/<op>.json, which ranks of later processes load as any preset. All ranks
-   * give one, or none. */
+  /* NULL: no file. Otherwise rank 0 merges a record of the problem into
+   * <preset_path>/<device>/<op>.json, which later processes load as any preset. All ranks give a
+   * path, or none does. */
   const char* preset_path;
 } fftune_group_tune_options;
 
-/* fftune_group_tune() with options. With preset_path the devices have to be equal, and all ranks
- * return when the record is written.
+/* fftune_group_tune() with options. With preset_path all devices must be of one model, and all
+ * ranks return when the record is written.
  *
- * FFTUNE_IO_ERROR on rank 0, and FFTUNE_UNAVAILABLE on the others: it cannot be written, which the
- * search finds before it begins. */
+ * FFTUNE_IO_ERROR on rank 0, and FFTUNE_UNAVAILABLE on the others: the record cannot be written.
+ * This is checked before the search begins. */
 FFTUNE_API fftune_status fftune_group_tune_with(fftune_group* group, const char* problem_json,
                                                 const fftune_group_tune_options* options);
 
-/* No collective may be in flight. The other ranks are told. NULL is allowed. */
+/* Ends this rank's part of a group, and tells the other ranks. No collective may be in flight. NULL
+ * is allowed. */
 FFTUNE_API void fftune_group_destroy(fftune_group* group);
 
 #ifdef __cplusplus

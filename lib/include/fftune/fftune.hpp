@@ -33,7 +33,7 @@ inline void check(fftune_status status) {
   if (status != FFTUNE_OK) throw Exception(status);
 }
 
-/// A problem on a device, ready to run. Outlives its context if need be.
+/// A problem on a device, ready to run. It may outlive its context.
 class Plan {
  public:
   explicit Plan(fftune_plan* owned) : plan_(owned, &fftune_plan_destroy) {}
@@ -46,11 +46,11 @@ class Plan {
     check(fftune_plan_run(plan_.get(), buffers, count, workspace, stream));
   }
 
-  /// How a launch is done beside its buffers.
+  /// The arguments of a launch besides its buffers.
   struct How {
-    void* workspace = nullptr;
-    void* stream = nullptr;
-    std::int64_t tokens = 0;  // of a plan for any number of them
+    void* workspace = nullptr;  // of workspace_bytes(), aligned to 256 bytes
+    void* stream = nullptr;     // CUstream or cudaStream_t; the CPU ignores it
+    std::int64_t tokens = 0;    // for a plan for any number of tokens
   };
   /// Buffers as fftune_plan_launch takes them: read-only ones first, then written ones.
   void launch(std::initializer_list<const void*> inputs, std::initializer_list<void*> outputs,
@@ -65,7 +65,7 @@ class Plan {
   }
   /// Lays out a number of tokens before it is first run.
   void prepare(std::int64_t tokens) const { check(fftune_plan_prepare(plan_.get(), tokens)); }
-  /// 0 of a plan for one number of tokens.
+  /// The most tokens of a plan for any number of them; 0 for another plan.
   std::int64_t max_tokens() const { return fftune_plan_max_tokens(plan_.get()); }
 
   std::size_t buffer_count() const { return fftune_plan_buffer_count(plan_.get()); }
@@ -120,7 +120,7 @@ class Context {
   Context(int device, fftune_context_options options)
       : context_(create(device, options), &fftune_context_destroy) {}
 
-  /// Where kernels came from so far.
+  /// Where the kernels of this context's plans came from, and the time spent.
   fftune_counters counters() const {
     fftune_counters counters{};
     counters.struct_size = sizeof counters;
@@ -128,6 +128,7 @@ class Context {
     return counters;
   }
 
+  /// Compiles the kernels of a problem, as fftune_plan_create does.
   Plan plan(const std::string& problem_json) const {
     fftune_plan* plan = nullptr;
     check(fftune_plan_create(context_.get(), problem_json.c_str(), &plan));

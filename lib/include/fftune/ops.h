@@ -36,12 +36,12 @@
  *   d                1 to 2147483647                       embedding size
  *   h                1 to 2147483647                       intermediate size
  *   act              silu, gelu, gelu-tanh, relu, none     activation of the gate
- *   save             none, preact                          pass fwd: written for a backward pass:
+ *   save             none, preact                          pass fwd: saved for a backward pass:
  *                                                          gate and up before the activation
- *   save             preact, input                         pass bwd: kept by the forward pass: gate
- *                                                          and up before the activation, or its
- *                                                          input alone, from which they are
- *                                                          computed again
+ *   save             preact, input                         pass bwd: saved by the forward pass:
+ *                                                          gate and up before the activation; or
+ *                                                          its input, from which the backward pass
+ *                                                          computes them
  *   bias             none, down, both                      pass fwd: biases of every row: down adds
  *                                                          b_down to y; both also adds b_up to the
  *                                                          activation's input (gate=no)
@@ -63,9 +63,10 @@
  *                                                          be the same buffers
  *   frozen           no, yes                               pass bwd: whether the weights have no
  *                                                          gradients
- *   norm             none, rms, add-rms                    pass fwd: the root mean square norm of x
- *                                                          in front of the products; add-rms: of x
- *                                                          and a residual, whose sum is written too
+ *   norm             none, rms, add-rms                    pass fwd: norm in front of the products;
+ *                                                          rms: RMSNorm of x; add-rms: RMSNorm of x
+ *                                                          plus a residual, and their sum is
+ *                                                          written
  *   convention       llama, gemma, t5                      pass fwd: where the norm rounds, and
  *                                                          whether w_norm is kept as its distance
  *                                                          from 1
@@ -371,16 +372,14 @@
  *   rotary     1 to 1024, rare                   features of a head to rotate, an even number; all
  *                                                if left out
  *   positions  1 to 2147483647, rare             rows of the table of angles; s if left out
- *   q-row      1 to 17179869184, rare            elements from a token's q to the next token's, for
- *                                                a part of a packed row; heads * dim if left out
- *   q-outer    1 to 17179869184, rare            elements from a sequence's q to the next one's in
- *                                                bshd, from a position's in sbhd; what their tokens
- *                                                take if left out
- *   q-head     1 to 17179869184, rare            elements from a head of q to the next one; dim if
- *                                                left out
- *   k-row      1 to 17179869184, rare            the same as q-row of k; kv-heads * dim if left out
- *   k-outer    1 to 17179869184, rare            the same as q-outer of k
- *   k-head     1 to 17179869184, rare            the same as q-head of k; dim if left out
+ *   q-row      1 to 17179869184, rare            stride of q between tokens, in elements, for a
+ *                                                part of a packed row; heads * dim if left out
+ *   q-outer    1 to 17179869184, rare            stride of q between sequences in bshd, between
+ *                                                positions in sbhd; contiguous if left out
+ *   q-head     1 to 17179869184, rare            stride of q between heads; dim if left out
+ *   k-row      1 to 17179869184, rare            as q-row, for k; kv-heads * dim if left out
+ *   k-outer    1 to 17179869184, rare            as q-outer, for k
+ *   k-head     1 to 17179869184, rare            as q-head, for k; dim if left out
  *   layout     sbhd, bshd, thd                   order of q and k: [s, b, heads, dim], [b, s,
  *                                                heads, dim], or packed sequences
  *   rotation   halves, interleaved               pairs are features rotary/2 apart, or neighbours
@@ -534,13 +533,12 @@
  *                                                  even:SHARE, random:SHARE with a share from 0 to
  *                                                  1: distribution of the masks, for test data and
  *                                                  the choice of a preset
- *   save        none, preact                       pass fwd: written for a backward pass: gate and
- *                                                  up before the activation, in the order of the
- *                                                  mask
- *   save        preact, input                      pass bwd: kept by the forward pass: gate and up
- *                                                  before the activation, in the order of the mask,
- *                                                  or its input alone, from which they are computed
- *                                                  again
+ *   save        none, preact                       pass fwd: saved for a backward pass: gate and up
+ *                                                  before the activation, in the order of the mask
+ *   save        preact, input                      pass bwd: saved by the forward pass: gate and up
+ *                                                  before the activation, in the order of the mask;
+ *                                                  or its input, from which the backward pass
+ *                                                  computes them
  *   accumulate  no, yes                            pass bwd: whether the gradients of the weights
  *                                                  are added to others, which may be the same
  *                                                  buffers
@@ -615,23 +613,23 @@
  *                                                          to up
  *   routing                                                uniform, or zipf:SKEW with a skew from 0
  *                                                          to 4, or file:IDS, a text file of ids:
- *                                                          how often experts are chosen: of test
- *                                                          data, and to choose a preset by
- *   save             none, preact                          pass fwd: written for a backward pass:
+ *                                                          distribution of the chosen experts, for
+ *                                                          test data and the choice of a preset
+ *   save             none, preact                          pass fwd: saved for a backward pass:
  *                                                          gate and up before the activation, in
  *                                                          the order of the experts
- *   save             preact, input                         pass bwd: kept by the forward pass: gate
- *                                                          and up before the activation, in the
- *                                                          order of the experts, or its input
- *                                                          alone, from which they are computed
- *                                                          again
+ *   save             preact, input                         pass bwd: saved by the forward pass:
+ *                                                          gate and up before the activation, in
+ *                                                          the order of the experts; or its input,
+ *                                                          from which the backward pass computes
+ *                                                          them
  *   weigh            after, before                         factor of the weights of a token's
  *                                                          choices: its experts' outputs, or its
  *                                                          row before them
- *   gate-up          separate, halves, interleaved         where the weights of gate and up are:
- *                                                          separate; or packed in w_gate_up, whose
- *                                                          rows are those of gate and then those of
- *                                                          up, or one of each in turn
+ *   gate-up          separate, halves, interleaved         the experts' weights of gate and up:
+ *                                                          separate, or one w_gate_up; halves: rows
+ *                                                          of gate, then of up; interleaved: they
+ *                                                          alternate
  *   bias             none, all                             whether gate, up and an expert's output
  *                                                          have biases
  *   residual         no, yes                               pass fwd: whether y is added to a
@@ -862,14 +860,13 @@
  *   weights                                            separate, packed, grouped, int4, mxfp4, fp8,
  *                                                      int8, nvfp4: weights and biases of q, k and
  *                                                      v: separate, or all rows in one, dense
- *                                                      (packed) or of a packed format. In grouped
- *                                                      each head of k follows its heads of q, and v
- *                                                      follows it
+ *                                                      (packed) or in a packed format; grouped: for
+ *                                                      each head of k its heads of q, then k, then
+ *                                                      v
  *   bias             no, yes                           whether q, k and v have a bias
- *   norm             no, yes, rows, layer              whether heads of q and k are RMS-normalised,
- *                                                      with weights of their own; rows: all heads
- *                                                      of q, and of k, together; layer: heads by
- *                                                      layer normalisation
+ *   norm             no, yes, rows, layer              norms of q and k; yes: RMSNorm of each head;
+ *                                                      rows: RMSNorm over all heads; layer: layer
+ *                                                      normalisation of each head
  *   norm-order       before, after                     whether heads are normalised before RoPE or
  *                                                      after it
  *   convention       llama, gemma                      weights of the norm: factors, or (gemma)
@@ -980,18 +977,18 @@
  *                                                if left out
  *   window           1 to 16777216, rare         keys to the left that a query sees, itself
  *                                                included; all if left out
- *   page             1 to 256, rare              keys of a page of k and v, 16 to 256, a power of
- *                                                two; one that is not in memory is zeros;
+ *   page             1 to 256, rare              keys of a page of k and v, a power of two from 16
+ *                                                to 256; a page id out of range reads zeros;
  *                                                contiguous if left out
- *   pages            1 to 16777216, rare         pages in memory; what the sequences take if left
- *                                                out. With fewer and lengths=yes, test data have
- *                                                shorter sequences
- *   q-row            1 to 17179869184, rare      elements from a token's q to the next token's, for
- *                                                a part of a packed row; heads * dim if left out
- *   k-row            1 to 17179869184, rare      the same of k; kv-heads * dim if left out
- *   v-row            1 to 17179869184, rare      the same of v; kv-heads * dim if left out
- *   kv-head          1 to 17179869184, rare      elements from a head of k, and of v, to the next
- *                                                one, a multiple of dim; dim if left out
+ *   pages            1 to 16777216, rare         pages in memory; as many as the sequences need if
+ *                                                left out. With fewer and lengths=yes, test data
+ *                                                have shorter sequences
+ *   q-row            1 to 17179869184, rare      stride of q between tokens, in elements, for a
+ *                                                part of a packed row; heads * dim if left out
+ *   k-row            1 to 17179869184, rare      as q-row, for k; kv-heads * dim if left out
+ *   v-row            1 to 17179869184, rare      as q-row, for v; kv-heads * dim if left out
+ *   kv-head          1 to 17179869184, rare      stride of k and of v between heads, in elements, a
+ *                                                multiple of dim; dim if left out
  *   mask             none, causal, bool, packed  keys that a query may see: all, those up to its
  *                                                position, or by a mask of bytes or of bits
  *   layout           bshd, thd                   order of q, k and v: [b, s, heads, dim], or packed
@@ -1254,16 +1251,16 @@
  *   norm            rms, layer                            normalisation of rows: by the root mean
  *                                                         square, or layer normalisation with
  *                                                         biases
- *   post-norms      no, yes, only                         whether what attention and the
- *                                                         feed-forward network give is normalised
- *                                                         before it is added; only: and what they
- *                                                         take is not
+ *   post-norms      no, yes, only                         whether the results of attention and of
+ *                                                         the feed-forward network are normalised
+ *                                                         before they are added; only: their inputs
+ *                                                         are not
  *   residual-scale  no, yes                               whether a vector multiplies what is added
  *                                                         to the residual; experts have route-scale
- *   block           serial, parallel, parallel-norms      whether the feed-forward network follows
- *                                                         attention; or stands beside it, and takes
- *                                                         the same normalised x, or x by a norm of
- *                                                         its own
+ *   block           serial, parallel, parallel-norms      serial: the feed-forward network follows
+ *                                                         attention; parallel: it takes the same
+ *                                                         normalised x; parallel-norms: it takes x
+ *                                                         by a second norm
  *   ffn             gated, plain, moe                     the feed-forward network: with a gate,
  *                                                         plain without, or a mixture of experts
  *                                                         with gates
@@ -1287,25 +1284,24 @@
  *                                                         weighted by the sigmoid of a product of
  *                                                         its own
  *   gate-up         separate, halves, interleaved         the experts' weights of gate and up:
- *                                                         separate; or packed in w_gate_up, whose
- *                                                         rows are those of gate and then those of
- *                                                         up, or one of each in turn
+ *                                                         separate, or one w_gate_up; halves: rows
+ *                                                         of gate, then of up; interleaved: they
+ *                                                         alternate
  *   routing                                               uniform, or zipf:SKEW with a skew from 0
  *                                                         to 4, or file:IDS, a text file of ids:
- *                                                         how often experts are chosen: of test
- *                                                         data, and to choose a preset by
+ *                                                         distribution of the chosen experts, for
+ *                                                         test data and the choice of a preset
  *   convention      llama, gemma, t5                      where the norms round, and whether
  *                                                         weights are kept as their distance from 1
  *   eps             a number from 0 to 1                  added to the norms' mean square
  *   qkv-bias        no, yes                               whether q, k and v have a bias
  *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate, or
- *                                                         rows of one w_qkv: all of q, then of k,
- *                                                         then of v. In grouped each head of k
- *                                                         follows its heads of q, and v follows it
- *   qk-norm         no, yes, rows, layer                  whether heads of q and k are normalised,
- *                                                         with weights of their own; rows: all
- *                                                         heads of q, and of k, together; layer:
- *                                                         heads by layer normalisation
+ *                                                         one w_qkv; packed: all rows of q, then k,
+ *                                                         then v; grouped: for each head of k its
+ *                                                         heads of q, then k, then v
+ *   qk-norm         no, yes, rows, layer                  norms of q and k; yes: RMSNorm of each
+ *                                                         head; rows: RMSNorm over all heads;
+ *                                                         layer: layer normalisation of each head
  *   qk-norm-order   before, after                         whether heads are normalised before RoPE
  *                                                         or after it
  *   sinks           no, yes                               whether each head has a logit that joins
@@ -1319,10 +1315,9 @@
  *                                                         tanh(x / c); 0: none
  *   scale           a number from 0 to 1000000            scale of attention's scores; 0: 1 /
  *                                                         sqrt(dim)
- *   link            loopback, peers, nccl                 with ranks, peers: a group's memory is
- *                                                         given; nccl: that of a group with NCCL,
- *                                                         whose library adds; loopback: one rank
- *                                                         plays all, whose summands are equal
+ *   link            loopback, peers, nccl                 how ranks sum; peers: through a group's
+ *                                                         memory; nccl: by NCCL; loopback: one rank
+ *                                                         plays all, with equal summands
  *   lengths         full, ragged                          keys of the sequences in tests and
  *                                                         measurements: as many as the cache has
  *                                                         room for, or fewer
@@ -1350,10 +1345,9 @@
  *                                                         share a scale
  *   zeros           no, yes                               pass fwd: weights=int4: whether each
  *                                                         group has a zero point, instead of 8
- *   attn-weights    same, dense                           with packed weights or quantise: whether
- *                                                         those of q, k and v and of the output
- *                                                         product are like the network's, or dense,
- *                                                         as gpt-oss has them
+ *   attn-weights    same, dense                           with packed weights or quantise:
+ *                                                         attention's weights have the network's
+ *                                                         format, or are dense, as in gpt-oss
  *   quantise        no, token, block                      pass fwd: whether tokens are quantised to
  *                                                         e4m3, for weights of e4m3: with a scale
  *                                                         for each token and row of a weight, or
@@ -1864,16 +1858,16 @@
  *   norm            rms, layer                            normalisation of rows: by the root mean
  *                                                         square, or layer normalisation with
  *                                                         biases
- *   post-norms      no, yes, only                         whether what attention and the
- *                                                         feed-forward network give is normalised
- *                                                         before it is added; only: and what they
- *                                                         take is not
+ *   post-norms      no, yes, only                         whether the results of attention and of
+ *                                                         the feed-forward network are normalised
+ *                                                         before they are added; only: their inputs
+ *                                                         are not
  *   residual-scale  no, yes                               whether a vector multiplies what is added
  *                                                         to the residual; experts have route-scale
- *   block           serial, parallel, parallel-norms      whether the feed-forward network follows
- *                                                         attention; or stands beside it, and takes
- *                                                         the same normalised x, or x by a norm of
- *                                                         its own
+ *   block           serial, parallel, parallel-norms      serial: the feed-forward network follows
+ *                                                         attention; parallel: it takes the same
+ *                                                         normalised x; parallel-norms: it takes x
+ *                                                         by a second norm
  *   ffn             gated, plain, moe                     the feed-forward network: with a gate,
  *                                                         plain without, or a mixture of experts
  *                                                         with gates
@@ -1897,25 +1891,24 @@
  *                                                         weighted by the sigmoid of a product of
  *                                                         its own
  *   gate-up         separate, halves, interleaved         the experts' weights of gate and up:
- *                                                         separate; or packed in w_gate_up, whose
- *                                                         rows are those of gate and then those of
- *                                                         up, or one of each in turn
+ *                                                         separate, or one w_gate_up; halves: rows
+ *                                                         of gate, then of up; interleaved: they
+ *                                                         alternate
  *   routing                                               uniform, or zipf:SKEW with a skew from 0
  *                                                         to 4, or file:IDS, a text file of ids:
- *                                                         how often experts are chosen: of test
- *                                                         data, and to choose a preset by
+ *                                                         distribution of the chosen experts, for
+ *                                                         test data and the choice of a preset
  *   convention      llama, gemma, t5                      where the norms round, and whether
  *                                                         weights are kept as their distance from 1
  *   eps             a number from 0 to 1                  added to the norms' mean square
  *   qkv-bias        no, yes                               whether q, k and v have a bias
  *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate, or
- *                                                         rows of one w_qkv: all of q, then of k,
- *                                                         then of v. In grouped each head of k
- *                                                         follows its heads of q, and v follows it
- *   qk-norm         no, yes, rows, layer                  whether heads of q and k are normalised,
- *                                                         with weights of their own; rows: all
- *                                                         heads of q, and of k, together; layer:
- *                                                         heads by layer normalisation
+ *                                                         one w_qkv; packed: all rows of q, then k,
+ *                                                         then v; grouped: for each head of k its
+ *                                                         heads of q, then k, then v
+ *   qk-norm         no, yes, rows, layer                  norms of q and k; yes: RMSNorm of each
+ *                                                         head; rows: RMSNorm over all heads;
+ *                                                         layer: layer normalisation of each head
  *   qk-norm-order   before, after                         whether heads are normalised before RoPE
  *                                                         or after it
  *   sinks           no, yes                               whether each head has a logit that joins
@@ -1929,10 +1922,9 @@
  *                                                         tanh(x / c); 0: none
  *   scale           a number from 0 to 1000000            scale of attention's scores; 0: 1 /
  *                                                         sqrt(dim)
- *   link            loopback, peers, nccl                 with ranks, peers: a group's memory is
- *                                                         given; nccl: that of a group with NCCL,
- *                                                         whose library adds; loopback: one rank
- *                                                         plays all, whose summands are equal
+ *   link            loopback, peers, nccl                 how ranks sum; peers: through a group's
+ *                                                         memory; nccl: by NCCL; loopback: one rank
+ *                                                         plays all, with equal summands
  *   lengths         full, ragged                          keys of the sequences in tests and
  *                                                         measurements: as many as the cache has
  *                                                         room for, or fewer
@@ -1960,10 +1952,9 @@
  *                                                         share a scale
  *   zeros           no, yes                               pass fwd: weights=int4: whether each
  *                                                         group has a zero point, instead of 8
- *   attn-weights    same, dense                           with packed weights or quantise: whether
- *                                                         those of q, k and v and of the output
- *                                                         product are like the network's, or dense,
- *                                                         as gpt-oss has them
+ *   attn-weights    same, dense                           with packed weights or quantise:
+ *                                                         attention's weights have the network's
+ *                                                         format, or are dense, as in gpt-oss
  *   quantise        no, token, block                      pass fwd: whether tokens are quantised to
  *                                                         e4m3, for weights of e4m3: with a scale
  *                                                         for each token and row of a weight, or
@@ -2183,11 +2174,10 @@
  *   norm      none, llama, gemma, t5  RMSNorm of the sum, by rmsnorm's convention
  *   residual  no, yes                 add a residual to the sum; with a norm, write the sum too
  *   eps       a number from 0 to 1    added to the mean square
- *   output    same, fp8, fp8-static   element type of the norm: the op's, or fp8 with a scale for
- *                                     each token, or with a given one
- *   link      loopback, peers, nccl   peers: a group's memory is given; nccl: that of a group with
- *                                     NCCL, whose library adds; loopback: one rank plays all, whose
- *                                     x are equal
+ *   output    same, fp8, fp8-static   element type of the norm: the op's; fp8 with a scale for each
+ *                                     token; or fp8 with a given scale
+ *   link      loopback, peers, nccl   peers: through a group's memory; nccl: by NCCL; loopback: one
+ *                                     rank plays all, with equal x
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, d]
@@ -2211,9 +2201,8 @@
  *   m      1 to 65536             tokens (any number)
  *   vocab  1 to 134217728         ids of a rank's slice
  *   ranks  1 to 8                 ranks of the group
- *   link   loopback, peers, nccl  peers: a group's memory is given; loopback: one rank plays all,
- *                                 whose ids and logits are equal; nccl: that of a group whose ranks
- *                                 do not reach each other, which no kernel serves
+ *   link   loopback, peers, nccl  peers: through a group's memory; loopback: one rank plays all,
+ *                                 with equal ids and logits; nccl: between hosts, not supported
  *
  * Pass fwd: dtype f32 on CUDA; f32 on the CPU
  *   0  ids         input   i32  [m]

@@ -110,8 +110,8 @@ def ffn(x: Tensor, w_gate: Tensor | PackedWeight, w_up: Tensor | PackedWeight,
 
     Args:
         x: Input, [..., d].
-        w_gate, w_up: Weights of the first products, [h, d]. Three ``PackedWeight`` of one format may
-            stand for the three weights; their scales have x's element type.
+        w_gate, w_up: Weights of the first products, [h, d]. The three weights may be ``PackedWeight`` of
+            one format, with scales of x's element type.
         w_down: Weight of the last product, [d, h].
         bias: [d].
         residual: [..., d].
@@ -209,8 +209,8 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
         w_down: [d, h], float8_e4m3fn.
         x_scale, w_gate_scale, w_up_scale, w_down_scale: Scales; value = element × scale.
         hidden_scale: Scale of the activation between the products, [1].
-        bias: [d], without `x_scale` alone.
-        residual: [..., d], without `x_scale` alone.
+        bias: [d], only without `x_scale`.
+        residual: [..., d], only without `x_scale`.
         act: As in `ffn`.
 
     Returns:
@@ -282,7 +282,7 @@ def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,
     Args:
         x: Input, [..., d].
         w_up: [h, d].
-        w_down: [d, h]. Or both are a ``PackedWeight``; these have no gradients.
+        w_down: [d, h]. Both weights may be ``PackedWeight``, which have no gradients.
         b_up: [h].
         b_down: [d].
         residual: [..., d].

@@ -343,13 +343,13 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
 
     * residual_scale: float32 [d], a factor per feature of what is added to the residual.
 
-    w_qkv, w_o, w_gate, w_up or w_gate_up, and w_down may be float8_e4m3fn, each beside its float32 scales,
-    which have its name and "_scale": of rows, or of blocks of 128 x 128. Then the layers quantise what these
-    multiply, as `linear_fp8` does. Those of the network alone may be so too.
+    **fp8.** w_qkv, w_o, w_gate, w_up or w_gate_up, and w_down may be float8_e4m3fn, or the network's weights
+    alone. Each has float32 scales of rows or of 128 x 128 blocks, whose name is the weight's and "_scale".
+    The layers then quantise the inputs of these products, as `linear_fp8` does.
 
-    w_qkv, w_o, w_gate, w_up and w_down may be ``PackedWeight`` of one format, for layers with w_qkv and a
-    gate; or w_gate, w_up and w_down alone, as in gpt-oss. Those of experts have the rows of all experts:
-    [experts · h, d], and w_down [experts · d, h].
+    **Packed weights.** In layers with w_qkv and a gate, w_qkv, w_o, w_gate, w_up and w_down may be
+    ``PackedWeight`` of one format, or w_gate, w_up and w_down alone, as in gpt-oss. Weights of experts have
+    the rows of all experts: [experts · h, d], and w_down [experts · d, h].
 
     Args:
         x: Hidden states of the new tokens, [batch, tokens, d].

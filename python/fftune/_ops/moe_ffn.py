@@ -134,19 +134,19 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
         weights: [..., k] of any floating-point type; kernels use float32.
         w_gate, w_up: [experts, h, d]. With ``w_up=None`` w_gate is [experts, 2h, d] and holds both, in
             the order of `packing`.
-        w_down: [experts, d, h]. Or all three are a ``PackedWeight`` of all experts' rows, [experts · h, d]
-            and [experts · d, h]; these have no gradients.
-        biases: ([experts, 2h], [experts, d]) of the two products, with ``w_up=None`` alone. With packed
+        w_down: [experts, d, h]. All three weights may be ``PackedWeight`` of all experts' rows,
+            [experts · h, d] and [experts · d, h]; these have no gradients.
+        biases: ([experts, 2h], [experts, d]) of the two products, only with ``w_up=None``. With packed
             weights ([experts, h], [experts, h], [experts, d]).
         act: As in `ffn`, or "swiglu-oai", the clamped activation of gpt-oss.
         packing: "halves" for all rows of gate, then all of up; "interleaved" for alternating rows.
         weigh: "after" the experts, or "before": x is multiplied by the weight (Llama 4).
         shared: The last `shared` experts process every token, with weight 1.
         recompute: As in `ffn`.
-        routing: Expected distribution of the choices, by which kernels are chosen; results do not depend
-            on it: "uniform", the default, or "zipf:EXPONENT".
-        experts, first_expert: For a rank with whole experts, how many there are on all ranks, and which
-            is the first one here. ids are those of all; experts of other ranks add nothing, and
+        routing: Expected distribution of the choices: "uniform", the default, or "zipf:EXPONENT". It
+            affects the choice of kernels, not the results.
+        experts, first_expert: For a rank with whole experts: the number of experts on all ranks, and this
+            rank's first one. ids number the experts of all ranks; other ranks' experts add nothing, and
             `all_reduce` sums the results. Not with `shared`, which every rank would add.
 
     Returns:
