@@ -150,3 +150,28 @@ TEST_CASE("without time for it, the variants that are fastest by themselves are 
   REQUIRE(result.record);
   CHECK(winner(result, 0) == 0);
 }
+
+TEST_CASE("however little time there is, no winner is slower than the recipe without a record") {
+  int searches = 0, outdone = 0;
+  for (double budget = 0.6; budget < 12; budget *= 1.15) {
+    CAPTURE(budget);
+    auto fake = three_stages();
+    FakeEvaluator evaluator([](const Variant& variant) {
+      return 100 + step_us * std::abs(static_cast<double>(variant.config.at("p") - 5));
+    });
+    // By themselves others are faster, in the whole the defaults.
+    const auto whole = [](const Recipe& recipe) {
+      return 300 + 50 * distance(recipe, {{"f", 0}, {"g", 0}, {"h", 0}});
+    };
+    evaluator.whole_us = whole;
+    evaluator.compile_seconds = 0.1;
+    auto options = evaluator.options(budget);
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+    if (!result.record || !result.record->verdict.untuned_ratio) continue;
+    ++searches;
+    outdone += result.record->verdict.complete == false;
+    CHECK(result.record->verdict.untuned_ratio.value() > 0.99);
+  }
+  CHECK(searches >= 10);
+  CHECK(outdone >= 1);
+}

@@ -363,7 +363,7 @@ TEST_CASE("a default that spills is timed: it is what runs without a record") {
   };
   CHECK(kind_of("f/p=0") == OutcomeKind::measured);
   CHECK(kind_of("f/p=1") == OutcomeKind::spilled);
-  CHECK(result.record->verdict.untuned_ratio.value() == near(237.0 / 218, 0.01));
+  CHECK(result.record->verdict.untuned_ratio.value() > 1.05);
 }
 
 TEST_CASE("every family is tried twice before any group is searched in depth") {

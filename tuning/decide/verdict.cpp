@@ -65,9 +65,10 @@ GroupChoices choices_of(const Searched& searched, std::size_t place, double tie_
 /// Adds a recipe, if its variants are in the groups and it is not in the list yet.
 void add_present(const std::optional<Combination>& present, std::vector<Combination>& all) {
   if (!present) return;
-  if (std::none_of(all.begin(), all.end(),
-                   [&](const Combination& other) { return same(other, *present); }))
-    all.push_back(*present);
+  auto known = std::find_if(all.begin(), all.end(),
+                            [&](const Combination& other) { return same(other, *present); });
+  if (known == all.end()) known = all.insert(known, *present);
+  known->expected = true;
 }
 
 /// The times of the last end-to-end measurement; zeros if there is none.
@@ -165,7 +166,8 @@ void add_expected(Session& session, const std::vector<Searched>& groups,
     add_present(combination_of(present->second, groups), combinations);
   const Recipe untuned =
       default_recipe(session.op(), session.problem(), session.evaluator().facts());
-  if (untuned.size() > 1 && are_measured(untuned, groups))
+  const bool alone_is_whole = untuned.size() == 1 && !is_tuned_in_place(session);
+  if (!alone_is_whole && are_measured(untuned, groups))
     add_present(combination_of(untuned, groups), combinations);
 }
 
