@@ -234,7 +234,7 @@ class Tuning {
     return left * weight(place) / rest;
   }
 
-  /// By how much there is to try, and how much of the whole it takes.
+  /// The number of variants to try, and their part of the time of the whole.
   double weight(std::size_t place) const {
     const VariantGroup& group = *groups_[place];
     const double part = group.best_us() / least_cover(groups_, {0, stage_count_}).us;

@@ -43,7 +43,7 @@ class VariantGroup : public Search {
     began_ = session_.seconds();
     deadline_ = began_ + seconds;
   }
-  /// What a gain of this group is worth to the op.
+  /// The worth of a gain of this group to the op.
   struct Standing {
     double least_us;   // a gain below this does not count
     double others_us;  // that other groups take for these stages; infinity if they cannot
