@@ -149,8 +149,11 @@ class Tuning {
     session_.expect(variants_);
     // The warm starts of every group before any group is searched in depth: from then on there is a
     // result to write, however early the search ends.
-    compile_first(begin);
-    for (std::size_t i = begin; i < groups_.size(); ++i) try_first(*groups_[i]);
+    std::vector<std::pair<VariantGroup*, std::vector<std::size_t>>> first;
+    for (std::size_t i = begin; i < groups_.size(); ++i)
+      first.emplace_back(groups_[i].get(), first_of(*groups_[i]));
+    compile_first(first);
+    for (const auto& [group, indices] : first) try_first(*group, indices);
     for_in_place_ = session_.seconds_left() * in_place_share;
     for (std::size_t i = begin; i < groups_.size(); ++i) {
       if (!session_.stop_reason().empty()) return cut_rest(i);
@@ -195,19 +198,16 @@ class Tuning {
             least_cover(groups_, group.span(), &group).us};
   }
 
-  void compile_first(std::size_t begin) {
-    if (session_.cancelled() || begin == groups_.size()) return;
-    std::vector<std::pair<VariantGroup*, std::vector<std::size_t>>> first;
-    for (std::size_t i = begin; i < groups_.size(); ++i)
-      first.emplace_back(groups_[i].get(), first_of(*groups_[i]));
-    groups_[begin]->enter(Phase::compile, groups_[begin]->variants().size());
+  void compile_first(const std::vector<std::pair<VariantGroup*, std::vector<std::size_t>>>& first) {
+    if (session_.cancelled() || first.empty()) return;
+    VariantGroup& group = *first.front().first;
+    group.enter(Phase::compile, group.variants().size());
     VariantGroup::compile_together(first);
   }
 
-  void try_first(VariantGroup& group) {
+  void try_first(VariantGroup& group, const std::vector<std::size_t>& first) {
     if (session_.cancelled()) return;
     group.enter(Phase::compile, group.variants().size());
-    const auto first = first_of(group);
     group.compile(first);
     group.enter(Phase::screen, group.variants().size());
     for (const auto index : first) {
