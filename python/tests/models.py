@@ -43,6 +43,11 @@ LAYERED = {
     "opt": lambda: transformers.OPTConfig(
         vocab_size=96, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
         word_embed_proj_dim=32, max_position_embeddings=128, dropout=0.0),
+    # Each layer has an attention to an encoder's states too, which is not causal.
+    "mbart": lambda: transformers.MBartConfig(
+        vocab_size=96, d_model=32, decoder_layers=2, decoder_ffn_dim=48, decoder_attention_heads=4,
+        encoder_layers=2, encoder_ffn_dim=48, encoder_attention_heads=4, is_decoder=True,
+        is_encoder_decoder=False, max_position_embeddings=128, dropout=0.0),
     "stablelm": lambda: transformers.StableLmConfig(**_SIZES),
     "granite": lambda: transformers.GraniteConfig(**_SIZES, residual_multiplier=0.22,
                                                   embedding_multiplier=6.0),

@@ -4,9 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -171,13 +173,20 @@ std::vector<Problem> paired_problems(const Op& op, const ProblemOptions& chosen)
   return all;
 }
 
-/// The first of the problems that the family serves; none where it serves none of them.
-std::vector<Problem> first_served(const Family& family, const DeviceFacts& facts,
-                                  const std::vector<Problem>& problems) {
-  const auto first = std::find_if(problems.begin(), problems.end(), [&](const Problem& problem) {
-    return !family.refusal(problem, facts);
-  });
-  return first == problems.end() ? std::vector<Problem>{} : std::vector{*first};
+/// The problems that each of the families serves, at most `most`. A problem is asked of every
+/// family before the next: its parts, which most families ask for, are then made once.
+std::vector<std::vector<const Problem*>> served_by(const std::vector<const Family*>& families,
+                                                   const std::vector<Problem>& problems,
+                                                   const DeviceFacts& facts, std::size_t most,
+                                                   const std::atomic<bool>& cancel) {
+  std::vector<std::vector<const Problem*>> served(families.size());
+  for (const Problem& problem : problems)
+    for (std::size_t i = 0; i < families.size(); ++i) {
+      if (cancel) return served;
+      if (served[i].size() < most && !families[i]->refusal(problem, facts))
+        served[i].push_back(&problem);
+    }
+  return served;
 }
 
 }  // namespace
@@ -191,53 +200,59 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
   const auto take = [&](Units& units) {
     for (CompileUnit& unit : units.take()) all.push_back(std::move(unit));
   };
-  std::optional<std::vector<Problem>> rare, of_models, paired;  // once a family needs them
+  std::vector<const Family*> families;
   for (const Family* each : op.families()) {
-    const std::string name(each->name());
+    const std::string_view name = each->name();
     if (each->device_kind() != DeviceKind::cuda || (!family.empty() && name != family)) continue;
     // Families of parts, as layer.attention_decode, are compiled with these.
     if (family.empty() && nested && name.find('.') != std::string::npos) continue;
-    Units units;
-    // Some families have 10⁵ variants, whose programs take gigabytes: those of the sample are made.
-    const auto add = [&](const std::vector<Problem>& served) {
-      std::vector<Candidate> candidates;
-      for (const Problem& problem : served) {
-        if (cancel) return;
-        if (each->refusal(problem, facts)) continue;
-        for (Config& config : each->space(problem, facts).feasible())
-          candidates.push_back({&problem, std::move(config)});
-      }
-      const std::size_t count = candidates.size();
-      std::vector<bool> tried(count);
-      for (const std::size_t place : sampled(count, sample)) {
-        // A program that is there already gives way to the next new one.
-        bool added = false;
-        for (std::size_t i = 0; !added && i < (sample == 0 ? 1 : count); ++i) {
-          const std::size_t at = (place + i) % count;
-          if (cancel) return;
-          if (tried[at]) continue;
-          tried[at] = true;
-          const auto& [problem, config] = candidates[at];
-          added = units.add(name, Variant{name, config}.id(), *problem,
-                            each->program(*problem, facts, config));
-        }
-      }
-    };
-    add(problems);
-    if (units.empty() && !cancel) {
-      if (!rare) rare = rare_problems(op, chosen);
-      add(*rare);
-    }
-    if (units.empty() && !cancel) {
-      if (!of_models) of_models = model_problems(op, chosen);
-      add(*of_models);
-    }
-    if (units.empty() && !cancel) {
-      if (!paired) paired = paired_problems(op, chosen);
-      add(first_served(*each, facts, *paired));
-    }
-    take(units);
+    families.push_back(each);
   }
+  std::vector<Units> units(families.size());
+  // Some families have 10⁵ variants, whose programs take gigabytes: those of the sample are made.
+  const auto add = [&](std::size_t of, const std::vector<const Problem*>& served) {
+    const Family& each = *families[of];
+    std::vector<Candidate> candidates;
+    for (const Problem* problem : served) {
+      if (cancel) return;
+      for (Config& config : each.space(*problem, facts).feasible())
+        candidates.push_back({problem, std::move(config)});
+    }
+    const std::size_t count = candidates.size();
+    std::vector<bool> tried(count);
+    for (const std::size_t place : sampled(count, sample)) {
+      // A program that is there already gives way to the next new one.
+      bool added = false;
+      for (std::size_t i = 0; !added && i < (sample == 0 ? 1 : count); ++i) {
+        const std::size_t at = (place + i) % count;
+        if (cancel) return;
+        if (tried[at]) continue;
+        tried[at] = true;
+        const auto& [problem, config] = candidates[at];
+        added =
+            units[of].add(std::string(each.name()), Variant{std::string(each.name()), config}.id(),
+                          *problem, each.program(*problem, facts, config));
+      }
+    }
+  };
+  // Of the families that have no program yet.
+  const auto add_all = [&](const std::vector<Problem>& from, std::size_t most) {
+    std::vector<const Family*> asked;
+    std::vector<std::size_t> places;
+    for (std::size_t i = 0; i < families.size(); ++i)
+      if (units[i].empty()) {
+        asked.push_back(families[i]);
+        places.push_back(i);
+      }
+    const auto served = served_by(asked, from, facts, most, cancel);
+    for (std::size_t i = 0; i < asked.size(); ++i) add(places[i], served[i]);
+    return std::any_of(units.begin(), units.end(), [](const Units& each) { return each.empty(); });
+  };
+  constexpr std::size_t any = std::numeric_limits<std::size_t>::max();
+  if (add_all(problems, any) && !cancel && add_all(rare_problems(op, chosen), any) && !cancel &&
+      add_all(model_problems(op, chosen), any) && !cancel)
+    add_all(paired_problems(op, chosen), 1);
+  for (Units& each : units) take(each);
   std::vector<std::pair<const Problem*, Baseline>> served;
   for (const Problem& problem : problems)
     if (family.empty() && !cancel)

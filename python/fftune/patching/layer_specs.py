@@ -635,6 +635,9 @@ class Recogniser:
             for name, role in zip(order.norms, _ORDERS[order.kind][0]):
                 parts.norm((name,), role, self.known)
             attention = layer._modules[order.attention]
+            # Another attention of the layer, to an encoder's states, has none to read.
+            if any(getattr(m, "is_causal", True) is not True for m in attention.modules()):
+                raise Unfit(f"layers: {type(attention).__name__} is not causal")
             heads = self._attention(parts, order.attention, attention, grouped)
             if heads is None:
                 continue

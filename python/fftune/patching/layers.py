@@ -284,11 +284,8 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
         if _is_foreign(layer) or has_hooks(layer):
             raise Unfit(f"layers: {type(layer).__name__} has hooks, which would not be called")
         specs.append(recogniser.spec_of(layer, at))
-    interfaces = [m for m in decoder.modules() if hasattr(m, "is_causal")]
-    if not all(map(attentions.uses_interface, interfaces)):
+    if any(not attentions.uses_interface(m) for m in decoder.modules() if hasattr(m, "is_causal")):
         raise Unfit(f"layers: the attention of {type(decoder).__name__} is not known")
-    if not all(m.is_causal for m in interfaces):
-        raise Unfit(f"layers: the attention of {type(decoder).__name__} is not causal")
     groups: list[_Group] = []
     for at, (layer, spec) in enumerate(zip(layers, specs)):
         last = groups[-1].specs[-1] if groups else None
