@@ -1,5 +1,7 @@
 #include "families/small_problems.hpp"
 
+#include <tuple>
+
 namespace fftune::test {
 
 std::vector<Options> forms_of(const Op& op, const std::string& pass) {
@@ -44,11 +46,18 @@ Problem shrunk(const Op& op, const Family& family, Problem problem, const Device
   return problem;
 }
 
-std::optional<Problem> small_problem(const Op& op, const Family& family, const std::string& pass,
-                                     DType dtype, const Options& options,
-                                     const DeviceFacts& facts) {
-  if (const auto link = options.find("link"); link != options.end() && link->second != "loopback")
-    return std::nullopt;
+namespace {
+
+/// Problems of this pass, dtype and form, whatever family serves them: made once, since every
+/// family is asked.
+const std::vector<Problem>& candidates(const Op& op, const std::string& pass, DType dtype,
+                                       const Options& options, DeviceKind kind) {
+  static std::map<std::tuple<const Op*, std::string, DType, Options, DeviceKind>,
+                  std::vector<Problem>>
+      known;
+  const auto [place, fresh] = known.try_emplace({&op, pass, dtype, options, kind});
+  std::vector<Problem>& problems = place->second;
+  if (!fresh) return problems;
   constexpr double most_elements = 1 << 25;  // of a tensor with all extents
   for (const std::int64_t tokens : {33, 5, 128, 1})
     for (const std::int64_t extent : {72, 128, 8, 37, 512}) {
@@ -67,13 +76,24 @@ std::optional<Problem> small_problem(const Op& op, const Family& family, const s
         if (size.name != op.token_size()) next += extent;
       }
       try {
-        problem = canonical(op, problem, facts.kind);
+        problem = canonical(op, problem, kind);
       } catch (const Error&) {
         continue;  // extents that do not go together
       }
-      if (product > most_elements && !is_small_whole(op, problem)) continue;
-      if (!family.refusal(problem, facts)) return shrunk(op, family, std::move(problem), facts);
+      if (product <= most_elements || is_small_whole(op, problem)) problems.push_back(problem);
     }
+  return problems;
+}
+
+}  // namespace
+
+std::optional<Problem> small_problem(const Op& op, const Family& family, const std::string& pass,
+                                     DType dtype, const Options& options,
+                                     const DeviceFacts& facts) {
+  if (const auto link = options.find("link"); link != options.end() && link->second != "loopback")
+    return std::nullopt;
+  for (const Problem& problem : candidates(op, pass, dtype, options, facts.kind))
+    if (!family.refusal(problem, facts)) return shrunk(op, family, problem, facts);
   return std::nullopt;
 }
 
