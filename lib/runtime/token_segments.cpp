@@ -1,4 +1,4 @@
-#include "runtime/token_plan.hpp"
+#include "runtime/token_segments.hpp"
 
 #include <fmt/format.h>
 

@@ -4,7 +4,7 @@
 #include <set>
 #include <string>
 
-#include "runtime/token_plan.hpp"
+#include "runtime/token_segments.hpp"
 #include "support/catch.hpp"
 
 using namespace fftune;

@@ -7,7 +7,7 @@
 
 #include "apps/fftune/presets/presets.hpp"
 #include "runtime/choice.hpp"
-#include "runtime/token_plan.hpp"
+#include "runtime/token_segments.hpp"
 
 namespace fftune::tool {
 
