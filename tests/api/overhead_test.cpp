@@ -46,7 +46,7 @@ TEST_CASE("a plan's own part of a run allocates nothing and takes well below a m
   const auto before = allocations();
   run();
   CHECK(allocations() == before);
-  const double spent = least_of(3 * slowness, [&] { return microseconds(run); });
+  const double spent = least_time_of(3 * slowness, [&] { return microseconds(run); });
   WARN("Plan::run without its kernels: " << spent << " us");
   CHECK(spent < 3 * slowness);
 }
@@ -66,7 +66,7 @@ TEST_CASE("the smallest problem shows the whole cost of a run on the CPU") {
   HostWorkspace workspace(plan);
   const auto buffers = layer.buffers();
   const auto run = [&] { plan.run(buffers.data(), buffers.size(), workspace.data()); };
-  const double spent = least_of(1000, [&] { return microseconds(run); });
+  const double spent = least_time_of(1000, [&] { return microseconds(run); });
   WARN("fftune_plan_run of ffn m=d=h=1 on the CPU: " << spent << " us");
   CHECK(spent < 1000);
 }

@@ -4,7 +4,10 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
+#include <map>
+#include <string>
 
 namespace fftune::test {
 
@@ -31,6 +34,21 @@ double processor_seconds_of(const Call& call) {
   return processor_seconds() - begin;
 }
 
+/// How many times as long host code takes at this moment as on an idle core of the machine whose
+/// times the limits were set for, a Xeon of 2.9 GHz; at least 1. A fixed piece of work tells: maps
+/// of words, as problems and plans have them.
+inline double pace() {
+  constexpr double seconds_there = 30e-6;
+  constexpr int words = 400;
+  const double here = processor_seconds_of([] {
+    std::map<std::string, int> numbers;
+    for (int i = 0; i < words; ++i)
+      numbers["the number of word " + std::to_string(i * 7919 % words)] = i;
+    if (numbers.size() != words) std::abort();
+  });
+  return std::max(1.0, here / (seconds_there * slowness));
+}
+
 /// The least result of `measure`, which is asked again, up to `most` times, until one is below
 /// `limit`: a machine whose other work takes caches and clocks makes a measurement longer, never
 /// shorter.
@@ -39,6 +57,17 @@ double least_of(double limit, const Measure& measure, int most = 30) {
   double least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < most && least >= limit; ++i) least = std::min(least, measure());
   return least;
+}
+
+/// The same of a time, at the pace that limits are set for.
+template <typename Measure>
+double least_time_of(double limit, const Measure& measure, int most = 30) {
+  const auto paced = [&] {
+    const double before = pace();
+    const double measured = measure();
+    return measured / std::min(before, pace());
+  };
+  return least_of(limit, paced, most);
 }
 
 }  // namespace fftune::test
