@@ -246,7 +246,10 @@ double microseconds(const Tile& tile, const Product& product, const DeviceFacts&
   const double tensor =
       tile.tokens > 64 ? tile.tokens / 2.0 + 6.5 : 1.05 * std::max(tile.tokens / 2.0, 17.6);
   const int run = std::min(format.group, packed_k * tile.k_blocks);
-  const double issue = tile.scales_operands(operands, format) ? 28
+  // The operation that makes numbers of codes takes a scale too, but none of nvfp4, which is
+  // multiplied besides.
+  const double of_scaling = format.scales_rows() ? 37 : 28;
+  const double issue = tile.scales_operands(operands, format) ? of_scaling
                        : separate                             ? tile.tokens * 32.0 / run
                                                               : 0;
   // A warpgroup's stage by itself: accumulators of a group of k wait for its MMAs. Experts in mxfp4
@@ -274,7 +277,9 @@ double microseconds(const Tile& tile, const Product& product, const DeviceFacts&
       tile.takes_several(product) ? 3.7 + 1.5 * (waves - 1) : 3.7 * waves;  // and ends
   // Since the fit, a stage's tokens follow its weights instead of those of all stages, so the first
   // MMAs of few tokens begin earlier: 1.8 to 2.6 us for weights of less than 30 MB.
-  const double earlier = product.grouped || tile.tokens > 64 ? 0 : 2.5;
+  // Weights of less than 4 MB hide more of the start.
+  const double small = std::max(0.0, 1 - weights / bandwidth / 1.4);
+  const double earlier = product.grouped || tile.tokens > 64 ? 0 : 2.5 + 0.5 * small;
   return overlapped({memory, l2, compute}) + 1.6 + starts - earlier + split +
          0.1 * (tile.k_groups - 1);
 }
