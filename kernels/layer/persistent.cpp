@@ -37,6 +37,9 @@ constexpr std::int64_t most_preferred_inputs = 8192, most_preferred_keys = 2048;
 /// New tokens of one sequence: 16 layers of Llama-3.2-1B take 847 us with three and 908 with five
 /// on an H100, and their parts 1,029 and 937; with eight it is 977 and 969.
 constexpr std::int64_t most_preferred_in_sequence = 5;
+/// Heads of queries that share one of keys in dense layers on one GPU: with 7 the parts are 6%
+/// faster (one sequence of Qwen2.5-7B on an H200), with 16 17% (GLM-4-9B), and with 4 slower.
+constexpr double most_preferred_queries = 6;
 /// Features between up and down of one token's experts, up to which the kernel has been timed.
 constexpr std::int64_t most_preferred_hidden = 40960;
 
@@ -197,14 +200,20 @@ class PersistentLayers final : public Family {
     // 16 layers of Llama-3.2-1B take 749 us with 4 stages in registers and 773 with none, and 4
     // sequences 807 with 16 KB of activations at a time and 900 with 36 and none.
     constexpr double of_stage = 0.4e-6, of_doubled_input = 3e-6;
+    // Fewer heads of keys are shared among more blocks, whose parts of the outputs of all heads of
+    // queries are added up. With 4 heads of queries for one of keys a layer of 8B parameters waits
+    // 13 us, with the 7 of Qwen2.5-7B 26, and with the 16 of GLM-4-9B 48.
+    constexpr double of_queries = 3e-6;
     const double inputs = static_cast<double>(config.at("input_kb")) / usual.input_kb;
     const double unusual =
         of_stage *
             static_cast<double>(std::abs(config.get("held") - usual.held_of(config.get("chunk")))) +
         (has_many_tokens(problem) ? of_doubled_input * std::max(0.0, std::log2(inputs)) : 0);
-    const double of_layer = (is_preferred(problem, facts) ? waits : waits_of_many) + unusual +
-                            (experts_ ? waits_of_router : 0) +
-                            (network_ == Network::slices ? waits_of_peers : 0) + off * 1e-6;
+    const double of_layer =
+        (has_few_tokens(problem) ? waits : waits_of_many) + unusual +
+        (experts_ ? waits_of_router : 0) + (network_ == Network::slices ? waits_of_peers : 0) +
+        off * 1e-6 +
+        (network_ == Network::dense ? of_queries * std::max(0.0, queries_of_key(problem) - 4) : 0);
     return cost_of(layer_op(), problem).bytes / bandwidth +
            static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
   }
@@ -213,19 +222,8 @@ class PersistentLayers final : public Family {
     return network_ != Network::slices && !post_norms_ && !(packs_head && experts_);
   }
   bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
-    const std::int64_t batch = problem.size("batch"), s = size_or(problem, "s", 1);
-    if (s > 1)
-      return network_ == Network::dense && packing_ == Packing::none && !post_norms_ &&
-             batch == 1 && s <= most_preferred_in_sequence;
-    if (post_norms_) return batch == 1;
-    if (packing_ != Packing::none && !experts_) return batch <= most_preferred;
-    const bool is_short = batch <= most_preferred_if_short &&
-                          batch * problem.size("d") <= most_preferred_inputs &&
-                          batch * problem.size("cache") <= most_preferred_keys;
-    if (!experts_) return batch <= most_preferred || is_short;
-    const std::int64_t hidden = problem.size("h") * experts_of_token(problem);
-    return hidden <= most_preferred_hidden &&
-           (batch == 1 || (is_short && packing_ == Packing::none));
+    return has_few_tokens(problem) &&
+           (network_ != Network::dense || queries_of_key(problem) <= most_preferred_queries);
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
@@ -298,6 +296,26 @@ class PersistentLayers final : public Family {
     /// elements, take 609 us with two and 623 with four, which spill.
     int held_of(std::int64_t chunk) const { return held > 2 && chunk > 512 ? 2 : held; }
   };
+  /// So few that one launch is faster than the parts with 4 heads of queries for one of keys.
+  bool has_few_tokens(const Problem& problem) const {
+    const std::int64_t batch = problem.size("batch"), s = size_or(problem, "s", 1);
+    if (s > 1)
+      return network_ == Network::dense && packing_ == Packing::none && !post_norms_ &&
+             batch == 1 && s <= most_preferred_in_sequence;
+    if (post_norms_) return batch == 1;
+    if (packing_ != Packing::none && !experts_) return batch <= most_preferred;
+    const bool is_short = batch <= most_preferred_if_short &&
+                          batch * problem.size("d") <= most_preferred_inputs &&
+                          batch * problem.size("cache") <= most_preferred_keys;
+    if (!experts_) return batch <= most_preferred || is_short;
+    const std::int64_t hidden = problem.size("h") * experts_of_token(problem);
+    return hidden <= most_preferred_hidden &&
+           (batch == 1 || (is_short && packing_ == Packing::none));
+  }
+  static double queries_of_key(const Problem& problem) {
+    return static_cast<double>(problem.size("heads")) /
+           static_cast<double>(problem.size("kv-heads"));
+  }
   static bool has_many_tokens(const Problem& problem) {
     return problem.size("batch") * size_or(problem, "s", 1) > 1;
   }

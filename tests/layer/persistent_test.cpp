@@ -532,6 +532,29 @@ TEST_CASE("one launch for all layers serves few tokens, even beside records of t
   CHECK(choice.reason.find("records of qkv") != std::string::npos);
 }
 
+TEST_CASE(
+    "one launch for all layers serves dense layers of up to 6 heads of queries for one of keys") {
+  struct Heads {
+    const char* model;
+    std::int64_t d, h, heads, kv_heads;
+    bool in_one_launch;  // was the faster on an H200
+  };
+  const auto layer = GENERATE(
+      Heads{"Llama-3.1-8B", 4096, 14336, 32, 8, true}, Heads{"Qwen3-8B", 4096, 12288, 32, 8, true},
+      Heads{"Qwen2.5-7B", 3584, 18944, 28, 4, false}, Heads{"GLM-4-9B", 4096, 13696, 32, 2, false});
+  CAPTURE(layer.model);
+  const auto facts = facts_of_architecture("sm_90a");
+  const Problem problem = problem_of(DType::bf16, {{"batch", 1},
+                                                   {"d", layer.d},
+                                                   {"h", layer.h},
+                                                   {"heads", layer.heads},
+                                                   {"kv-heads", layer.kv_heads},
+                                                   {"dim", 128},
+                                                   {"cache", 2048}});
+  const auto recipe = choose(builtin_catalog(), layer_op(), problem, facts, {}).recipe;
+  CHECK((recipe.front().family == persistent) == layer.in_one_launch);
+}
+
 TEST_CASE("one launch for all layers serves few tokens with experts") {
   const auto facts = facts_of_architecture("sm_90a");
   const auto family_of_first = [&](std::int64_t batch, std::int64_t h) {
