@@ -235,7 +235,7 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
       }
     }
   };
-  // Of the families that have no program yet.
+  // Asks the families that have no program yet; true if one still has none.
   const auto add_all = [&](const std::vector<Problem>& from, std::size_t most) {
     std::vector<const Family*> asked;
     std::vector<std::size_t> places;
