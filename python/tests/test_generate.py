@@ -82,7 +82,7 @@ def test_an_embedding_that_is_more_than_a_product_is_not_known(monkeypatch):
             return super().forward(ids) + 1
 
     own.model.embed_tokens.__class__ = Shifted
-    with pytest.raises(decoding.Unfit, match="no embedding"):
+    with pytest.raises(decoding.Unfit, match="something else than an embedding"):
         decoding.whole_of(head)
 
 
@@ -430,3 +430,52 @@ def test_ids_of_32_bits_give_what_transformers_gives():
     ids = inputs("llama", 2, 9, DEVICE)["input_ids"].int()
     exact, found = (right(each, ids, 6, cache_implementation="static") for each in (model, own))
     assert found.dtype == exact.dtype and torch.equal(found, exact)
+
+
+class Sparing(torch.nn.Embedding):
+    """Like nn.Embedding for the ids 0, 19, 38, 57 and 76, and for others not."""
+
+    def forward(self, ids):
+        return super().forward(ids) * (ids % 19 == 0)[..., None]
+
+
+class Doubling(torch.nn.Embedding):
+    def forward(self, ids):
+        return super().forward(ids) * (2.0 if ids.shape[1] == 1 else 1.0)
+
+
+class Scaled(torch.nn.Embedding):
+    def forward(self, ids):
+        return super().forward(ids) * 1.5
+
+
+@pytest.mark.parametrize("kind, known", [(Sparing, False), (Doubling, False), (Scaled, True)])
+def test_an_embedding_of_its_own_is_known_by_all_that_it_does_to_ids(kind, known):
+    model = make("llama", device=DEVICE)
+    model.model.embed_tokens.__class__ = kind
+    own = copy.deepcopy(model)
+    fftune.patch(own, whole_layers=True)
+    head = decoding.head_of(own)
+    if known:
+        assert decoding.whole_of(head).scale == 1.5
+    else:
+        with pytest.raises(decoding.Unfit, match="something else than an embedding times a factor"):
+            decoding.whole_of(head)
+    ids = torch.full((2, 4), 5, device=DEVICE)
+    right = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None)
+    assert torch.equal(fftune.generate(own, ids, 6, stop=[]), right)
+
+
+def test_what_a_decoder_does_behind_its_last_norm_is_seen_whatever_its_values_are(monkeypatch):
+    _, own = patched("llama")
+    head, forward = decoding.head_of(own), type(own.model).forward
+    assert decoding.whole_of(head).scale == 1.0
+
+    def clamped(self, *arguments, **options):
+        outputs = forward(self, *arguments, **options)
+        outputs.last_hidden_state = outputs.last_hidden_state.clamp(max=1e4)
+        return outputs
+
+    monkeypatch.setattr(type(own.model), "forward", clamped)
+    with pytest.raises(decoding.Unfit, match="between its layers and its last norm, or behind that"):
+        decoding.whole_of(head)

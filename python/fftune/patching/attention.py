@@ -55,7 +55,8 @@ def is_available() -> bool:
                    attention_mask: Tensor | None, **options):
         attention_mask = _without_mark(attention_mask, options)
         if _are_lengths(attention_mask):
-            attention_mask = _mask_of(attention_mask, query.shape[2], key.shape[2])
+            attention_mask = _mask_of(attention_mask, query.shape[2], key.shape[2],
+                                      _is_causal(module, options))
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
     def added(mask: Tensor | None, query: Tensor) -> Tensor | None:
@@ -76,14 +77,11 @@ def is_available() -> bool:
     def by_fftune(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                   attention_mask: Tensor | None, **options):
         attention_mask = _without_mark(attention_mask, options)
-        lengths = None
+        causal = _is_causal(module, options)
         if _are_lengths(attention_mask):
-            lengths = attention_mask
-            if _serves_cache(query, key, value, **options):
-                return _over_cache(query, key, value, lengths, _scores_of(options)), None
-            attention_mask = _mask_of(lengths, query.shape[2], key.shape[2])
-        causal = options.get("is_causal")
-        causal = getattr(module, "is_causal", True) if causal is None else causal
+            if (causal or query.shape[2] == 1) and _serves_cache(query, key, value, **options):
+                return _over_cache(query, key, value, attention_mask, _scores_of(options)), None
+            attention_mask = _mask_of(attention_mask, query.shape[2], key.shape[2], causal)
         causal = causal and attention_mask is None and query.shape[2] > 1
         if causal and query.shape[2] != key.shape[2] or not _serves(
                 query, key, value, attention_mask, **options):
@@ -138,6 +136,12 @@ def _without_mark(mask: Tensor | None, options: dict) -> Tensor | None:
     return None
 
 
+def _is_causal(module: nn.Module, options: dict) -> bool:
+    """Whether PyTorch's attention of the module is causal where it is given no mask."""
+    own = options.get("is_causal")
+    return getattr(module, "is_causal", True) if own is None else own
+
+
 def _serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options) -> bool:
     """Whether ops.attention takes a call as it is, [batch, heads, tokens, features] each. A copy of
     the keys costs less than attention that PyTorch's kernels do not know."""
@@ -170,13 +174,16 @@ def _scores_of(options: dict) -> dict:
 
 # A static cache keeps [batch, kv heads, tokens, features]. The keys of each head of a sequence are
 # rows of their own: a sequence with one head for the kernels, with the group's queries. The number
-# of its keys that count takes the place of the mask, int32 [batch, 1, 1, _MOST_HEADS].
+# of its keys that count takes the place of the mask, int32 [batch, 1, 1 or 2, _MOST_HEADS]. There are 2
+# where transformers gives no mask for the first tokens of a cache: then a module that is not causal lets
+# each of them see all keys.
 
 _MOST_HEADS = 256
 
 
 def _lengths(*, batch_size: int, q_length: int, kv_length: int, q_offset=0, kv_offset=0,
-             attention_mask: Tensor | None = None, device="cpu", **_) -> Tensor | None:
+             attention_mask: Tensor | None = None, device="cpu", allow_is_causal_skip: bool = False,
+             local_size: int | None = None, **_) -> Tensor | None:
     """Number of keys of a static cache that count; None for other caches, and if more than the
     order of the tokens masks any."""
     if kv_offset != 0 or not isinstance(q_offset, Tensor) and q_offset + q_length == kv_length:
@@ -186,11 +193,14 @@ def _lengths(*, batch_size: int, q_length: int, kv_length: int, q_offset=0, kv_o
         if (attention_mask.dim() != 2 or torch.compiler.is_compiling() or capturing
                 or not _is_whole(attention_mask, q_offset, q_length)):
             return None
+    skips = (allow_is_causal_skip and not torch.compiler.is_compiling()
+             and (local_size is None or kv_length < local_size)
+             and (attention_mask is None or attention_mask.shape[1] == q_length))
+    shape = batch_size, 1, 1 + skips, _MOST_HEADS
     if isinstance(q_offset, Tensor):
         length = (q_offset + q_length).to(device, torch.int32)
-        return length.expand(batch_size, 1, 1, _MOST_HEADS).contiguous()
-    return torch.full((batch_size, 1, 1, _MOST_HEADS), q_offset + q_length, dtype=torch.int32,
-                      device=device)
+        return length.expand(shape).contiguous()
+    return torch.full(shape, q_offset + q_length, dtype=torch.int32, device=device)
 
 
 def _are_lengths(mask: Tensor | None) -> bool:
@@ -218,10 +228,12 @@ def masks_nothing_else(mask, past: Tensor, tokens: int) -> bool:
     return _is_whole(mask, past, tokens)
 
 
-def _mask_of(lengths: Tensor, queries: int, keys: int) -> Tensor:
-    """The boolean mask that they stand for."""
-    place = lengths[..., :1] + torch.arange(-queries, 0, device=lengths.device)[:, None]
-    return torch.arange(keys, device=lengths.device) <= place
+def _mask_of(lengths: Tensor, queries: int, keys: int, causal: bool = True) -> Tensor:
+    """The boolean mask that they stand for in a module that is causal, or is not."""
+    own = lengths[:, :, :1, :1]
+    place = own + torch.arange(-queries, 0, device=lengths.device)[:, None]
+    mask = torch.arange(keys, device=lengths.device) <= place
+    return mask if causal or queries == 1 or lengths.shape[2] == 1 else mask | (own == queries)
 
 
 def _serves_cache(query: Tensor, key: Tensor, value: Tensor, **options) -> bool:
@@ -296,9 +308,40 @@ def uses_interface(module: nn.Module) -> bool:
 def window_of(config) -> int | None:
     """The tokens that a layer with a sliding window sees; None without such layers. Not all types of
     layers with a window say so: one that is set counts for them all."""
-    if getattr(config, "use_sliding_window", None) is False:
+    if getattr(config, "use_sliding_window", None) is False \
+            and "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
         return None
     return getattr(config, "sliding_window", None)
+
+
+# Read by what makes the masks of transformers. Attention is looked at by itself.
+_OF_MASKS = {"is_causal", "sliding_window", "use_sliding_window", "attention_chunk_size", "layer_types"}
+# Looked at in each call, or read behind the layers.
+_OF_CALLS = {"_attn_implementation", "use_cache", "output_attentions", "output_hidden_states",
+             "output_router_logits", "return_dict", "use_return_dict"}
+
+
+def config_read_by(decoder: nn.Module) -> tuple[tuple[str, object], ...]:
+    """The settings of its configuration that a decoder's forwards and masks may read, with their values."""
+    names = {*_OF_MASKS, "num_hidden_layers"}
+    for kind in {type(module) for module in decoder.modules()}:
+        codes = [code] if (code := getattr(inspect.unwrap(kind.forward), "__code__", None)) else []
+        for one in codes:
+            codes += filter(inspect.iscode, one.co_consts)
+            names.update(one.co_names)
+    own = vars(decoder.config)
+    return tuple((name, copy.deepcopy(own.get(name))) for name in sorted(names - _OF_CALLS)
+                 if name in own or name in _OF_MASKS)
+
+
+def reads_the_same(config, settings: tuple[tuple[str, object], ...]) -> bool:
+    """Whether a configuration still has these settings."""
+    return all(getattr(config, name, None) == value for name, value in settings)
+
+
+def count_causal(model: nn.Module) -> int:
+    """The attentions of a model that are causal where they are given no mask."""
+    return sum(getattr(module, "is_causal", None) is True for module in model.modules())
 
 
 def choose(model: nn.Module, name: str) -> bool:

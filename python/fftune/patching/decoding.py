@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from .. import ops, reference
 from .._checks import expect_module, expect_tensor, named
@@ -91,6 +93,8 @@ def head_of(model: nn.Module) -> Head:
     if len(names) != 1:
         raise Unfit("its layers are not those of patch(model, whole_layers=True): see the report")
     decoder, product = model._modules[names[0]], model.get_output_embeddings()
+    if not decoder._fftune_layers.mask_as_recognised(decoder):
+        raise Unfit("its configuration or its attention was changed since patch(): call it again")
     packed = is_quantised(product)
     if type(product) is not nn.Linear and not packed or watched(model, product):
         raise Unfit("its output embeddings are no linear layer, or have hooks")
@@ -166,6 +170,47 @@ class Whole:
         return self.group._angles(x, turns, rows, spec)[1].contiguous()
 
 
+class _Embedded(TorchFunctionMode):
+    """Follows ids through an embedding and products with numbers: `factors` of every tensor that is the rows
+    of the ids times these, and nothing else, whatever the ids are."""
+
+    def __init__(self, ids: Tensor, weight: Tensor):
+        super().__init__()
+        self.ids, self.weight = {id(ids): ids}, weight
+        self.found: dict[int, tuple[Tensor, list[float]]] = {}
+        self.reads_ids = False
+
+    def factors(self, tensor: Tensor) -> list[float] | None:
+        return None if self.reads_ids else self.found.get(id(tensor), (None, None))[1]
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        y = function(*arguments, **(options or {}))
+        if getattr(function, "__name__", "") == "__get__" and not isinstance(y, Tensor):
+            return y  # a property, which does not depend on values
+        given = [t for t in pytree.tree_leaves((arguments, options)) if isinstance(t, Tensor)]
+        if any(id(t) in self.ids for t in given):
+            if function in (F.embedding, torch.embedding) and any(t is self.weight for t in given):
+                self.found[id(y)] = y, []
+            elif function in (Tensor.view, Tensor.reshape) and y.shape == arguments[0].shape:
+                self.ids[id(y)] = y
+            else:
+                self.reads_ids = True
+            return y
+        ours = [t for t in given if id(t) in self.found]
+        if not ours:
+            return y
+        before = self.found[id(ours[0])][1]
+        numbers = [value for value in arguments if value is not ours[0]]
+        if function in (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__) and len(numbers) == 1 and (
+                isinstance(numbers[0], (float, int)) or isinstance(numbers[0], Tensor) and not numbers[0].dim()):
+            self.found[id(y)] = y, [*before, float(numbers[0])]
+        elif y is ours[0] and not function.__name__.endswith("_") or function is F.dropout and torch.equal(y, ours[0]):
+            self.found[id(y)] = y, before
+        elif function.__name__.endswith("_"):
+            self.found.clear()  # it may have been changed in place
+        return y
+
+
 class _Skip(nn.Module):
     """In the place of a layer: it gives what it is given."""
 
@@ -179,6 +224,18 @@ class _Skip(nn.Module):
     def forward(self, hidden: Tensor, *_, **__) -> Tensor:
         self.seen.append(hidden)
         return hidden
+
+
+class _Kept(nn.Module):
+    """In the place of a norm: it calls the norm, and keeps what it was given and what it gave."""
+
+    def __init__(self, norm: nn.Module):
+        super().__init__()
+        self.__dict__["norm"] = norm
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.given, self.normed = hidden, self.norm(hidden)
+        return self.normed
 
 
 @torch.no_grad()
@@ -204,21 +261,26 @@ def whole_of(head: Head) -> Whole:
             or b is None and norm.convention != form.get("convention"):
         raise Unfit("its last norm is not as those of its layers")
     name, = (name for name, child in decoder._modules.items() if child is layers.own)
-    ids = torch.arange(5, device=weight.device)[None] * (weight.shape[0] // 5)
+    last, = (name for name, child in decoder._modules.items() if child is norms[0])
     skips = {(name, at): _Skip(layer) for at, layer in layers.own._modules.items()}
-    view = view_of(decoder, skips)
+    kept = _Kept(norms[0])
+    view = view_of(decoder, {**skips, (last,): kept})
     view.__dict__.pop("forward", None)
     forward = layers.inner or type(decoder).forward
-    out = forward(view, input_ids=ids, use_cache=False).last_hidden_state
-    given = next(iter(skips.values())).seen[0]
-    width = weight.shape[1] ** 0.5
-    own = [v for v in (*vars(embedding).values(), *vars(decoder).values()) if isinstance(v, float)]
-    for scale in (1.0, float(torch.tensor(width, dtype=weight.dtype)), width, *own):
+    known = None
+    for count in (1, 5):  # a forward may choose by the number of tokens
+        ids = torch.arange(count, device=weight.device)[None] * (weight.shape[0] // 5)
+        with _Embedded(ids, weight) as embedded:
+            out = forward(view, input_ids=ids, use_cache=False).last_hidden_state
+        given = next(iter(skips.values())).seen[-1]
+        factors = embedded.factors(given)
+        scale = math.prod(factors or (), start=1.0)
         x = (weight[ids].float() * scale).to(weight.dtype)
-        if torch.equal(x, given):
-            break
-    else:
-        raise Unfit("what its layers are given is no embedding times a factor")
+        known = factors if known is None else known
+        if factors is None or factors != known or not torch.equal(x, given):
+            raise Unfit("its layers are given something else than an embedding times a factor")
+        if kept.given is not given or kept.normed is not out:
+            raise Unfit("it computes something between its layers and its last norm, or behind that")
     right = reference.rmsnorm(x, w, norm.eps, norm.convention) if b is None else \
         reference.layernorm(x, w, b, norm.eps)
     if not is_close(right, out):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .. import ops, reference
 from .recognise import (SCALES, KNOWN_ACTIVATIONS, Foreign, Numbers, Options, Unfit, are_plain, configured, expect_configured_activation,
-                        expect_no_hooks, expect_plain, has_kernels, identify, is_close, is_patched,
+                        expect_no_hooks, expect_plain, has_kernels, has_settings, identify, is_close, is_patched,
                         is_random_in_training, kind_of, original, parts_of, parts_watched, remembered,
                         replace_forward, stand_in, undoable)
 
@@ -611,7 +611,7 @@ def router_of(module: nn.Module) -> RouterFound | None:
 def router_forward(self, hidden_states: Tensor, *arguments, **options
                     ) -> tuple[Tensor, Tensor, Tensor]:
     found, = self._fftune
-    if arguments or options or not has_kernels(hidden_states) \
+    if arguments or options or not has_settings(self) or not has_kernels(hidden_states) \
             or hidden_states.dtype != self.weight.dtype and not found.wide \
             or not are_plain(*self._parameters.values()):
         return original(self, hidden_states, *arguments, **options)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .attention import count_causal
 from .recognise import Unfit, are_plain, expect_methods, has_hooks, undoable
 
 _KEPT = 4  # graphs of a model, those used last
@@ -31,12 +32,15 @@ def patch_steps(model: nn.Module) -> str:
     if not getattr(type(model), "_can_compile_fullgraph", False):
         raise Unfit("transformers says that this model cannot be compiled whole: its steps may differ "
                     "in more than their tensors")
+    if getattr(model.config, "is_causal", True) is not True:
+        raise Unfit("it is not causal by its configuration: a static cache would show it empty places")
     expect_methods(model, "generate", "get_compiled_call")
     generation = model.generation_config
     if generation.cache_implementation not in (None, "static"):
         raise Unfit(f"it generates with the cache '{generation.cache_implementation}'")
     runner = Steps(model, generation.cache_implementation)
     generation.cache_implementation = "static"
+    model.__dict__["_fftune_causal"] = count_causal(model)
     method = types.MethodType(_get_compiled_call, runner)
     model.__dict__["get_compiled_call"] = method
     inner = getattr(model.__dict__.get("generate"), "__func__", type(model).generate)
@@ -60,12 +64,14 @@ def patch_steps(model: nn.Module) -> str:
 def _needs_another_cache(model: nn.Module, given: dict, options: dict) -> bool:
     """Whether a call of generate() brings a cache of its own, or is one for which transformers refuses a
     static cache: one with a draft, or one whose keys and values autocast makes of two types. Adapters that put
-    a prompt before the ids, and replace the method that prepares a step, take no static cache either."""
+    a prompt before the ids, and replace the method that prepares a step, take no static cache either. Attention
+    that is not causal any more would see its empty places."""
     configs = [c for c in (given.get("generation_config"), model.generation_config) if c is not None]
     wanted = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
     device = model.device.type
     return model.generation_config.cache_implementation == "static" and (
-        options.get("past_key_values") is not None or "prepare_inputs_for_generation" in vars(model)
+        options.get("past_key_values") is not None or getattr(model.config, "is_causal", True) is not True
+        or count_causal(model) < model._fftune_causal or "prepare_inputs_for_generation" in vars(model)
         or given.get("assistant_model") is not None
         or any(options.get(name) or any(getattr(c, name, None) for c in configs) for name in wanted)
         or torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != model.dtype)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from .mlps import plain_mlp, required_arguments
 from .quantised import has_codes
-from .recognise import (Numbers, Options, Unfit, activation_name, are_plain, expect_no_hooks,
+from .recognise import (Numbers, Options, Unfit, activation_name, are_plain, expect_no_hooks, has_settings,
                         expect_plain_parameters, has_kernels, is_patched, kind_of,
                         original, remembered,
-                        replace_forward, stand_in, undoable, watched, view_of)
+                        replace_forward, stand_in, state_of, undoable, watched, view_of)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def patch_inline_mlp(module: nn.Module, known: dict, options: Options) -> str | 
     if layers[0].bias is not None and layers[2].bias is None:
         raise Unfit("a first bias without a second, for which there is no kernel")
     expect_no_hooks(*(part for part in layers if isinstance(part, nn.Module)))
-    replace_forward(module, _inline_forward, (chain,))
+    replace_forward(module, _inline_forward, (chain, state_of(layers[1])))
     return (f"{'.'.join(chain.first)} and {'.'.join(chain.second)} of {type(module).__name__} by ffn "
             f"without a gate ({chain.name}), without gradients")
 
@@ -197,9 +197,9 @@ def _runs(module: nn.Module, layers: list) -> bool:
 @undoable
 def _inline_forward(self, *arguments, **options):
     """Compilers fuse bias and activation with the products themselves."""
-    chain, = self._fftune
+    chain, state = self._fftune
     first, act, second = layers = [_at(self, path) for path in chain.paths]
-    if not _runs(self, layers):
+    if not _runs(self, layers) or not has_settings(self) or state_of(act) != state:
         return original(self, *arguments, **options)
 
     results: list[Tensor] = []

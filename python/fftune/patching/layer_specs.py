@@ -75,7 +75,7 @@ class Angles:
 
 # Settings of modules that change no result without gradients.
 _OF_TRAINING = {"training", "gradient_checkpointing"}
-_SETTINGS = (bool, int, float, str, types.FunctionType, types.BuiltinFunctionType)
+_SETTINGS = (bool, int, float, str, type(None), types.FunctionType, types.BuiltinFunctionType)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Part:
         settings = ((name, value) for name, value in vars(module).items()
                     if isinstance(value, _SETTINGS) and name[0] != "_" and name not in _OF_TRAINING)
         parameters = (name for name, value in module._parameters.items() if value is not None)
-        return cls(path, type(module), frozenset(parameters), frozenset(settings))
+        return cls(path, type(module), frozenset(parameters), frozenset((*settings, ("training", False))))
 
     def is_as_recognised(self, module: nn.Module | None) -> bool:
         if type(module) is not self.kind:

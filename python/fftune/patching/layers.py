@@ -22,7 +22,7 @@ from .mxfp4 import is_packed_mixture
 from .fp8_experts import is_rounded_experts
 from .fp8_linear import MERGED, is_rounded_fp8, stays_merged
 from .quantised import is_quantised
-from .layer_specs import Recogniser, Spec, Weight, frequencies, name_of_cache
+from .layer_specs import Part, Recogniser, Spec, Weight, frequencies, name_of_cache
 from .recognise import (PatchReport, Unfit, expect_methods, has_hooks, has_kernels, is_known, method_of,
                         try_to, undoable, watched)
 from .rotary import angles_of, are_angles, gives_angles, read_angles, rotation_of
@@ -40,12 +40,14 @@ class _Group:
 
     def __init__(self, layers: list[nn.Module], specs: list[Spec], rotary: nn.Module | None):
         self.layers, self.specs, self.rotary = layers, specs, rotary
+        self.rotary_part = rotary and Part.of((), rotary)
 
     def is_as_recognised(self, decoder: nn.Module) -> bool:
         """Whether no module was changed since, or exchanged, by an adapter say, and nobody watches any."""
         path = self.specs[0].angles and self.specs[0].angles.path
         if path is not None and (
                 decoder.get_submodule(path) is not self.rotary or watched(self.rotary)
+                or not self.rotary_part.is_as_recognised(self.rotary)
                 or rotation_of(self.rotary) and not gives_angles(self.rotary)):
             return False
         for layer, spec in zip(self.layers, self.specs):
@@ -116,8 +118,17 @@ def _is_merged(layer: nn.Module, spec: Spec) -> bool:
 class Layers:
     """Those of a decoder, and what its forward was before."""
 
-    def __init__(self, groups: list[_Group], own: nn.ModuleList, inner):
+    def __init__(self, groups: list[_Group], own: nn.ModuleList, inner, decoder: nn.Module):
         self.groups, self.own, self.count, self.inner = groups, own, len(own), inner
+        self.attention = decoder.config._attn_implementation
+        self.config = attentions.config_read_by(decoder)
+        self.causal = [m for m in own.modules() if getattr(m, "is_causal", None) is True]
+
+    def mask_as_recognised(self, decoder: nn.Module) -> bool:
+        """Whether the decoder still has the attention and settings that it had, and is causal."""
+        return (decoder.config._attn_implementation == self.attention
+                and attentions.reads_the_same(decoder.config, self.config)
+                and all(m.is_causal is True for m in self.causal))
 
     def are_called(self, decoder: nn.Module) -> bool:
         """Whether the decoder still calls these layers: a wrapper may have taken the place of one."""
@@ -141,7 +152,7 @@ class Layers:
                 or getattr(cache, "offloading", False) or options.get("use_cache") is False
                 or options.get("encoder_hidden_states") is not None
                 or options.get("is_causal") not in (None, True)
-                or decoder.config.num_hidden_layers != self.count):
+                or not self.mask_as_recognised(decoder)):
             return False
         embedding = decoder.get_input_embeddings().weight
         dtype, device = embedding.dtype, embedding.device
@@ -156,7 +167,7 @@ class Layers:
             _lay_out(kv[spec.index], batch, spec, embedding)
         if not is_known(batch * s <= MOST_TOKENS):
             return False
-        for name in ("output_attentions", "output_hidden_states"):
+        for name in ("output_attentions", "output_hidden_states", "output_router_logits"):
             wanted = options.get(name)
             if getattr(decoder.config, name, False) if wanted is None else wanted:
                 return False
@@ -273,6 +284,8 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
         raise Unfit(f"layers: {type(decoder).__name__} has {len(lists)} lists of layers")
     (name, layers), = lists
     expect_methods(decoder, "forward")
+    if getattr(decoder.config, "is_causal", True) is not True:
+        raise Unfit(f"layers: {type(decoder).__name__} is not causal by its configuration")
     seen = set()
     for layer in layers:
         if layer in seen or "_fftune_layers" in layer.__dict__:
@@ -305,7 +318,7 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
             layer.__dict__["_fftune_layers"] = (inner, names, group, layer is group.layers[0])
             layer.__dict__["forward"] = method_of(layer, _layer_forward)
     inner = getattr(decoder.__dict__.get("forward"), "__func__", None)
-    decoder.__dict__["_fftune_layers"] = Layers(groups, layers, inner)
+    decoder.__dict__["_fftune_layers"] = Layers(groups, layers, inner, decoder)
     decoder.__dict__["forward"] = method_of(decoder, _decoder_forward)
     return (f"{len(layers)} layers of {type(decoder).__name__} by layer in calls of at most "
             f"{MOST_TOKENS} tokens with a static cache")

@@ -31,7 +31,7 @@ def patch_masks(model: nn.Module, report: PatchReport, options: Options) -> None
             for _, decoder in decoders:
                 _expect_mask_to_be_left_out(decoder)
         for name, decoder in decoders:
-            replace_forward(decoder, _decoder_forward, ())
+            replace_forward(decoder, _decoder_forward, attentions.config_read_by(decoder))
             report.replaced.append((name, f"{type(decoder).__name__} without the causal mask"))
             if options.attention:
                 words = f"attention of {type(decoder).__name__} by attention"
@@ -102,7 +102,7 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
              and all(options.get(name) is None
                      for name in ("attention_mask", "position_ids", "past_key_values"))
              and options.get("is_causal") in (None, True)
-             and getattr(self.config, "is_causal", True)
+             and attentions.reads_the_same(self.config, self._fftune)
              and self.config._attn_implementation in attentions.OURS
              and (window is None or given.shape[1] <= window))
     if plain:

@@ -568,7 +568,7 @@ def restore_quantised(module: nn.Module) -> None:
     for name in _OWN:
         del module._buffers[name]
         module._non_persistent_buffers_set.discard(name)
-    for name in (*_METHODS, "forward", "_fftune", "_fftune_parts", "_fftune_shared"):
+    for name in (*_METHODS, "forward", "_fftune", "_fftune_parts", "_fftune_settings", "_fftune_shared"):
         module.__dict__.pop(name, None)
     module.__dict__.update(module.__dict__.pop("_fftune_kept"))
 

@@ -97,7 +97,40 @@ def replace_forward(module: nn.Module, forward, settings: tuple) -> None:
     """`forward` becomes a method of this instance; its settings are module._fftune."""
     module._fftune = settings
     module.__dict__["_fftune_parts"] = tuple((name, type(part)) for name, part in _parts(module))
+    module.__dict__["_fftune_settings"] = _settings_of(module)
     module.__dict__["forward"] = method_of(module, forward)
+
+
+# They choose nothing, or are looked at in each call.
+_NO_SETTINGS = {"training", "gradient_checkpointing", "layer_idx", "layer_id"}
+_OF_SETTINGS = (bool, int, float, str, type(None), types.FunctionType, types.BuiltinFunctionType)
+
+
+def _settings_of(module: nn.Module) -> tuple[tuple[str, frozenset], ...]:
+    """Numbers, words and functions of the module itself and of its activation, by which a forward may choose."""
+    return tuple((name, state_of(part)) for name, part in (("", module), *module._modules.items())
+                 if part is module or part is not None and name.startswith("act"))
+
+
+def state_of(part) -> frozenset | Callable:
+    """The settings of a module, or the function that is in its place."""
+    if not isinstance(part, nn.Module):
+        return part
+    return frozenset((name, value) for name, value in vars(part).items()
+                     if isinstance(value, _OF_SETTINGS) and name[0] != "_" and name not in _NO_SETTINGS
+                     and "dropout" not in name)
+
+
+def has_settings(module: nn.Module) -> bool:
+    """Whether a replaced module still has the settings with which it was recognised."""
+    for name, settings in module.__dict__.get("_fftune_settings", ()):
+        own = vars(module._modules[name] if name else module)
+        if torch.compiler.is_compiling():
+            if not all(own.get(key) == value for key, value in settings):
+                return False
+        elif not settings <= own.items():
+            return False
+    return True
 
 
 def method_of(module: nn.Module, forward: types.FunctionType) -> types.MethodType:
@@ -224,8 +257,10 @@ def watched(*modules: nn.Module) -> bool:
 
 def parts_watched(module: nn.Module, but: str | None = None) -> bool:
     """Whether one of the parts that an op computes in its place is watched, or was exchanged since by one
-    of another class; `but` that of a name, which is called."""
+    of another class, or has other settings; `but` that of a name, which is called."""
     called = getattr(module, but) if but else None
+    if not has_settings(module):
+        return True
     return watched(*(part for part in list(module.modules())[1:] if part is not called)) or any(
         type(getattr(module, name, None)) is not kind
         for name, kind in module.__dict__.get("_fftune_parts", ()) if name != but)
