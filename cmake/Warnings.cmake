@@ -53,6 +53,6 @@ function(fftune_unity target)
   # included sources for those of headers.
   target_compile_options(${target} PRIVATE -Wno-shadow)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
+    target_compile_options(${target} PRIVATE -Wshadow=local -Wno-subobject-linkage)
   endif()
 endfunction()

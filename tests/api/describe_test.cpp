@@ -12,7 +12,7 @@
 using namespace fftune;
 using namespace fftune::test;
 using Json = nlohmann::json;
-using fftune::testing::parse_json;
+using fftune::testing::json_of;
 
 namespace {
 
@@ -62,7 +62,7 @@ Problem layer_problem(std::int64_t m) {
 
 Json description_of(const testing::TemporaryFolder& folder, const std::string& problem) {
   const library::Context context(-1, folder.path().c_str());
-  return parse_json(context.plan(problem).describe());
+  return json_of(context.plan(problem).describe());
 }
 
 }  // namespace
@@ -70,7 +70,7 @@ Json description_of(const testing::TemporaryFolder& folder, const std::string& p
 TEST_CASE("a plan describes its problem, its variants and its buffers") {
   const auto context = cpu_context();
   const auto plan = context.plan(ffn_json(3, 8, 20, ",\"act\":\"relu\""));
-  const auto described = parse_json(plan.describe());
+  const auto described = json_of(plan.describe());
   CHECK(described.at("problem").at("op") == "ffn");
   CHECK(described.at("problem").at("pass") == "fwd");
   CHECK(described.at("problem").at("dtype") == "f32");

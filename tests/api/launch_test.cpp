@@ -10,7 +10,7 @@
 using namespace fftune;
 using namespace fftune::test;
 using Json = nlohmann::json;
-using fftune::testing::parse_json;
+using fftune::testing::json_of;
 
 namespace {
 
@@ -70,7 +70,7 @@ TEST_CASE("a number of tokens that is prepared or was run allocates nothing but 
 
 TEST_CASE("a plan for any number of tokens says which variants serve which") {
   const auto plan = cpu_context().plan(any_tokens_json(5000, 64, 96));
-  const auto described = parse_json(plan.describe());
+  const auto described = json_of(plan.describe());
   CHECK(described.at("problem").at("m") == Json({{"max", 5000}}));
   const auto& segments = described.at("segments");
   REQUIRE(!segments.empty());
@@ -83,7 +83,7 @@ TEST_CASE("a plan for any number of tokens says which variants serve which") {
   }
   CHECK(next == 5001);
   CHECK(described.at("workspace_bytes") == plan.workspace_bytes());
-  const auto one = parse_json(std::string(cpu_context().plan(ffn_json(4, 16, 24)).describe()));
+  const auto one = json_of(std::string(cpu_context().plan(ffn_json(4, 16, 24)).describe()));
   CHECK(!one.contains("segments"));
 }
 

@@ -17,7 +17,7 @@ using Options = std::map<std::string, std::string>;
 using Values = std::vector<double>;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
+Problem one_head_problem(const std::string& pass, Sizes sizes, Options options = {}) {
   for (const auto& [name, size] : Sizes{{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 8}})
     sizes.try_emplace(name, size);
   return attention_problem(DeviceKind::cpu, pass, DType::f32, std::move(sizes), std::move(options));
@@ -59,39 +59,41 @@ using Lines = std::vector<std::string>;
 }  // namespace
 
 TEST_CASE("keys that a query sees follow masks, windows, lengths and positions") {
-  CHECK(seen(problem_of("fwd", {{"kv", 3}})) == Lines{"xxx.....", "xxx....."});
+  CHECK(seen(one_head_problem("fwd", {{"kv", 3}})) == Lines{"xxx.....", "xxx....."});
   // The last query stands at the last key.
-  CHECK(seen(problem_of("fwd", {{"kv", 4}}, {{"mask", "causal"}})) ==
+  CHECK(seen(one_head_problem("fwd", {{"kv", 4}}, {{"mask", "causal"}})) ==
         Lines{"xxx.....", "xxxx...."});
-  CHECK(seen(problem_of("fwd", {{"s", 4}, {"kv", 2}}, {{"mask", "causal"}})) ==
+  CHECK(seen(one_head_problem("fwd", {{"s", 4}, {"kv", 2}}, {{"mask", "causal"}})) ==
         Lines{"........", "........", "x.......", "xx......"});
-  CHECK(seen(problem_of("fwd", {{"s", 3}, {"window", 2}}, {{"mask", "causal"}})) ==
+  CHECK(seen(one_head_problem("fwd", {{"s", 3}, {"window", 2}}, {{"mask", "causal"}})) ==
         Lines{"x.......", "xx......", ".xx....."});
-  CHECK(seen(problem_of("fwd", {{"s", 3}, {"window", 1}})) ==
+  CHECK(seen(one_head_problem("fwd", {{"s", 3}, {"window", 1}})) ==
         Lines{"xxx.....", ".xx.....", "..x....."});
-  CHECK(seen(problem_of("fwd", {{"b", 2}, {"kv", 3}}, {{"mask", "causal"}, {"lengths", "yes"}}),
-             {{"lengths", {3, 1}}}) == Lines{"xx......", "xxx.....", "........", "...x...."});
-  CHECK(seen(problem_of("fwd", {{"kv", 3}}, {{"mask", "bool"}}),
+  CHECK(
+      seen(one_head_problem("fwd", {{"b", 2}, {"kv", 3}}, {{"mask", "causal"}, {"lengths", "yes"}}),
+           {{"lengths", {3, 1}}}) == Lines{"xx......", "xxx.....", "........", "...x...."});
+  CHECK(seen(one_head_problem("fwd", {{"kv", 3}}, {{"mask", "bool"}}),
              {{"mask", {1, 0, 255, 0, 0, 0}}}) == Lines{"x.x.....", "........"});
-  CHECK(seen(problem_of("fwd", {{"kv", 3}}, {{"mask", "packed"}}),
+  CHECK(seen(one_head_problem("fwd", {{"kv", 3}}, {{"mask", "packed"}}),
              {{"mask_bits", {6, 0, 0, 0, 1, 0, 0, 0}}, {"mask_flags", {2}}}) ==
         Lines{".xx.....", "x......."});
 }
 
 TEST_CASE("packed sequences see their own keys") {
-  CHECK(seen(problem_of("fwd", {{"s", 5}, {"b", 3}}, {{"layout", "thd"}, {"mask", "causal"}}),
+  CHECK(seen(one_head_problem("fwd", {{"s", 5}, {"b", 3}}, {{"layout", "thd"}, {"mask", "causal"}}),
              {{"offsets", {0, 2, 2, 5}}}) ==
         Lines{"x.......", "xx......", "..x.....", "..xx....", "..xxx..."});
-  CHECK(seen(problem_of("fwd", {{"s", 3}, {"b", 2}, {"kv", 5}},
-                        {{"layout", "thd"}, {"mask", "causal"}}),
+  CHECK(seen(one_head_problem("fwd", {{"s", 3}, {"b", 2}, {"kv", 5}},
+                              {{"layout", "thd"}, {"mask", "causal"}}),
              {{"offsets", {0, 1, 3}}, {"kv_offsets", {0, 4, 5}}}) ==
         Lines{"xxxx....", "........", "....x..."});
 }
 
 TEST_CASE("pages are read in the order of the table") {
   // There are 4 pages of 16 keys; key j of page p is feature (16 p + j) % 8 of v.
-  const Problem problem = problem_of("fwd", {{"s", 1}, {"kv", 18}, {"page", 16}, {"pages", 4}},
-                                     {{"lengths", "yes"}, {"mask", "none"}});
+  const Problem problem =
+      one_head_problem("fwd", {{"s", 1}, {"kv", 18}, {"page", 16}, {"pages", 4}},
+                       {{"lengths", "yes"}, {"mask", "none"}});
   const attention::Layer layer = attention::layer_of(problem);
   Values v = zeros(64 * 8);
   for (std::size_t token = 0; token < 64; ++token) v[token * 8] = static_cast<double>(token);
@@ -114,7 +116,7 @@ TEST_CASE("weights, lse, soft cap, bias and sinks are the formula, by hand") {
   const auto run = [&](Options options, ReferenceTensors more = {}) {
     options["lse"] = "yes";
     more.insert({{"q", q}, {"k", k}, {"v", v}});
-    return run_reference(problem_of("fwd", {{"s", 1}, {"kv", 2}}, std::move(options)), more);
+    return run_reference(one_head_problem("fwd", {{"s", 1}, {"kv", 2}}, std::move(options)), more);
   };
   const auto check = [](const ReferenceTensors& result, double first, double second, double sink) {
     const double sum = std::exp(first) + std::exp(second) + sink;
@@ -141,17 +143,17 @@ TEST_CASE("a query without keys has zeros, and the lse of nothing or of the sink
                             {"v", Values(16, 1.0)},
                             {"mask", {0, 0, 1, 0}},
                             {"sinks", {0.75}}};
-  const auto plain = run_reference(problem_of("fwd", {}, none), in);
+  const auto plain = run_reference(one_head_problem("fwd", {}, none), in);
   CHECK(plain.at("out")[0] == 0);
   CHECK(plain.at("out")[8] == 1);
   CHECK(plain.at("lse") == Values{-infinity, 0});
-  const auto with_sink = run_reference(problem_of("fwd", {}, sunk), in);
+  const auto with_sink = run_reference(one_head_problem("fwd", {}, sunk), in);
   CHECK(with_sink.at("out")[0] == 0);
   CHECK(with_sink.at("lse")[0] == Approx(0.75));
 }
 
 TEST_CASE("heads of q share those of k and v in order, and q, k and v may be parts of rows") {
-  const Problem problem = problem_of(
+  const Problem problem = one_head_problem(
       "fwd", {{"s", 1}, {"heads", 4}, {"kv-heads", 2}, {"q-row", 64}, {"k-row", 24}, {"v-row", 32}},
       {{"mask", "none"}});
   Values v = zeros(32);
@@ -168,9 +170,9 @@ namespace {
 
 /// Every element of dq, dk, dv and d_sinks of the sum of d_out ⊙ out.
 void check_gradients(Sizes sizes, Options options, std::mt19937_64& random) {
-  const Problem backward = problem_of("bwd", sizes, options);
+  const Problem backward = one_head_problem("bwd", sizes, options);
   options["lse"] = "yes";
-  const Problem forward = problem_of("fwd", sizes, options);
+  const Problem forward = one_head_problem("fwd", sizes, options);
   CAPTURE(backward.text());
   ReferenceTensors inputs;
   draw_inputs(forward, random, inputs);

@@ -13,25 +13,25 @@
 
 using namespace fftune;
 using fftune::testing::Finished;
-using fftune::testing::parse_json;
+using fftune::testing::json_of;
 using fftune::testing::Sandbox;
 using fftune::testing::text_of;
 using fftune::testing::write_text;
-using Json = nlohmann::json;
+using nlohmann::json;
 namespace fs = std::filesystem;
 
 TEST_CASE("ops names every op's fields and buffers in order") {
   const Finished done = Sandbox().fftune("ops --json");
   REQUIRE(done.code == 0);
-  const Json ops = parse_json(done.out);
+  const json ops = json_of(done.out);
   REQUIRE(ops.at(0).at("op") == "ffn");
   std::vector<std::string> buffers;
-  for (const Json& buffer : ops.at(0).at("passes").at(0).at("buffers"))
+  for (const json& buffer : ops.at(0).at("passes").at(0).at("buffers"))
     buffers.push_back(buffer.at("name").get<std::string>() + buffer.at("shape").dump());
   CHECK(buffers == std::vector<std::string>{R"(x["m","d"])", R"(w_gate["h","d"])",
                                             R"(w_up["h","d"])", R"(w_down["d","h"])",
                                             R"(y["m","d"])"});
-  const Json& with = ops.at(0).at("passes").at(0).at("buffers_with");
+  const json& with = ops.at(0).at("passes").at(0).at("buffers_with");
   CHECK(with.at("save=preact").back().at("name") == "up");
   CHECK(with.contains("dtype=fp8"));
   CHECK_FALSE(with.contains("save=none"));
@@ -43,8 +43,8 @@ TEST_CASE("ops names every op's fields and buffers in order") {
 TEST_CASE("devices has the CPU, and says what is missing") {
   const Finished done = Sandbox().fftune("devices --json");
   REQUIRE(done.code == 0);
-  const Json document = parse_json(done.out);
-  const Json& cpu = document.at("devices").back();
+  const json document = json_of(done.out);
+  const json& cpu = document.at("devices").back();
   CHECK(cpu.at("device") == "cpu");
   CHECK(cpu.at("multiprocessors").get<int>() >= 1);
   CHECK(Sandbox().fftune("devices").code == 0);
@@ -54,13 +54,13 @@ TEST_CASE("list tells the feasible variants of a device that is not here, and wh
   const Finished done =
       Sandbox().fftune("list ffn --d 1024 --h 2048 --m 256 --arch sm_80 --explain --json");
   REQUIRE(done.code == 0);
-  const Json document = parse_json(done.out);
+  const json document = json_of(done.out);
   bool explained = false;
-  for (const Json& family : document.at("problems").at(0).at("families")) {
+  for (const json& family : document.at("problems").at(0).at("families")) {
     CHECK(family.at("feasible") == family.at("variants").size());
     if (family.at("family") != "gate_up_sm80") continue;
     CHECK(family.at("feasible").get<int>() >= 150);
-    for (const Json& constraint : family.at("constraints"))
+    for (const json& constraint : family.at("constraints"))
       explained = explained || constraint.at("alone_rules_out").get<int>() > 0;
   }
   CHECK(explained);
@@ -71,8 +71,8 @@ TEST_CASE("list names the architectures that each CUDA family serves") {
       Sandbox().fftune("list ffn --d 1024 --h 2048 --m 256 --dtype bf16 --arch sm_80 --json");
   REQUIRE(done.code == 0);
   std::map<std::string, std::vector<std::string>> served;
-  const Json document = parse_json(done.out);
-  for (const Json& family : document.at("problems").at(0).at("families"))
+  const json document = json_of(done.out);
+  for (const json& family : document.at("problems").at(0).at("families"))
     served[family.at("family")] = family.at("architectures").get<std::vector<std::string>>();
   CHECK(served.at("gate_up_sm90") == std::vector<std::string>{"sm_90a"});
   for (const std::string arch : {"sm_80", "sm_89", "sm_100a", "sm_120a"}) {
@@ -129,8 +129,8 @@ TEST_CASE("compile gives the same sample twice, from the cache the second time")
   INFO(first.err);
   REQUIRE(first.code == 0);
   const Finished second = sandbox.fftune(words);
-  const Json before = parse_json(first.out);
-  const Json after = parse_json(second.out);
+  const json before = json_of(first.out);
+  const json after = json_of(second.out);
   CHECK(before.at("failed") == 0);
   REQUIRE(before.at("programs").size() == after.at("programs").size());
   for (std::size_t i = 0; i < before.at("programs").size(); ++i) {
@@ -157,7 +157,7 @@ TEST_CASE("device sources of a folder are compiled without a build, and cached b
   const auto cached = [](const Finished& done) {
     INFO(done.err);
     REQUIRE(done.code == 0);
-    return parse_json(done.out).at("programs").at(0).at("cached").get<bool>();
+    return json_of(done.out).at("programs").at(0).at("cached").get<bool>();
   };
   CHECK_FALSE(cached(built_in));
   CHECK(cached(with_folder(compile)));  // the same text
@@ -165,9 +165,9 @@ TEST_CASE("device sources of a folder are compiled without a build, and cached b
   write_text(source, text + "\n__device__ int edited;\n");
   CHECK_FALSE(cached(with_folder(compile)));
   CHECK(cached(with_folder(compile)));
-  const Json devices = parse_json(with_folder("devices --json").out);
+  const json devices = json_of(with_folder("devices --json").out);
   CHECK(devices.at("device_sources").at("folder") == kernels.string());
-  CHECK(devices.at("device_sources").at("changed") == Json::array({"act_mul/forward_columns.cu"}));
+  CHECK(devices.at("device_sources").at("changed") == json::array({"act_mul/forward_columns.cu"}));
   CHECK(with_folder("devices").out.find("not as built in: act_mul/forward_columns.cu\n") !=
         std::string::npos);
 
@@ -178,7 +178,7 @@ TEST_CASE("device sources of a folder are compiled without a build, and cached b
   write_text(source, text);
   CHECK(cached(with_folder(compile)));
   CHECK(with_folder("devices").out.find("all as built in") != std::string::npos);
-  CHECK_FALSE(parse_json(sandbox.fftune("devices --json").out).contains("device_sources"));
+  CHECK_FALSE(json_of(sandbox.fftune("devices --json").out).contains("device_sources"));
 
   fs::remove_all(kernels);
   const Finished absent = with_folder("devices");
@@ -203,7 +203,7 @@ TEST_CASE("compile tells the PTX of each kernel apart, whatever else its source 
         sandbox.start_by({}, compile, {"FFTUNE_DEVICE_SOURCES=" + kernels.string()})->wait();
     INFO(done.err);
     REQUIRE(done.code == 0);
-    const Json kernel = parse_json(done.out).at("programs").at(0).at("kernels").at(0);
+    const json kernel = json_of(done.out).at("programs").at(0).at("kernels").at(0);
     return kernel.at("ptx_hash").get<std::string>();
   };
   const std::string hash = hash_with(text);
@@ -223,7 +223,7 @@ TEST_CASE("compile takes a family that serves nothing but rare sizes, or models,
     if (done.code == 3) FFTUNE_SKIP("no NVRTC: " + done.err);
     INFO(done.err);
     REQUIRE(done.code == 0);
-    CHECK(parse_json(done.out).at("programs").size() == 1);
+    CHECK(json_of(done.out).at("programs").size() == 1);
   }
 }
 
@@ -233,9 +233,9 @@ TEST_CASE("compile leaves out ops that have no element type of those that it is 
   if (both.code == 3) FFTUNE_SKIP("no NVRTC: " + both.err);
   INFO(both.err);
   REQUIRE(both.code == 0);
-  const Json found = parse_json(both.out);
+  const json found = json_of(both.out);
   CHECK_FALSE(found.at("programs").empty());
-  for (const Json& program : found.at("programs"))
+  for (const json& program : found.at("programs"))
     CHECK(program.at("problem").get<std::string>().starts_with("scale"));
   const Finished none = Sandbox().fftune(words + "all-argmax");
   CHECK(none.code == 2);
@@ -256,7 +256,7 @@ TEST_CASE("a bundle for an architecture without presets has the defaults of the 
   if (both.code == 3) FFTUNE_SKIP("no NVRTC: " + both.err);
   INFO(both.err);
   REQUIRE(both.code == 0);
-  CHECK(parse_json(both.out).at("programs").at("sm_80") == 1);
+  CHECK(json_of(both.out).at("programs").at("sm_80") == 1);
   CHECK(both.err.find("no preset is of sm_80") != std::string::npos);
   CHECK(sandbox.fftune("bundle --arch sm_80 --op rope -o none.bundle").code == 2);
 }

@@ -2,7 +2,6 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <thread>
 
@@ -11,10 +10,11 @@
 #include "support/catch.hpp"
 #include "support/json.hpp"
 
-using fftune::testing::parse_json;
+using fftune::testing::json_of;
 using fftune::testing::Process;
 using fftune::testing::Sandbox;
-using Json = nlohmann::json;
+using fftune::testing::text_of;
+using nlohmann::json;
 
 namespace {
 
@@ -33,11 +33,6 @@ std::unique_ptr<Process> start(const Sandbox& sandbox, const std::string& words)
                           words, {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"});
 }
 
-std::string text_of(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 /// The process of a rank that searches in this sandbox; 0 if there is none.
 pid_t process_of(const Sandbox& sandbox, int rank) {
   const std::string environment = "OMPI_COMM_WORLD_RANK=" + std::to_string(rank);
@@ -53,8 +48,8 @@ pid_t process_of(const Sandbox& sandbox, int rank) {
   return 0;
 }
 
-Json document_of(const std::string& out) {
-  return parse_json(out.substr(out.find('[')));
+json document_of(const std::string& out) {
+  return json_of(out.substr(out.find('[')));
 }
 
 }  // namespace
@@ -84,7 +79,7 @@ TEST_CASE("four ranks make one search of it") {
                         ->wait();
   INFO(done.out << done.err);
   REQUIRE(done.code == 0);
-  const Json document = document_of(done.out);
+  const json document = document_of(done.out);
   REQUIRE(document.size() == 1);
   CHECK(document[0]["problems"].size() == 1);
   CHECK_FALSE(sandbox.preset_file().empty());
@@ -108,7 +103,7 @@ TEST_CASE("a rank that is killed leaves its part to the others") {
   const auto done = process->wait();
   INFO(done.out << done.err);
   CHECK(done.err.find("cpu of rank 2 is lost, and its part goes to the others") != done.err.npos);
-  const Json document = document_of(done.out);
+  const json document = document_of(done.out);
   REQUIRE(document.size() == 1);
   for (const auto& problem : document[0]["problems"]) CHECK_FALSE(problem["record"].is_null());
 }

@@ -24,7 +24,7 @@
 
 using namespace fftune;
 using namespace fftune::tool;
-using fftune::testing::parse_json;
+using fftune::testing::json_of;
 using fftune::testing::SafetensorsWriter;
 using fftune::testing::Sandbox;
 using fftune::testing::TemporaryFolder;
@@ -39,11 +39,11 @@ namespace fs = std::filesystem;
 const fs::path vectors = fs::path(FFTUNE_SOURCE_DIR) / "tests/data/quantised";
 
 json index_of_vectors() {
-  return parse_json(text_of(vectors / "index.json"));
+  return json_of(text_of(vectors / "index.json"));
 }
 
 /// Saved tensors by other names.
-class Model {
+class PackedModel {
  public:
   /// `change` may change a tensor, or leave it out by false.
   void add(const std::string& file, const std::string& start,
@@ -54,7 +54,7 @@ class Model {
     stream.read(reinterpret_cast<char*>(&length), sizeof length);
     std::string text(length, '\0');
     stream.read(text.data(), static_cast<std::streamsize>(length));
-    header = parse_json(text);
+    header = json_of(text);
     const std::string data{std::istreambuf_iterator<char>(stream), {}};
     for (auto& [name, tensor] : header.items()) {
       if (name == "__metadata__" || (name == "expected" && has_expected_)) continue;
@@ -169,7 +169,7 @@ TEST_CASE("linear has the packed weights of every format that kernels have") {
     const json& config = entry.at("quantization_config");
     if (config.at("quant_method") == "mxfp4") continue;
     CAPTURE(file);
-    Model model;
+    PackedModel model;
     model.add(file, o_proj);
     model.config(config);
     const SavedInputs saved = model.open("linear");
@@ -190,8 +190,8 @@ TEST_CASE("linear has the packed weights of every format that kernels have") {
 
 namespace {
 
-std::string noise(std::size_t bytes, unsigned seed, unsigned char least = 0,
-                  unsigned char most = 255) {
+std::string noise_bytes(std::size_t bytes, unsigned seed, unsigned char least = 0,
+                        unsigned char most = 255) {
   std::string text(bytes, '\0');
   for (char& byte : text) {
     seed = seed * 1664525 + 1013904223;
@@ -205,7 +205,7 @@ void add_gptq(SafetensorsWriter& writer, const std::string& start, std::int64_t 
               const std::string& zeros = "\x77") {
   const auto size = [](std::int64_t count) { return static_cast<std::size_t>(count); };
   writer.add(start + "qweight", "I32", {k / 8, n},
-             noise(size(n * k / 2), static_cast<unsigned>(n)));
+             noise_bytes(size(n * k / 2), static_cast<unsigned>(n)));
   std::string words;
   while (words.size() < size(k / 32 * n / 2)) words += zeros;
   writer.add(start + "qzeros", "I32", {k / 32, n / 8}, words);
@@ -234,8 +234,9 @@ void add_gpt_oss(SafetensorsWriter& writer) {
        {std::tuple<std::string, std::int64_t, std::int64_t>{"gate_up_proj", 64, 64},
         {"down_proj", 64, 32}}) {
     const auto codes = static_cast<std::size_t>(2 * n * k / 2);
-    writer.add(start + name + "_blocks", "U8", {2, n, k / 32, 16}, noise(codes, 1));
-    writer.add(start + name + "_scales", "U8", {2, n, k / 32}, noise(codes / 16, 2, 118, 124));
+    writer.add(start + name + "_blocks", "U8", {2, n, k / 32, 16}, noise_bytes(codes, 1));
+    writer.add(start + name + "_scales", "U8", {2, n, k / 32},
+               noise_bytes(codes / 16, 2, 118, 124));
     std::vector<float> bias(static_cast<std::size_t>(2 * n));
     for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(i);
     writer.add(start + name + "_bias", "BF16", {2, n}, bias);
@@ -262,7 +263,7 @@ TEST_CASE("packed experts of a model have a weight each for gate and up, however
 }  // namespace
 
 TEST_CASE("experts of gpt-oss are packed, gate and up apart") {
-  Model model;
+  PackedModel model;
   add_gpt_oss(model.writer);
   model.config({{"quant_method", "mxfp4"}});
   const SavedInputs saved = model.open("moe-ffn");
@@ -299,7 +300,7 @@ TEST_CASE("experts of gpt-oss are packed, gate and up apart") {
 }
 
 TEST_CASE("a layer of a quantised model is packed whole, or dense where its formats differ") {
-  Model model;
+  PackedModel model;
   add_layer(model.writer);
   model.config(gptq_config);
   const auto options = [](const Problem& problem) {
@@ -327,7 +328,7 @@ TEST_CASE("a layer of a quantised model is packed whole, or dense where its form
   CHECK(differences(expanded(qkv, product, "w"), rows) == 0);
 
   // One weight with zero points: all have them, of 8.
-  Model other;
+  PackedModel other;
   const std::string start = "model.layers.0.mlp.";
   add_gptq(other.writer, start + "gate_proj.", 96, 64);
   add_gptq(other.writer, start + "up_proj.", 96, 64, "\x36");
@@ -340,7 +341,7 @@ TEST_CASE("a layer of a quantised model is packed whole, or dense where its form
     CHECK(differences(expanded(mixed, with_zeros, std::string("w_") + name),
                       dense(other.path(), start + name + "_proj.weight")) == 0);
   // Dense weights beside them.
-  Model half;
+  PackedModel half;
   add_gptq(half.writer, start + "gate_proj.", 96, 64);
   add_gptq(half.writer, start + "up_proj.", 96, 64);
   half.writer.add(start + "down_proj.weight", "F32", {64, 96}, std::vector<float>(64 * 96, 1));
@@ -351,7 +352,7 @@ TEST_CASE("a layer of a quantised model is packed whole, or dense where its form
 }
 
 TEST_CASE("packed weights that the checkpoint has not are one line") {
-  Model model;
+  PackedModel model;
   add_layer(model.writer);
   model.config(gptq_config);
   struct Wrong {
@@ -368,7 +369,7 @@ TEST_CASE("packed weights that the checkpoint has not are one line") {
     CHECK(complaint.find(named) != std::string::npos);
     CHECK(complaint.find('\n') == std::string::npos);
   }
-  Model zeros;
+  PackedModel zeros;
   add_gptq(zeros.writer, o_proj, 64, 64, "\x36");
   zeros.config(gptq_config);
   CHECK(zeros.complaint("linear", {{"weights", "int4"}, {"zeros", "no"}})
@@ -393,7 +394,7 @@ TEST_CASE("the commands run on packed weights of a checkpoint") {
       sandbox.fftune("check --weights model --op ffn --device cpu --m 5 --dtype bf16 --json");
   INFO(check.err);
   REQUIRE(check.code == 0);
-  const json checks = parse_json(check.out).at("checks");
+  const json checks = json_of(check.out).at("checks");
   for (const json& each : checks) {
     CHECK(each.at("state") == "passed");
     CHECK(each.dump().find("int4") != std::string::npos);
@@ -403,7 +404,7 @@ TEST_CASE("the commands run on packed weights of a checkpoint") {
       "--budget 100ms --json");
   INFO(bench.err);
   REQUIRE(bench.code == 0);
-  CHECK(parse_json(bench.out).at("problems").at(1).at("problem").dump().find("int4") !=
+  CHECK(json_of(bench.out).at("problems").at(1).at("problem").dump().find("int4") !=
         std::string::npos);
   const auto search =
       sandbox.fftune("linear --weights model --device cpu --m 4 --budget 2s --max-variants 3");
@@ -427,7 +428,7 @@ TEST_CASE("damaged quantised tensors are read, or refused with one line") {
       if (below(3) == 0)
         for (const char* key : {"group_size", "bits"})
           if (config.contains(key)) config[key] = static_cast<int>(below(300)) - 20;
-      Model model;
+      PackedModel model;
       model.add(file, o_proj, [&](const std::string& name, json& tensor, std::string& data) {
         if (name == "expected") return true;
         auto& shape = tensor["shape"];

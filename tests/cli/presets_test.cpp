@@ -10,12 +10,12 @@
 #include "support/json.hpp"
 
 using fftune::testing::Finished;
+using fftune::testing::json_of;
 using fftune::testing::lines_in;
-using fftune::testing::parse_json;
 using fftune::testing::Sandbox;
 using fftune::testing::text_of;
 using fftune::testing::write_text;
-using Json = nlohmann::json;
+using nlohmann::json;
 
 namespace {
 
@@ -39,7 +39,7 @@ TEST_CASE("records are shown, merged and compared") {
   sandbox.tuned("2");
   const Finished diff = sandbox.fftune("presets diff copy presets --json");
   REQUIRE(diff.code == 0);
-  const Json changes = parse_json(diff.out);
+  const json changes = json_of(diff.out);
   REQUIRE(changes.size() == 1);
   CHECK(changes.at(0).at("change") == "added");
   CHECK(changes.at(0).at("problem").get<std::string>().find("m=2") != std::string::npos);
@@ -79,11 +79,11 @@ TEST_CASE("every command that takes a folder of presets takes one of its devices
 TEST_CASE("presets show says of records that are not decided why") {
   const Sandbox sandbox;
   const auto path = sandbox.tuned("1,4");
-  Json file = parse_json(text_of(path));
+  json file = json_of(text_of(path));
   file["records"][0]["verdict"]["decided"] = true;
-  Json& record = file["records"][1];
+  json& record = file["records"][1];
   record["verdict"]["decided"] = record["verdict"]["complete"] = false;
-  for (Json& stage : record["stages"])
+  for (json& stage : record["stages"])
     stage["measured"] = 3, stage["failed"] = 0, stage["feasible"] = 50;
   write_text(path, file.dump());
   CHECK(sandbox.fftune("presets show").out.find("1 of 2 records undecided: -v says why") !=
@@ -105,8 +105,8 @@ TEST_CASE("a record is no longer stale once its kernel is known to compile to th
   const auto path = sandbox.folder() / "presets/nvidia-h100-80gb-hbm3/act-mul.json";
   std::filesystem::create_directories(path.parent_path());
   std::filesystem::copy(FFTUNE_SOURCE_DIR "/presets/nvidia-h100-80gb-hbm3/act-mul.json", path);
-  Json file = parse_json(text_of(path));
-  const auto hash = [&file]() -> Json& {
+  json file = json_of(text_of(path));
+  const auto hash = [&file]() -> json& {
     return file.at("records").at(0).at("stages").at(0).at("source_hash");
   };
   hash() = fftune::builtin_catalog().sources->hash({"act_mul/forward_columns.cu"});
@@ -136,7 +136,7 @@ TEST_CASE("a record is no longer stale once its kernel is known to compile to th
   CHECK(same.out.find("1 stale winner; the same PTX as before, so no longer stale: 1") == 0);
   CHECK(same.out.find("wrote presets/nvidia-h100-80gb-hbm3/act-mul.json") != std::string::npos);
   const std::string old_hash = hash().get<std::string>();
-  file = parse_json(text_of(path));
+  file = json_of(text_of(path));
   const std::string new_hash = hash().get<std::string>();
   CHECK(new_hash != old_hash);
   CHECK(text_of(path) == replaced(before, old_hash, new_hash));
@@ -144,9 +144,9 @@ TEST_CASE("a record is no longer stale once its kernel is known to compile to th
   // The build's own sources are not those of the record now, and none of the older ones are.
   const Finished unknown = sandbox.fftune("presets restamp --since " + kernels + " --json");
   REQUIRE(unknown.code == 0);
-  CHECK(parse_json(unknown.out).at("winners").at(0).at("obstacle") ==
+  CHECK(json_of(unknown.out).at("winners").at(0).at("obstacle") ==
         "made with other sources than those of --since");
-  CHECK(parse_json(unknown.out).at("files").empty());
+  CHECK(json_of(unknown.out).at("files").empty());
   const Finished lacking = sandbox.fftune("presets restamp");
   CHECK(lacking.code == 2);
   CHECK(lacking.err.find("--since: give the kernels folder") != std::string::npos);
@@ -182,7 +182,7 @@ TEST_CASE("a search replaces the record that differs in what is performance-neut
     REQUIRE(done.code == 0);
   };
   const auto records = [&](const std::string& folder) {
-    return parse_json(sandbox.fftune("presets show " + folder + " --json").out).at(0).at("records");
+    return json_of(sandbox.fftune("presets show " + folder + " --json").out).at(0).at("records");
   };
   tune("8");
   REQUIRE(sandbox.fftune("presets merge presets --out before").code == 0);
@@ -191,8 +191,8 @@ TEST_CASE("a search replaces the record that differs in what is performance-neut
   CHECK(records("presets").at(0).at("problem").at("positions") == 16);
 
   // The problem is the same one: its time may have changed, or nothing.
-  const Json changes = parse_json(sandbox.fftune("presets diff before presets --json").out);
-  for (const Json& change : changes)
+  const json changes = json_of(sandbox.fftune("presets diff before presets --json").out);
+  for (const json& change : changes)
     CHECK((change.at("change") == "time" || change.at("change") == "winner"));
 
   REQUIRE(sandbox.fftune("presets merge before --out presets").code == 0);
@@ -240,10 +240,10 @@ TEST_CASE("tables of vLLM become searches") {
       "presets import-vllm tables/E=128,N=384,device_name=NVIDIA_H200.json --d 512 --top-k 4 "
       "--json");
   REQUIRE(given.code == 0);
-  const Json searches = parse_json(given.out);
+  const json searches = json_of(given.out);
   REQUIRE(searches.size() == 1);
   CHECK(searches.at(0).at("d") == 512);
-  CHECK(searches.at(0).at("m") == Json::array({1, 64}));
+  CHECK(searches.at(0).at("m") == json::array({1, 64}));
   write_text(folder / "E=7,N=5.json", "[]");
   CHECK(sandbox.fftune("presets import-vllm tables/E=7,N=5.json").code == 2);
   CHECK(sandbox.fftune("presets import-vllm nowhere").code == 2);
@@ -341,8 +341,7 @@ TEST_CASE("a variant that does not exist or is illegal is named, and the fallbac
   const Sandbox sandbox;
   const auto path = sandbox.tuned("1");
   const std::string whole = text_of(path);
-  const Json record =
-      parse_json(sandbox.fftune("presets show --json").out).at(0).at("records").at(0);
+  const json record = json_of(sandbox.fftune("presets show --json").out).at(0).at("records").at(0);
   const std::string family = record.at("stages").at(0).at("family").get<std::string>();
   write_text(path, replaced(whole, "\"" + family + "\"", "\"no_such_family\""));
 
@@ -417,7 +416,7 @@ TEST_CASE("many notes of validate are a line for each kind, and -v has them all"
   const std::string words = "presets validate " FFTUNE_SOURCE_DIR "/presets";
   const Finished brief = sandbox.fftune(words), full = sandbox.fftune(words + " -v");
   REQUIRE(brief.code == 0);
-  const auto notes = parse_json(sandbox.fftune(words + " --json").out).at("notes");
+  const auto notes = json_of(sandbox.fftune(words + " --json").out).at("notes");
   REQUIRE(notes.size() > 8);
   CHECK(lines_in(brief.out) <= 5);
   CHECK(brief.out.find("-v names the records") != std::string::npos);

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "support/text_file.hpp"
+
 namespace fftune::testing {
 
 struct Finished {
@@ -40,9 +42,5 @@ class Process {
   bool ended_ = false;
   int status_ = 0;
 };
-
-/// The text of a file; empty if it is not there.
-std::string text_of(const std::filesystem::path& path);
-void write_text(const std::filesystem::path& path, const std::string& text);
 
 }  // namespace fftune::testing

@@ -10,7 +10,7 @@
 #include "support/json.hpp"
 
 using fftune::testing::Finished;
-using fftune::testing::parse_json;
+using fftune::testing::json_of;
 using fftune::testing::Sandbox;
 
 TEST_CASE("docs/cli.md is current: the target cli_reference writes it") {
@@ -33,10 +33,10 @@ TEST_CASE("the table of the Python package is current: the target op_table write
 
 TEST_CASE("the table of the Python package tells with which options a buffer is there") {
   const auto table =
-      parse_json(fftune::testing::text_of(FFTUNE_SOURCE_DIR "/python/fftune/_op_table.json"));
+      json_of(fftune::testing::text_of(FFTUNE_SOURCE_DIR "/python/fftune/_op_table.json"));
   const auto has = [&](const char* op, const char* pass, const char* row) {
     const auto& rows = table.at(op).at(pass);
-    const auto wanted = parse_json(row);
+    const auto wanted = json_of(row);
     return std::find(rows.begin(), rows.end(), wanted) != rows.end();
   };
   // By hand, from the documentation of the ops.
@@ -112,7 +112,7 @@ TEST_CASE("the version page names fftune and its libraries") {
 TEST_CASE("one JSON object has the same: --version --json") {
   const Finished done = Sandbox().fftune("--version --json");
   CHECK(done.code == 0);
-  const auto document = parse_json(done.out);
+  const auto document = json_of(done.out);
   CHECK(document.at("fftune") == FFTUNE_VERSION);
   std::string lines;
   const auto ordered = nlohmann::ordered_json::parse(done.out);

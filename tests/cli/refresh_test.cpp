@@ -7,15 +7,15 @@
 #include "support/json.hpp"
 
 using fftune::testing::Finished;
-using fftune::testing::parse_json;
+using fftune::testing::json_of;
 using fftune::testing::Sandbox;
 using fftune::testing::text_of;
-using Json = nlohmann::json;
+using nlohmann::json;
 
 namespace {
 
 void edit(const std::filesystem::path& path, const auto& change) {
-  Json file = parse_json(text_of(path));
+  json file = json_of(text_of(path));
   change(file);
   std::ofstream(path) << file.dump(2);
 }
@@ -32,33 +32,33 @@ TEST_CASE("refresh leaves what is fresh alone, and times again what is stale") {
   CHECK(fresh.out.find("no record of it in presets is stale") != std::string::npos);
   CHECK(text_of(path) == before);
 
-  edit(path, [](Json& file) {
+  edit(path, [](json& file) {
     file["records"][1]["stages"][0]["source_hash"] = "0000000000000000";
     file["records"][1]["stages"][0]["feasible"] = 12345;
   });
   const Finished done = sandbox.fftune("refresh --device cpu --json");
   INFO(done.err);
   CHECK(done.code == 0);
-  const Json records = parse_json(done.out).at("records");
+  const json records = json_of(done.out).at("records");
   REQUIRE(records.size() == 1);
   CHECK(records[0].at("because").get<std::string>().find("other sources of") == 0);
   CHECK(records[0].at("now").at("stages").at(0).at("source_hash") != "0000000000000000");
   CHECK(records[0].at("now").at("stages").at(0).at("feasible") == 12345);
-  CHECK(parse_json(text_of(path)).at("records").size() == 2);
+  CHECK(json_of(text_of(path)).at("records").size() == 2);
   CHECK(sandbox.fftune("refresh --device cpu").out.find("is stale") != std::string::npos);
-  CHECK(parse_json(sandbox.fftune("refresh --device cpu --all --m 4 --json").out)
-            .at("records")
-            .size() == 1);
+  CHECK(
+      json_of(sandbox.fftune("refresh --device cpu --all --m 4 --json").out).at("records").size() ==
+      1);
 }
 
 TEST_CASE("a record with nothing that is feasible any more stays, and fails the refresh") {
   const Sandbox sandbox;
   const auto path = sandbox.tuned("2");
-  edit(path, [](Json& file) {
+  edit(path, [](json& file) {
     for (auto& stage : file["records"][0]["stages"]) {
       stage["family"] = "gone";
-      stage["ties"] = Json::array();
-      stage["runners_up"] = Json::array();
+      stage["ties"] = json::array();
+      stage["runners_up"] = json::array();
     }
   });
   const auto before = text_of(path);
@@ -71,15 +71,15 @@ TEST_CASE("a record with nothing that is feasible any more stays, and fails the 
 TEST_CASE("a record that lacks a field of its op is refused, and the others are refreshed") {
   const Sandbox sandbox;
   const auto path = sandbox.tuned("1,2");
-  edit(path, [](Json& file) { file["records"][0]["problem"].erase("act"); });
+  edit(path, [](json& file) { file["records"][0]["problem"].erase("act"); });
   const Finished done = sandbox.fftune("refresh --device cpu --all --json");
   INFO(done.err);
   CHECK(done.code == 1);
-  const Json records = parse_json(done.out).at("records");
+  const json records = json_of(done.out).at("records");
   REQUIRE(records.size() == 2);
   CHECK(records[0].at("verdict").get<std::string>().find("search anew") != std::string::npos);
   CHECK(records[1].at("now").is_object());
-  CHECK(parse_json(text_of(path)).at("records").size() == 2);
+  CHECK(json_of(text_of(path)).at("records").size() == 2);
 }
 
 TEST_CASE("a damaged file of any op is found before the first is refreshed") {
@@ -114,7 +114,7 @@ TEST_CASE("same-bits keeps the class of the winner on record, and needs one") {
   const auto path = sandbox.tuned("4");
   const auto bits = [&] {
     std::vector<std::string> all;
-    const Json written = parse_json(text_of(path));
+    const json written = json_of(text_of(path));
     for (const auto& stage : written.at("records").at(0).at("stages"))
       all.push_back(stage.at("bits").get<std::string>());
     return all;

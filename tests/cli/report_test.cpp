@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path presets = fs::path(FFTUNE_SOURCE_DIR) / "presets";
+const fs::path preset_folder = fs::path(FFTUNE_SOURCE_DIR) / "presets";
 
 /// The page of `fftune report` with these paths; empty, with a reason, if it was built without
 /// Chart.js.
@@ -35,7 +35,7 @@ std::optional<std::string> report(const Sandbox& sandbox, const std::string& pat
 json data_of(const std::string& page) {
   const std::string start = "<script type=\"application/json\" id=\"data\">";
   const std::size_t begin = page.find(start) + start.size();
-  return parse_json(page.substr(begin, page.find("</script>", begin) - begin));
+  return json_of(page.substr(begin, page.find("</script>", begin) - begin));
 }
 
 void replace(std::string& text, const std::string& what, const std::string& by) {
@@ -46,7 +46,7 @@ void replace(std::string& text, const std::string& what, const std::string& by) 
 
 /// A preset file of one record, at this time with 1% around it.
 std::string preset_text(const std::string& device, double us) {
-  json file = parse_json(text_of(presets / "nvidia-h200/ffn.json"));
+  json file = json_of(text_of(preset_folder / "nvidia-h200/ffn.json"));
   json record = file["records"][0];
   record["verdict"]["median_us"] = us;
   record["verdict"]["interval_low_us"] = us * 0.999;
@@ -173,14 +173,14 @@ json look(const Sandbox& sandbox, const std::string& program, std::string page, 
   INFO(done.err);
   REQUIRE(begin != done.out.npos);
   const std::size_t end = done.out.find("</pre>", begin);
-  return parse_json(unescaped(done.out.substr(begin + start.size(), end - begin - start.size())));
+  return json_of(unescaped(done.out.substr(begin + start.size(), end - begin - start.size())));
 }
 
 }  // namespace
 
 TEST_CASE("the report of all presets is one small file that asks for nothing else") {
   const Sandbox sandbox;
-  const auto page = report(sandbox, presets.string());
+  const auto page = report(sandbox, preset_folder.string());
   if (!page) FFTUNE_SKIP("this build has no Chart.js");
   CHECK(page->size() < 3'000'000);
   CHECK(page->find("<link") == page->npos);
@@ -189,9 +189,9 @@ TEST_CASE("the report of all presets is one small file that asks for nothing els
   CHECK(page->find("Number(\"1.05\")") != page->npos);  // most_share_of_limit
   const json data = data_of(*page);
   std::size_t records = 0;
-  for (const auto& entry : fs::recursive_directory_iterator(presets))
+  for (const auto& entry : fs::recursive_directory_iterator(preset_folder))
     if (entry.is_regular_file() && entry.path().filename() != "schema.json")
-      records += parse_json(text_of(entry.path()))["records"].size();
+      records += json_of(text_of(entry.path()))["records"].size();
   CHECK(data["records"].size() == records);
   // The command that searches again names the problem, and the tool takes it.
   const std::string command = data["records"][0]["command"];
@@ -282,7 +282,7 @@ TEST_CASE("a browser draws every chart, in light and dark, narrow and wide") {
     fs::create_directories(sandbox.folder() / folder);
     write_text(sandbox.folder() / folder / "x.json", preset_text("<b>Device</b>", us));
   }
-  const auto page = report(sandbox, presets.string() + " before/x.json after/x.json");
+  const auto page = report(sandbox, preset_folder.string() + " before/x.json after/x.json");
   if (!page) FFTUNE_SKIP("this build has no Chart.js");
   const auto glance = rows_and_cells_at_a_glance(data_of(*page)["records"]);
   for (const std::string& program : programs)

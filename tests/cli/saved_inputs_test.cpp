@@ -35,7 +35,7 @@ std::vector<float> counting(const Shape& shape, float first) {
   return values;
 }
 
-class Model {
+class DenseModel {
  public:
   void add(const std::string& name, const Shape& shape, float first, const char* dtype = "F32") {
     writer_.add(name, dtype, shape, counting(shape, first));
@@ -82,8 +82,8 @@ std::vector<float> values(const SavedInputs& saved, const Problem& problem,
 }
 
 /// Llama's names in layer 0, with d = 4, h = 6, 2 heads of 4, 1 head of k and v.
-Model llama(const std::string& prefix = "model.layers.0.") {
-  Model model;
+DenseModel llama_weights(const std::string& prefix = "model.layers.0.") {
+  DenseModel model;
   model.add(prefix + "input_layernorm.weight", {4}, 1);
   model.add(prefix + "self_attn.q_proj.weight", {8, 4}, 100);
   model.add(prefix + "self_attn.k_proj.weight", {4, 4}, 200);
@@ -108,7 +108,7 @@ TEST_CASE("sizes, options and values come from a model with Llama's names") {
   for (const char* prefix : {"model.layers.0.", "layers.0.", "model.language_model.layers.0.",
                              "language_model.model.layers.0."}) {
     CAPTURE(prefix);
-    Model model = llama(prefix);
+    DenseModel model = llama_weights(prefix);
     model.config(R"({"num_attention_heads":2,"hidden_act":"gelu_pytorch_tanh"})");
     const SavedInputs ffn = model.open("ffn");
     const Problem problem = model.problems(ffn).at(0);
@@ -136,7 +136,7 @@ TEST_CASE("sizes, options and values come from a model with Llama's names") {
 }
 
 TEST_CASE("biases and norms of heads are options that the model tells") {
-  Model model = llama();
+  DenseModel model = llama_weights();
   model.add("model.layers.0.self_attn.q_proj.bias", {8}, 10);
   model.add("model.layers.0.self_attn.k_proj.bias", {4}, 20);
   model.add("model.layers.0.self_attn.v_proj.bias", {4}, 30);
@@ -154,7 +154,7 @@ TEST_CASE("biases and norms of heads are options that the model tells") {
 }
 
 TEST_CASE("Gemma's norm is by its convention and ahead of the network by another name") {
-  Model model = llama();
+  DenseModel model = llama_weights();
   model.add("model.layers.0.post_attention_layernorm.weight", {4}, 10);
   ProblemOptions norm;
   norm.options["norm"] = "rms";
@@ -171,7 +171,7 @@ TEST_CASE("Gemma's norm is by its convention and ahead of the network by another
 }
 
 TEST_CASE("Phi-3 has gate and up, and q, k and v, in one tensor each") {
-  Model model;
+  DenseModel model;
   model.add("model.layers.0.mlp.gate_up_proj.weight", {12, 4}, 0);
   model.add("model.layers.0.mlp.down_proj.weight", {4, 6}, 100);
   model.add("model.layers.0.self_attn.qkv_proj.weight", {16, 4}, 200);
@@ -192,7 +192,7 @@ TEST_CASE("Phi-3 has gate and up, and q, k and v, in one tensor each") {
 }
 
 TEST_CASE("GPT-2's Conv1D keeps weights as [in, out]") {
-  Model model;
+  DenseModel model;
   model.add("h.0.attn.c_attn.weight", {2, 6}, 0);
   model.add("h.0.attn.c_attn.bias", {6}, 50);
   model.config(R"({"n_head":1})");
@@ -212,7 +212,7 @@ TEST_CASE("GPT-2's Conv1D keeps weights as [in, out]") {
 
 TEST_CASE("experts are stacked, by Qwen's names or Mixtral's") {
   for (const bool mixtral : {false, true}) {
-    Model model;
+    DenseModel model;
     for (int expert = 0; expert < 12; ++expert) {
       const std::string start =
           mixtral ? "model.layers.0.block_sparse_moe.experts." : "model.layers.0.mlp.experts.";
@@ -232,7 +232,7 @@ TEST_CASE("experts are stacked, by Qwen's names or Mixtral's") {
 }
 
 TEST_CASE("experts of gpt-oss are transposed, interleaved, and have biases") {
-  Model model;
+  DenseModel model;
   const std::string experts = "model.layers.0.mlp.experts.";
   model.add(experts + "gate_up_proj", {2, 3, 6}, 0);
   model.add(experts + "gate_up_proj_bias", {2, 6}, 100);
@@ -254,7 +254,7 @@ TEST_CASE("experts of gpt-oss are transposed, interleaved, and have biases") {
 }
 
 TEST_CASE("an expert that is missing between others is named") {
-  Model model;
+  DenseModel model;
   for (const char* expert : {"0", "1", "3"})
     for (const auto& [name, shape] : std::vector<std::pair<std::string, Shape>>{
              {"gate_proj", {3, 2}}, {"up_proj", {3, 2}}, {"down_proj", {2, 3}}})
@@ -266,7 +266,7 @@ TEST_CASE("an expert that is missing between others is named") {
 }
 
 TEST_CASE("experts that are packed are one tensor of gate and up") {
-  Model model;
+  DenseModel model;
   model.add("model.layers.0.mlp.experts.gate_up_proj", {5, 6, 2}, 0);
   model.add("model.layers.0.mlp.experts.down_proj", {5, 2, 3}, 100);
   model.config(R"({"num_experts_per_tok":2})");
@@ -293,7 +293,7 @@ std::string options_text(const Problem& problem, const std::vector<std::string>&
 }  // namespace
 
 TEST_CASE("a layer of Phi is parallel, with biases and no gate") {
-  Model model;
+  DenseModel model;
   const std::string start = "model.layers.0.";
   for (const auto& [name, shape] :
        std::vector<std::pair<std::string, Shape>>{{"input_layernorm", {4}},
@@ -327,7 +327,7 @@ TEST_CASE("a layer of Phi is parallel, with biases and no gate") {
 }
 
 TEST_CASE("a layer of GPT-2 has no RoPE, and transposed weights") {
-  Model model;
+  DenseModel model;
   const std::string start = "transformer.h.0.";
   for (const auto& [name, shape] :
        std::vector<std::pair<std::string, Shape>>{{"ln_1", {16}},
@@ -353,7 +353,7 @@ TEST_CASE("a layer of GPT-2 has no RoPE, and transposed weights") {
 }
 
 TEST_CASE("layers of Gemma differ by the window and the angles") {
-  Model model;
+  DenseModel model;
   for (const char* layer : {"0.", "1."}) {
     const std::string start = std::string("model.layers.") + layer;
     for (const char* name : {"input", "post_attention", "pre_feedforward", "post_feedforward"})
@@ -401,7 +401,7 @@ TEST_CASE("layers of Gemma differ by the window and the angles") {
 TEST_CASE("a layer with experts has a router") {
   for (const bool packed : {false, true}) {
     CAPTURE(packed);
-    Model model;
+    DenseModel model;
     const std::string start = "model.layers.0.";
     const std::string moe = start + (packed ? "mlp." : "block_sparse_moe.");
     for (const char* name : {"input", "post_attention"})
@@ -433,7 +433,7 @@ TEST_CASE("a layer with experts has a router") {
 }
 
 TEST_CASE("layers of one plan are those from --layer on") {
-  Model model;
+  DenseModel model;
   for (int layer = 0; layer < 3; ++layer) {
     const std::string start = "model.layers." + std::to_string(layer) + ".";
     const auto first = static_cast<float>(1000 * layer);
@@ -466,14 +466,14 @@ TEST_CASE("layers of one plan are those from --layer on") {
 }
 
 TEST_CASE("elements are rounded to the problem's type") {
-  Model model;
+  DenseModel model;
   model.add("model.layers.0.input_layernorm.weight", {4}, 257, "F32");
   ProblemOptions bf16;
   bf16.dtypes = "bf16";
   const SavedInputs norm = model.open("rmsnorm");
   CHECK(values(norm, model.problems(norm, bf16).at(0), "w") ==
         std::vector<float>{256, 258, 260, 260});
-  Model half;
+  DenseModel half;
   half.add("model.layers.0.input_layernorm.weight", {4}, 1, "BF16");
   CHECK(half.problems(half.open("rmsnorm")).at(0).dtype == DType::bf16);
 }
@@ -485,7 +485,7 @@ TEST_CASE("recorded inputs repeat where there are more tokens") {
   recorded.add("hidden_states", "F32", {4, 2}, counting({8}, 10));
   recorded.write(folder.path() / "x.safetensors");
   const std::string file = (folder.path() / "x.safetensors").string();
-  const Model model = llama();
+  const DenseModel model = llama_weights();
   const SavedInputs ffn = model.open("ffn", {.input = file});
   const auto x = values(ffn, model.problems(ffn).at(0), "x");
   CHECK(x == std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3});
@@ -501,7 +501,7 @@ TEST_CASE("recorded inputs repeat where there are more tokens") {
 }
 
 TEST_CASE("a contradiction to a saved model is one line") {
-  const Model model = llama();
+  const DenseModel model = llama_weights();
   ProblemOptions wide;
   wide.sizes["d"] = "5";
   struct Wrong {
@@ -529,7 +529,7 @@ TEST_CASE("a contradiction to a saved model is one line") {
     CHECK(said.find('\n') == said.npos);
     CHECK_FALSE(said.empty());
   }
-  Model damaged = llama();
+  DenseModel damaged = llama_weights();
   damaged.config("{");
   CHECK_THAT(damaged.complaint("ffn"), ContainsSubstring("config.json: not JSON"));
 }

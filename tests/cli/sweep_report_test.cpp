@@ -19,8 +19,8 @@ Outcome failed(const std::string& id, OutcomeKind kind, const std::string& reaso
   return outcome;
 }
 
-nlohmann::json parsed(const Json& document) {
-  return fftune::testing::parse_json(json_line(document));
+nlohmann::json parsed(const tool::Json& document) {
+  return fftune::testing::json_of(json_line(document));
 }
 
 }  // namespace

@@ -12,10 +12,10 @@
 #include "support/json.hpp"
 
 using fftune::testing::Finished;
-using fftune::testing::parse_json;
+using fftune::testing::json_of;
 using fftune::testing::Sandbox;
 using fftune::testing::text_of;
-using Json = nlohmann::json;
+using nlohmann::json;
 
 TEST_CASE("tune writes a preset that is valid and passes the check") {
   const Sandbox sandbox;
@@ -23,7 +23,7 @@ TEST_CASE("tune writes a preset that is valid and passes the check") {
       sandbox.fftune("ffn --d 32 --h 64 --m 1,4 --device cpu --budget 6s --max-variants 6 --json");
   INFO(tuned.err);
   REQUIRE(tuned.code == 0);
-  const Json document = parse_json(tuned.out);
+  const json document = json_of(tuned.out);
   CHECK(document.at(0).at("problems").size() == 2);
   const auto path = sandbox.preset_file();
   REQUIRE_FALSE(path.empty());
@@ -45,7 +45,7 @@ TEST_CASE("tune writes a preset that is valid and passes the check") {
 
   const Finished filtered = sandbox.fftune("check --device cpu --m 4 --seeds 1 --json");
   CHECK(filtered.code == 0);
-  CHECK(parse_json(filtered.out).at("records").size() == 1);
+  CHECK(json_of(filtered.out).at("records").size() == 1);
   CHECK(sandbox.fftune("check --device cpu --m 5").code == 2);
   CHECK(sandbox.fftune("check --device cpu --op nothing").code == 2);
 }
@@ -77,7 +77,7 @@ TEST_CASE("a second sweep adds to the file of the first") {
   const Sandbox sandbox;
   const auto path = sandbox.tuned("1");
   CHECK(sandbox.tuned("8") == path);
-  CHECK(parse_json(sandbox.fftune("presets show --json").out).at(0).at("records").size() == 2);
+  CHECK(json_of(sandbox.fftune("presets show --json").out).at(0).at("records").size() == 2);
 }
 
 TEST_CASE("bench puts the plan beside the floor and the baselines") {
@@ -86,11 +86,11 @@ TEST_CASE("bench puts the plan beside the floor and the baselines") {
       sandbox.fftune("bench ffn --d 32 --h 64 --m 2 --device cpu --samples 3 --budget 1s --json");
   INFO(done.err);
   REQUIRE(done.code == 0);
-  const Json problem = parse_json(done.out).at("problems").at(0);
+  const json problem = json_of(done.out).at("problems").at(0);
   CHECK(problem.at("floor_us").get<double>() > 0);
   REQUIRE(problem.at("entries").size() >= 2);
   CHECK(problem.at("entries").at(0).at("name") == "fftune");
-  for (const Json& entry : problem.at("entries")) CHECK(entry.at("median_us").get<double>() > 0);
+  for (const json& entry : problem.at("entries")) CHECK(entry.at("median_us").get<double>() > 0);
 }
 
 TEST_CASE("Ctrl-C ends a search with 130 and keeps what is known") {
@@ -148,7 +148,7 @@ TEST_CASE("a sweep in this process finds what one in a worker finds, and leaves 
   // Nothing is listed in quarantine on a device where all went well.
   const Finished listed =
       sandbox.fftune("list ffn --device cpu --d 32 --h 64 --m 2 --explain --json");
-  CHECK(parse_json(listed.out).at("quarantined").empty());
+  CHECK(json_of(listed.out).at("quarantined").empty());
 }
 
 TEST_CASE("a search may take its routing from a file, and a check does again") {
@@ -159,8 +159,8 @@ TEST_CASE("a search may take its routing from a file, and a check does again") {
       "--budget 4s --max-variants 2 --json");
   INFO(tuned.out << tuned.err);
   REQUIRE(tuned.code == 0);
-  const auto file = parse_json(tuned.out).at(0).at("files").at(0).get<std::string>();
-  const Json preset = parse_json(text_of(sandbox.folder() / file));
+  const auto file = json_of(tuned.out).at(0).at("files").at(0).get<std::string>();
+  const json preset = json_of(text_of(sandbox.folder() / file));
   CHECK(preset.at("records").at(0).at("problem").at("routing") == "file:data/ids.txt");
   const Finished checked = sandbox.fftune("check --device cpu --seeds 1");
   INFO(checked.out << checked.err);
@@ -202,7 +202,7 @@ TEST_CASE("list --explain names what is quarantined for the sources as they are"
   }
   const auto state = sandbox.folder() / ".local/state/fftune";
   const auto own = sandbox.preset_file().parent_path().filename();
-  Json line{{"op", "ffn"},
+  json line{{"op", "ffn"},
             {"id", id},
             {"problem", "ffn/fwd f32 act=silu d=32 h=64 m=1"},
             {"driver", ""},
@@ -210,7 +210,7 @@ TEST_CASE("list --explain names what is quarantined for the sources as they are"
             {"date", "now"},
             {"cause", "killed by SIGSEGV"},
             {"released", false}};
-  Json stale = line;
+  json stale = line;
   stale["sources"] = "of another day";
   stale["id"] = "cpu_plain/of=1";
   fftune::testing::write_text(state / own / "quarantine.jsonl",

@@ -15,11 +15,11 @@
 
 using namespace fftune::testing;
 using fftune::tool::display_width;
-using Json = nlohmann::json;
+using nlohmann::json;
 
 namespace {
 
-const std::string presets = FFTUNE_SOURCE_DIR "/presets";
+const std::string preset_path = FFTUNE_SOURCE_DIR "/presets";
 
 Finished in_columns(const Sandbox& sandbox, int columns, const std::string& words) {
   return sandbox.start_by({}, words, {"COLUMNS=" + std::to_string(columns)})->wait();
@@ -39,9 +39,9 @@ std::vector<std::string> too_wide(const std::string& text, std::size_t columns) 
 
 /// Times of every record times `factor`, with intervals of 0.1%.
 std::string scaled(const std::string& path, double factor) {
-  Json file = parse_json(text_of(path));
-  for (Json& record : file["records"]) {
-    Json& verdict = record["verdict"];
+  json file = json_of(text_of(path));
+  for (json& record : file["records"]) {
+    json& verdict = record["verdict"];
     const double us = verdict["median_us"].get<double>() * factor;
     verdict["median_us"] = us;
     verdict["interval_low_us"] = us * 0.999;
@@ -64,8 +64,8 @@ TEST_CASE("every page and table fits into the columns that are there") {
       "devices",
       "list ffn --d 1024 --h 2048 --arch sm_90a",
       "list ffn --d 1001 --h 2048 --m 16 --arch sm_80 --explain",
-      "presets show " + presets,
-      "presets diff presets " + presets,
+      "presets show " + preset_path,
+      "presets diff presets " + preset_path,
       "ffn --d 32 --h 64 --m 1,2 --device cpu --budget 4s --max-variants 4",
       "bench ffn --d 32 --h 64 --m 1 --device cpu --samples 3 --budget 1s",
       "check --device cpu --presets presets"};
@@ -101,8 +101,8 @@ TEST_CASE("list shows what can run, and what cannot only where it is asked why")
   CHECK(sandbox.fftune(words + " --explain").out.find("refused: ") != std::string::npos);
   // Those that can run come first.
   bool refused = false;
-  const Json document = parse_json(sandbox.fftune(words + " --json").out);
-  for (const Json& family : document["problems"][0]["families"]) {
+  const json document = json_of(sandbox.fftune(words + " --json").out);
+  for (const json& family : document["problems"][0]["families"]) {
     if (!family["refusal"].is_null() && !family["refusal"].get<std::string>().empty())
       refused = true;
     else
@@ -137,10 +137,10 @@ TEST_CASE("check --quick takes one problem of a form, and --budget leaves the re
   const Sandbox sandbox;
   REQUIRE_FALSE(sandbox.tuned("1,4").empty());
   const std::string words = "check --device cpu --presets presets --json";
-  CHECK(parse_json(sandbox.fftune(words).out)["records"].size() == 2);
+  CHECK(json_of(sandbox.fftune(words).out)["records"].size() == 2);
   const Finished quick = sandbox.fftune(words + " --quick");
   CHECK(quick.code == 0);
-  CHECK(parse_json(quick.out)["records"].size() == 1);
+  CHECK(json_of(quick.out)["records"].size() == 1);
   const Finished none = sandbox.fftune("check --device cpu --presets presets --budget 0");
   CHECK(none.code == 2);
 }
@@ -148,7 +148,7 @@ TEST_CASE("check --quick takes one problem of a form, and --budget leaves the re
 TEST_CASE("a check that ran out of time states no error of what it did not run") {
   const Sandbox sandbox;
   const Finished done =
-      sandbox.fftune("check --device cpu --op rmsnorm --budget 1ms --presets " + presets);
+      sandbox.fftune("check --device cpu --op rmsnorm --budget 1ms --presets " + preset_path);
   INFO(done.out);
   std::istringstream lines(done.out);
   int not_run = 0;
@@ -166,9 +166,9 @@ TEST_CASE("bench --against and presets diff give the verdict of the intervals") 
   const std::string words = "bench ffn --d 32 --h 64 --m 1 --device cpu --samples 3 --budget 1s";
   const Finished first = sandbox.fftune(words + " --json");
   REQUIRE(first.code == 0);
-  Json before = parse_json(first.out);
+  json before = json_of(first.out);
   const auto against = [&](double us) {
-    Json& own = before["problems"][0]["entries"][0];
+    json& own = before["problems"][0]["entries"][0];
     own["median_us"] = us;
     own["low_us"] = us * 0.99;
     own["high_us"] = us * 1.01;
@@ -192,7 +192,7 @@ TEST_CASE("bench --against and presets diff give the verdict of the intervals") 
   for (const auto& [name, factor] : std::vector<std::pair<std::string, double>>{
            {"before", 1}, {"slower", 1.5}, {"faster", 0.5}, {"same", 1.0005}})
     write_text(sandbox.folder() / (name + ".json"),
-               scaled(presets + "/nvidia-h200/rmsnorm.json", factor));
+               scaled(preset_path + "/nvidia-h200/rmsnorm.json", factor));
   const std::string diff = "presets diff --exit-code before.json ";
   CHECK(sandbox.fftune(diff + "slower.json").code == 1);
   CHECK(sandbox.fftune("presets diff before.json slower.json").code == 0);

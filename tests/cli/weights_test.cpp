@@ -14,7 +14,7 @@ using nlohmann::json;
 
 namespace {
 
-std::vector<float> noise(std::size_t count, float scale) {
+std::vector<float> wave(std::size_t count, float scale) {
   std::vector<float> values(count);
   for (std::size_t i = 0; i < count; ++i)
     values[i] = scale * std::sin(static_cast<float>(i) * 1.7f + static_cast<float>(i % 13));
@@ -28,10 +28,10 @@ void write_model(const std::filesystem::path& folder, float scale = 1) {
   for (const std::string layer : {"0", "1"}) {
     const std::string start = "model.layers." + layer + ".";
     const float size = 0.25f * (layer == "1" ? scale : 1);
-    writer.add(start + "mlp.gate_proj.weight", "F32", {24, 16}, noise(24 * 16, size));
-    writer.add(start + "mlp.up_proj.weight", "F32", {24, 16}, noise(24 * 16, size));
-    writer.add(start + "mlp.down_proj.weight", "F32", {16, 24}, noise(24 * 16, size));
-    writer.add(start + "input_layernorm.weight", "F32", {16}, noise(16, 1));
+    writer.add(start + "mlp.gate_proj.weight", "F32", {24, 16}, wave(24 * 16, size));
+    writer.add(start + "mlp.up_proj.weight", "F32", {24, 16}, wave(24 * 16, size));
+    writer.add(start + "mlp.down_proj.weight", "F32", {16, 24}, wave(24 * 16, size));
+    writer.add(start + "input_layernorm.weight", "F32", {16}, wave(16, 1));
   }
   writer.write(folder / "model.safetensors");
 }
@@ -45,7 +45,7 @@ TEST_CASE("check runs the ops of a saved layer beside random values") {
       sandbox.fftune("check --weights model --layer 1 --device cpu --m 5 --json --seeds 1");
   INFO(done.err);
   REQUIRE(done.code == 0);
-  const json checks = parse_json(done.out).at("checks");
+  const json checks = json_of(done.out).at("checks");
   REQUIRE(checks.size() == 4);  // ffn and rmsnorm, each twice
   for (const json& check : checks) {
     CHECK(check.at("state") == "passed");
@@ -74,7 +74,7 @@ TEST_CASE("bench times both kinds of values") {
       "bench ffn --weights model --device cpu --m 3 --samples 3 --budget 100ms --json");
   INFO(done.err);
   REQUIRE(done.code == 0);
-  const json problems = parse_json(done.out).at("problems");
+  const json problems = json_of(done.out).at("problems");
   REQUIRE(problems.size() == 2);
   CHECK(problems[0].at("values") == "random");
   CHECK(problems[1].at("values") == "saved");
@@ -109,7 +109,7 @@ TEST_CASE("a search takes its data from a saved model, in its own process or a w
 TEST_CASE("check, bench and a search take recorded inputs, with a model's weights or without") {
   const auto write_inputs = [](const std::filesystem::path& path, float scale) {
     SafetensorsWriter writer;
-    writer.add("x", "F32", {3, 16}, noise(3 * 16, scale));
+    writer.add("x", "F32", {3, 16}, wave(3 * 16, scale));
     writer.write(path);
   };
   const Sandbox sandbox;
@@ -122,7 +122,7 @@ TEST_CASE("check, bench and a search take recorded inputs, with a model's weight
     const Finished done = sandbox.fftune(words);
     INFO(done.err);
     REQUIRE(done.code == 0);
-    const json checks = parse_json(done.out).at("checks");
+    const json checks = json_of(done.out).at("checks");
     REQUIRE(checks.size() == 2);
     return std::pair{checks[0].at("error"), checks[1].at("error")};
   };
@@ -137,7 +137,7 @@ TEST_CASE("check, bench and a search take recorded inputs, with a model's weight
     const Finished done = sandbox.fftune(bench + words);
     INFO(done.err);
     REQUIRE(done.code == 0);
-    const json problems = parse_json(done.out).at("problems");
+    const json problems = json_of(done.out).at("problems");
     REQUIRE(problems.size() == 2);
     CHECK(problems[1].at("values") == "saved");
   }
@@ -196,7 +196,7 @@ TEST_CASE("bench times a layer of packed weights, and says so of a size that it 
         sandbox.fftune(sizes + "--batch 1 --cache 16 --layers 2 --json --weights " + weights);
     INFO(done.err);
     REQUIRE(done.code == 0);
-    const json problem = parse_json(done.out).at("problems").at(0);
+    const json problem = json_of(done.out).at("problems").at(0);
     CHECK(problem.at("problem").dump().find(weights) != std::string::npos);
     CHECK(problem.at("entries").at(0).at("median_us") > 0);
   }

@@ -19,14 +19,14 @@ namespace {
 using testing::TemporaryFolder;
 using testing::test_kernels;
 
-const KernelSource scale{"test/scale.cu", "scale<128>"};
+const KernelSource scale_kernel{"test/scale.cu", "scale<128>"};
 
 /// A bundle of scale<128> for sm_90a; false where NVRTC is missing.
 bool write_bundle(const std::filesystem::path& path, const SourceSet& sources) {
   try {
     const auto builder = make_bundle_builder(sources, {});
     Program program;
-    program.kernels.push_back(scale);
+    program.kernels.push_back(scale_kernel);
     const auto report = builder->add("sm_90a", program);
     CHECK(report.failure == "");
     CHECK(builder->kernels() == 1);
@@ -63,7 +63,7 @@ TEST_CASE("with a bundle no kernel is compiled and NVRTC is not looked for") {
   origins.bundle = std::make_shared<const Bundle>(path);
   origins.nvrtc = nvrtc.lazy();
   const KernelCompiler compiler(origins, "sm_90a", sources);
-  const auto outcome = compiler.compile(scale);
+  const auto outcome = compiler.compile(scale_kernel);
   CHECK(outcome.failure == "");
   CHECK(outcome.cached);
   CHECK(outcome.seconds == 0);
@@ -94,7 +94,7 @@ TEST_CASE("a kernel that is not bundled is compiled where NVRTC is, unless that 
   const KernelSource other{"test/scale.cu", "scale<64>"};
   {
     const KernelCompiler strict(origins, "sm_90a", sources);
-    CHECK(strict.compile(scale).failure == "");
+    CHECK(strict.compile(scale_kernel).failure == "");
     const auto refused = strict.compile(other);
     CAPTURE(refused.failure);
     CHECK(refused.failure.find("compiling is switched off (FFTUNE_NO_JIT)") != std::string::npos);
@@ -128,7 +128,7 @@ TEST_CASE("a bundle of changed sources is called stale") {
   const KernelCompiler compiler(origins, "sm_90a", changed);
   REQUIRE(compiler.warnings().size() == 1);
   CHECK(compiler.warnings().front().find("is stale") != std::string::npos);
-  CHECK(compiler.compile(scale).failure.find("is stale: test/scale.cu has changed") !=
+  CHECK(compiler.compile(scale_kernel).failure.find("is stale: test/scale.cu has changed") !=
         std::string::npos);
   const KernelCompiler other(origins, "sm_80", test_kernels());
   REQUIRE(other.warnings().size() == 1);

@@ -22,7 +22,7 @@ namespace {
 using testing::TemporaryFolder;
 using testing::test_kernels;
 
-const BundleKey scale{"sm_90a", "test/scale.cu", "scale<128>"};
+const BundleKey scale_key{"sm_90a", "test/scale.cu", "scale<128>"};
 const BundleKey narrow{"sm_80", "test/scale.cu", "scale<32>"};
 
 CompiledKernel kernel_named(const std::string& name, std::size_t image_bytes) {
@@ -34,7 +34,7 @@ CompiledKernel kernel_named(const std::string& name, std::size_t image_bytes) {
 }
 
 std::string two_kernels() {
-  return encode_bundle({{scale, {"aaaa", kernel_named("_Z5scale", 700)}},
+  return encode_bundle({{scale_key, {"aaaa", kernel_named("_Z5scale", 700)}},
                         {narrow, {"bbbb", kernel_named("_Z6narrow", 300)}}},
                        "0.1.0", "13.0");
 }
@@ -54,7 +54,7 @@ std::string said_of(const std::string& bytes) {
   try {
     const Bundle bundle(file.path);
     for (const auto& [key, hash, name, image_bytes] :
-         {std::tuple{scale, "aaaa", "_Z5scale", 700}, {narrow, "bbbb", "_Z6narrow", 300}}) {
+         {std::tuple{scale_key, "aaaa", "_Z5scale", 700}, {narrow, "bbbb", "_Z6narrow", 300}}) {
       const auto found = bundle.find(key, hash);
       if (!found.kernel) return found.reason;
       const auto expected = kernel_named(name, static_cast<std::size_t>(image_bytes));
@@ -79,7 +79,7 @@ TEST_CASE("a bundle gives back the kernels that were put in, by architecture, fi
   const Bundle bundle(file.path);
   CHECK(bundle.size() == 2);
   CHECK(bundle.archs() == std::set<std::string>{"sm_80", "sm_90a"});
-  const auto found = bundle.find(scale, "aaaa");
+  const auto found = bundle.find(scale_key, "aaaa");
   REQUIRE(found.kernel);
   CHECK(found.kernel->report.registers == 40);
   CHECK(found.reason.empty());
@@ -100,13 +100,14 @@ TEST_CASE("a kernel missing from a bundle is reported in one line") {
   CHECK(
       reason({"sm_90a", "test/scale.cu", "scale<64>"}, "aaaa").find("does not have this kernel") !=
       std::string::npos);
-  CHECK(reason(scale, "cccc").find("is stale: test/scale.cu has changed") != std::string::npos);
+  CHECK(reason(scale_key, "cccc").find("is stale: test/scale.cu has changed") != std::string::npos);
 }
 
 TEST_CASE("a bundle complains of another architecture and of sources that have changed") {
   const auto sources = test_kernels();
   const auto hash = sources.hash({"test/scale.cu"});
-  const File fresh(encode_bundle({{scale, {hash, kernel_named("_Z5scale", 10)}}}, "0.1.0", "13.0"));
+  const File fresh(
+      encode_bundle({{scale_key, {hash, kernel_named("_Z5scale", 10)}}}, "0.1.0", "13.0"));
   CHECK(Bundle(fresh.path).complaint("sm_90a", sources).empty());
   const auto other = Bundle(fresh.path).complaint("sm_80", sources);
   CHECK(one_line(other));

@@ -26,7 +26,7 @@ using Catch::Matchers::Contains;
 using Clock = std::chrono::steady_clock;
 
 /// The stand-in as it was when it was loaded.
-testing::FakeNccl& fresh_fake() {
+testing::FakeNccl& fresh_nccl() {
   const auto library = SharedLibrary::open(FFTUNE_FAKE_NCCL);
   REQUIRE(library);
   testing::FakeNccl* (*get)() = nullptr;
@@ -130,7 +130,7 @@ TEST_CASE("NCCL that is missing, or too old, says what to do") {
 }
 
 TEST_CASE("ranks of several hosts get one id, and their sums go to NCCL") {
-  auto& fake = fresh_fake();
+  auto& fake = fresh_nccl();
   const std::string name = free_place("sums");
   const auto errors = errors_of([&](int rank) {
     Device device;
@@ -153,7 +153,7 @@ TEST_CASE("ranks of several hosts get one id, and their sums go to NCCL") {
 }
 
 TEST_CASE("a sum in a group without NCCL, or one that is gone, is one line") {
-  fresh_fake();
+  fresh_nccl();
   float x = 0;
   CHECK_THROWS_WITH(sum_of_group(&x, &x, &x, 1, DType::f32, nullptr),
                     Contains("make the group with nccl"));
@@ -163,7 +163,7 @@ TEST_CASE("a sum in a group without NCCL, or one that is gone, is one line") {
 }
 
 TEST_CASE("a rank on which NCCL fails is an error on all, in NCCL's words there") {
-  auto& fake = fresh_fake();
+  auto& fake = fresh_nccl();
   for (const char* call : {"ncclGetUniqueId", "ncclCommInitRank"}) {
     fake.failing_call = call;
     const std::string name = free_place("fails");
@@ -179,7 +179,7 @@ TEST_CASE("a rank on which NCCL fails is an error on all, in NCCL's words there"
 }
 
 TEST_CASE("ranks that NCCL does not bring together are an error in time") {
-  auto& fake = fresh_fake();
+  auto& fake = fresh_nccl();
   fake.blocks_init = true;
   const std::string name = free_place("apart");
   const auto start = Clock::now();
@@ -199,7 +199,7 @@ TEST_CASE("ranks that NCCL does not bring together are an error in time") {
 }
 
 TEST_CASE("a rank that dies ends its peers' sums, which then are errors") {
-  auto& fake = fresh_fake();
+  auto& fake = fresh_nccl();
   const std::string name = free_place("dies");
   const pid_t child = ::fork();
   if (child == 0) {
@@ -223,7 +223,7 @@ TEST_CASE("a rank that dies ends its peers' sums, which then are errors") {
 }
 
 TEST_CASE("a group ends while a graph has its sums, and its communicator ends with the graph") {
-  auto& fake = fresh_fake();
+  auto& fake = fresh_nccl();
   Device device;
   for (const bool dies : {false, true}) {
     const std::string name = free_place("graph");
@@ -252,7 +252,7 @@ TEST_CASE("a group ends while a graph has its sums, and its communicator ends wi
 }
 
 TEST_CASE("a child of fork() leaves NCCL alone") {
-  auto& fake = fresh_fake();
+  auto& fake = fresh_nccl();
   Device device;
   auto group = std::make_unique<const Group>(device, rank_of(free_place("fork"), 0, 1));
   const pid_t child = ::fork();
@@ -268,7 +268,7 @@ TEST_CASE("a child of fork() leaves NCCL alone") {
 }
 
 TEST_CASE("a rank that leaves ends its peers' sums within the timeout") {
-  auto& fake = fresh_fake();
+  auto& fake = fresh_nccl();
   const std::string name = free_place("leaves");
   const auto errors = errors_of([&](int rank) {
     Device device;
@@ -284,7 +284,7 @@ TEST_CASE("a rank that leaves ends its peers' sums within the timeout") {
 }
 
 TEST_CASE("a fault that NCCL finds is an error of the group") {
-  auto& fake = fresh_fake();
+  auto& fake = fresh_nccl();
   Device device;
   const Group group(device, rank_of(free_place("fault"), 0, 1));
   group.check();
@@ -293,7 +293,7 @@ TEST_CASE("a fault that NCCL finds is an error of the group") {
 }
 
 TEST_CASE("a rank with another word is not heard") {
-  fresh_fake();
+  fresh_nccl();
   const std::string name = free_place("right");
   Device device;
   std::string stranger;
@@ -311,7 +311,7 @@ TEST_CASE("a rank with another word is not heard") {
 }
 
 TEST_CASE("options of a group across hosts that are wrong are one line") {
-  fresh_fake();
+  fresh_nccl();
   Device device;
   const auto error = [&](const std::string& name, bool nccl = true) {
     auto options = rank_of(name, 0, 2, 200ms);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* bus = "0000:00:00.0";
 
-FakeNvml& fresh_fake() {
+FakeNvml& fresh_nvml() {
   FakeNvml* (*fake_nvml)() = nullptr;
   SharedLibrary::open(FFTUNE_FAKE_NVML)->load(fake_nvml, "fake_nvml");
   *fake_nvml() = {};
@@ -28,7 +28,7 @@ using Lines = std::vector<std::string>;
 }  // namespace
 
 TEST_CASE("a machine without NVML, or whose NVML does not know the device, tells nothing") {
-  auto& fake = fresh_fake();
+  auto& fake = fresh_nvml();
   CHECK_FALSE(Nvml::open(bus, "libnvidia-ml-that-is-not-there.so.1"));
   CHECK_FALSE(Nvml::open("0000:17:00.0", FFTUNE_FAKE_NVML));
   CHECK(fake.initialised == 1);
@@ -37,7 +37,7 @@ TEST_CASE("a machine without NVML, or whose NVML does not know the device, tells
 }
 
 TEST_CASE("a device of its own at full clocks is quiet, and so is one at its power cap") {
-  auto& fake = fresh_fake();
+  auto& fake = fresh_nvml();
   CHECK(told().empty());
   fake.processes = 0;  // as in a container, where this process is not seen either
   CHECK(told().empty());
@@ -49,7 +49,7 @@ TEST_CASE("a device of its own at full clocks is quiet, and so is one at its pow
 }
 
 TEST_CASE("others on the device, and clocks that are held back, are told one by one") {
-  auto& fake = fresh_fake();
+  auto& fake = fresh_nvml();
   fake.processes = 2;
   CHECK(told() == Lines{"another process uses the device"});
   fake.processes = 4;
@@ -65,7 +65,7 @@ TEST_CASE("others on the device, and clocks that are held back, are told one by 
 }
 
 TEST_CASE("queries that NVML does not support on a device count as quiet") {
-  auto& fake = fresh_fake();
+  auto& fake = fresh_nvml();
   fake.processes = 5;
   fake.failing_call = "nvmlDeviceGetComputeRunningProcesses";
   CHECK(told().empty());

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cpu/open.hpp"
+#include "ffn/problems.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "registry/catalog.hpp"
@@ -12,6 +13,7 @@
 #include "verify/verifier.hpp"
 
 using namespace fftune;
+using namespace fftune::test;
 
 namespace {
 
@@ -21,20 +23,6 @@ std::vector<const Family*> cpu_families() {
     if (family->device_kind() == DeviceKind::cpu) families.push_back(family);
   return families;
 }
-
-Problem problem_of(DType dtype, std::int64_t m, std::int64_t d, std::int64_t h,
-                   std::map<std::string, std::string> options = {}) {
-  return canonical(ffn_op(),
-                   {"ffn", "fwd", dtype, {{"m", m}, {"d", d}, {"h", h}}, std::move(options)},
-                   DeviceKind::cpu);
-}
-
-/// The forms beside the plain one.
-const std::vector<std::map<std::string, std::string>> other_forms{
-    {{"save", "preact"}},
-    {{"bias", "down"}},
-    {{"residual", "yes"}},
-    {{"save", "preact"}, {"bias", "down"}, {"residual", "yes"}}};
 
 /// Verifies a configuration of a family: poisoned outputs, guards, the same bits twice, the error.
 void require_right(Backend& backend, Verifier& verifier, const Family& family,
@@ -61,7 +49,7 @@ TEST_CASE("every CPU family is right at ragged sizes, with every activation and 
                                     {40, 5, 3},
                                     {17, 40, 101},
                                     {37, 129, 65}}) {
-        const auto problem = problem_of(dtype, m, d, h, {{"act", act}});
+        const auto problem = ffn_problem(DeviceKind::cpu, dtype, m, d, h, {{"act", act}});
         Verifier verifier(*backend, ffn_op(), problem, random());
         for (const auto* family : cpu_families()) {
           if (family->refusal(problem, backend->facts())) continue;
@@ -75,7 +63,7 @@ TEST_CASE("every feasible variant of the CPU families runs right") {
   const auto backend = open_cpu();
   for (const auto dtype : ffn_op().dtypes(DeviceKind::cpu))
     for (const auto& [m, d, h] : {std::tuple{5, 30, 70}, {135, 24, 150}}) {
-      const auto problem = problem_of(dtype, m, d, h);
+      const auto problem = ffn_problem(DeviceKind::cpu, dtype, m, d, h);
       Verifier verifier(*backend, ffn_op(), problem, 3);
       for (const auto* family : cpu_families()) {
         if (family->refusal(problem, backend->facts())) continue;
@@ -87,10 +75,10 @@ TEST_CASE("every feasible variant of the CPU families runs right") {
 
 TEST_CASE("every form is right in every variant of the families that have it") {
   const auto backend = open_cpu();
-  for (const auto& form : other_forms)
+  for (const auto& form : forward_forms)
     for (const auto dtype : ffn_op().dtypes(DeviceKind::cpu))
       for (const auto& [m, d, h] : {std::tuple{3, 30, 70}, {70, 24, 150}}) {
-        const auto problem = problem_of(dtype, m, d, h, form);
+        const auto problem = ffn_problem(DeviceKind::cpu, dtype, m, d, h, form);
         Verifier verifier(*backend, ffn_op(), problem, 11);
         int served = 0;
         for (const auto* family : cpu_families()) {
@@ -105,12 +93,10 @@ TEST_CASE("every form is right in every variant of the families that have it") {
 
 TEST_CASE("fp8 with scales of blocks is right in every form, at sizes that no block divides") {
   const auto backend = open_cpu();
-  auto forms = other_forms;
-  forms.emplace_back();
-  for (auto form : forms)
+  for (auto form : forward_forms)
     for (const auto& [m, d, h] : {std::tuple{1, 1, 1}, {3, 130, 70}, {70, 256, 300}}) {
       form["scales"] = "block";
-      const auto problem = problem_of(DType::fp8, m, d, h, form);
+      const auto problem = ffn_problem(DeviceKind::cpu, DType::fp8, m, d, h, form);
       Verifier verifier(*backend, ffn_op(), problem, 12);
       int served = 0;
       for (const auto* family : cpu_families()) {
@@ -127,7 +113,7 @@ TEST_CASE("the blocks of large problems are right too") {
   const auto backend = open_cpu();
   for (const auto dtype : ffn_op().dtypes(DeviceKind::cpu))
     for (const auto& [m, d, h] : {std::tuple{130, 300, 520}, {16, 520, 1100}}) {
-      const auto problem = problem_of(dtype, m, d, h);
+      const auto problem = ffn_problem(DeviceKind::cpu, dtype, m, d, h);
       Verifier verifier(*backend, ffn_op(), problem, 5);
       for (const auto* family : cpu_families()) {
         if (family->is_fallback() || family->refusal(problem, backend->facts())) continue;
@@ -150,7 +136,7 @@ TEST_CASE("spaces are never empty and defaults are feasible, whatever the proble
     facts.l2_bytes = std::int64_t{1} << (20 + random() % 8);
     facts.memory_bytes = std::int64_t{1} << 34;
     const auto dtype = random() % 2 ? DType::f32 : DType::bf16;
-    const auto problem = problem_of(dtype, size(20), size(18), size(18));
+    const auto problem = ffn_problem(DeviceKind::cpu, dtype, size(20), size(18), size(18));
     bool served = false;
     for (const auto* family : cpu_families()) {
       CAPTURE(problem.text(), family->name(), facts.multiprocessors);
@@ -174,7 +160,7 @@ TEST_CASE("spaces are never empty and defaults are feasible, whatever the proble
 TEST_CASE("the CPU baseline computes the same function") {
   const auto backend = open_cpu();
   for (const auto dtype : {DType::f32, DType::bf16}) {
-    const auto problem = problem_of(dtype, 9, 40, 5000);
+    const auto problem = ffn_problem(DeviceKind::cpu, dtype, 9, 40, 5000);
     const auto baseline = ffn_op().baselines(problem, backend->facts()).front();
     const auto executable = backend->compile(baseline.program).executable;
     REQUIRE(executable);

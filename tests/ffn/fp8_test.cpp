@@ -1,9 +1,9 @@
 // ffn in fp8 on a GPU: every form with either kind of scales, and the same bits every time.
-#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "ffn/problems.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "support/op_run.hpp"
@@ -17,19 +17,10 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
-
-const std::vector<Options> forms{{},
-                                 {{"save", "preact"}},
-                                 {{"bias", "down"}},
-                                 {{"residual", "yes"}},
-                                 {{"bias", "down"}, {"residual", "yes"}, {"save", "preact"}}};
-
-Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, Options options,
-                   const std::string& scales) {
+Problem fp8_problem(std::int64_t m, std::int64_t d, std::int64_t h, Options options,
+                    const std::string& scales) {
   options["scales"] = scales;
-  return canonical(ffn_op(), {"ffn", "fwd", DType::fp8, {{"m", m}, {"d", d}, {"h", h}}, options},
-                   DeviceKind::cuda);
+  return ffn_problem(DeviceKind::cuda, DType::fp8, m, d, h, std::move(options));
 }
 
 }  // namespace
@@ -37,10 +28,10 @@ Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, Options optio
 TEST_CASE("the Hopper families take every form in fp8") {
   const auto facts = facts_of_architecture("sm_90a");
   for (const std::string scales : {"tensor", "block"})
-    for (const Options& form : forms)
+    for (const Options& form : forward_forms)
       for (const Family* family :
            {&family_of(ffn_op(), "gate_up_sm90"), &family_of(ffn_op(), "down_sm90")}) {
-        const Problem problem = problem_of(33, 272, 400, form, scales);
+        const Problem problem = fp8_problem(33, 272, 400, form, scales);
         CAPTURE(problem.text(), family->name());
         CHECK(family->refusal(problem, facts).value_or("") == "");
       }
@@ -48,7 +39,7 @@ TEST_CASE("the Hopper families take every form in fp8") {
 
 TEST_CASE("the Hopper families save and add bf16 in fp8") {
   const auto facts = facts_of_architecture("sm_90a");
-  const Problem problem = problem_of(33, 272, 400, forms.back(), "tensor");
+  const Problem problem = fp8_problem(33, 272, 400, forward_forms.back(), "tensor");
   const TensorPlaces places(ffn_op().tensors(problem));
   const auto maps_of = [&](const char* name) {
     const Family& family = family_of(ffn_op(), name);
@@ -75,7 +66,7 @@ TEST_CASE("the Hopper families save and add bf16 in fp8") {
 
 TEST_CASE("tensors saved in fp8 are held to the tolerance of bf16, unlike hidden") {
   HostThreads threads;
-  const Problem problem = problem_of(300, 272, 400, {{"save", "preact"}}, "tensor");
+  const Problem problem = fp8_problem(300, 272, 400, {{"save", "preact"}}, "tensor");
   Truth truth(ffn_op(), problem, 1, threads);
   const TensorPlaces places(ffn_op().tensors(problem));
   CHECK(truth.expected(0, places.at("gate")).tolerance < 3.5e-3);
@@ -89,8 +80,8 @@ TEST_CASE("fp8 is right on a GPU in every form, with either kind of scales", "[g
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(11);
   for (const std::string scales : {"tensor", "block"})
-    for (const Options& form : forms) {
-      const Problem problem = problem_of(300, 272, 400, form, scales);
+    for (const Options& form : forward_forms) {
+      const Problem problem = fp8_problem(300, 272, 400, form, scales);
       REQUIRE(verify_variants(*backend, ffn_op(), problem, random, 0) > 0);
       verify_recipe(*backend, ffn_op(), problem,
                     default_recipe(ffn_op(), problem, backend->facts()), 1);
@@ -102,7 +93,7 @@ TEST_CASE("a thousand runs in fp8 give the same bits", "[gpu]") {
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const std::string scales : {"tensor", "block"})
     for (const std::int64_t m : {1, 64, 1000}) {
-      const Problem problem = problem_of(m, 1024, 2048, {}, scales);
+      const Problem problem = fp8_problem(m, 1024, 2048, {}, scales);
       const Recipe recipe = default_recipe(ffn_op(), problem, backend->facts());
       CAPTURE(problem.text(), recipe_text(recipe));
       OpRun run(*backend, ffn_op(), problem);

@@ -10,6 +10,7 @@
 #include "core/error.hpp"
 #include "cpu/open.hpp"
 #include "cpu/pool.hpp"
+#include "ffn/problems.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "support/verify_variants.hpp"
 
@@ -17,14 +18,6 @@ using namespace fftune;
 using namespace fftune::test;
 
 namespace {
-
-using Options = std::map<std::string, std::string>;
-
-Problem problem_of(DeviceKind kind, DType dtype, std::int64_t m, std::int64_t d, std::int64_t h,
-                   Options options) {
-  return canonical(ffn_op(),
-                   {"ffn", "fwd", dtype, {{"m", m}, {"d", d}, {"h", h}}, std::move(options)}, kind);
-}
 
 const std::vector<Options> norms{
     {{"norm", "rms"}},
@@ -39,7 +32,7 @@ void verify_norms(Backend& backend, DType dtype, std::int64_t m, std::int64_t d,
                   std::mt19937_64& random) {
   const DeviceFacts& facts = backend.facts();
   for (const Options& norm : norms) {
-    const Problem problem = problem_of(facts.kind, dtype, m, d, h, norm);
+    const Problem problem = ffn_problem(facts.kind, dtype, m, d, h, norm);
     REQUIRE(verify_variants(backend, ffn_op(), problem, random, 1) > 0);
     const Recipe fastest = default_recipe(ffn_op(), problem, facts);
     const Recipe plain = fallback_recipe(ffn_op(), problem, facts);
@@ -60,8 +53,8 @@ void verify_norms(Backend& backend, DType dtype, std::int64_t m, std::int64_t d,
 
 TEST_CASE("the norm's tensors follow the others of their role, and its output is gate_up's x") {
   const Problem problem =
-      problem_of(DeviceKind::cuda, DType::bf16, 5, 16, 24,
-                 {{"norm", "add-rms"}, {"bias", "down"}, {"residual", "yes"}, {"save", "preact"}});
+      ffn_problem(DeviceKind::cuda, DType::bf16, 5, 16, 24,
+                  {{"norm", "add-rms"}, {"bias", "down"}, {"residual", "yes"}, {"save", "preact"}});
   REQUIRE(problem.text() ==
           "ffn/fwd bf16 act=silu bias=down norm=add-rms residual=yes save=preact d=16 h=24 m=5");
   const auto tensors = ffn_op().tensors(problem);
@@ -85,7 +78,7 @@ TEST_CASE("the norm's tensors follow the others of their role, and its output is
 TEST_CASE("the norm's options are for a norm, of types that have one") {
   const auto refused = [](DType dtype, std::int64_t d, Options options) {
     try {
-      problem_of(DeviceKind::cuda, dtype, 4, d, 16, std::move(options));
+      ffn_problem(DeviceKind::cuda, dtype, 4, d, 16, std::move(options));
     } catch (const Error& error) {
       return std::string(error.what());
     }
@@ -101,8 +94,8 @@ TEST_CASE("the norm's options are for a norm, of types that have one") {
 
 TEST_CASE("the reference of a norm and a layer, by the formula") {
   Pool pool(1);
-  Problem problem = problem_of(DeviceKind::cpu, DType::f32, 2, 3, 2,
-                               {{"norm", "add-rms"}, {"convention", "gemma"}, {"eps", "0.125"}});
+  Problem problem = ffn_problem(DeviceKind::cpu, DType::f32, 2, 3, 2,
+                                {{"norm", "add-rms"}, {"convention", "gemma"}, {"eps", "0.125"}});
   const std::vector<double> x{1, -2, 0.5, 3, 0, -1}, residual{0.5, 1, 1.5, -1, 2, 0.25};
   const std::vector<double> w{0.5, -0.25, 1}, gate{1, 2, 3, -1, 0, 1}, up{2, 0, 1, 1, 1, -1};
   ReferenceTensors tensors{
@@ -139,8 +132,8 @@ TEST_CASE(
     const Program program = of.program(problem, facts, of.default_config(problem, facts));
     return std::get<KernelLaunch>(program.steps.front());
   };
-  const Problem plain = problem_of(DeviceKind::cuda, DType::bf16, 8, 64, 128, {});
-  const Problem norm = problem_of(DeviceKind::cuda, DType::bf16, 8, 64, 128, {{"norm", "rms"}});
+  const Problem plain = ffn_problem(DeviceKind::cuda, DType::bf16, 8, 64, 128, {});
+  const Problem norm = ffn_problem(DeviceKind::cuda, DType::bf16, 8, 64, 128, {{"norm", "rms"}});
   for (const char* family : {"gate_up_sm90", "gate_up_decode", "ffn_decode"}) {
     REQUIRE_FALSE(first_launch(plain, "sm_90a", family).programmatic);
     REQUIRE(first_launch(norm, "sm_90a", family).programmatic);
@@ -155,8 +148,8 @@ TEST_CASE("a norm has baselines that normalise too") {
   cpu.arch = "avx2";
   for (const auto& facts : {cpu, facts_of_architecture("sm_90a")}) {
     const auto dtype = facts.kind == DeviceKind::cpu ? DType::f32 : DType::bf16;
-    const Problem norm = problem_of(facts.kind, dtype, 16, 64, 128, {{"norm", "add-rms"}});
-    const Problem plain = problem_of(facts.kind, dtype, 16, 64, 128, {});
+    const Problem norm = ffn_problem(facts.kind, dtype, 16, 64, 128, {{"norm", "add-rms"}});
+    const Problem plain = ffn_problem(facts.kind, dtype, 16, 64, 128, {});
     const auto with = ffn_op().baselines(norm, facts), without = ffn_op().baselines(plain, facts);
     REQUIRE(with.size() == without.size());
     for (std::size_t i = 0; i < with.size(); ++i) {

@@ -9,7 +9,7 @@ using namespace fftune;
 
 namespace {
 
-Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h) {
+Problem plain_problem(std::int64_t m, std::int64_t d, std::int64_t h) {
   return canonical(ffn_op(), {"ffn", "", DType::bf16, {{"m", m}, {"d", d}, {"h", h}}, {}},
                    DeviceKind::cuda);
 }
@@ -39,7 +39,7 @@ TEST_CASE("ffn is in the catalog, and every source that its families name is emb
 }
 
 TEST_CASE("defaults: pass fwd, silu; dtypes and tokens by device") {
-  const auto problem = problem_of(1, 8, 8);
+  const auto problem = plain_problem(1, 8, 8);
   REQUIRE(problem.pass == "fwd");
   REQUIRE(problem.option("act") == "silu");
   REQUIRE(ffn_op().dtypes(DeviceKind::cuda) ==
@@ -59,7 +59,7 @@ TEST_CASE("defaults: pass fwd, silu; dtypes and tokens by device") {
 
 TEST_CASE("tensors are laid out as torch.nn.Linear's, in the order that the API promises") {
   using Shape = std::vector<std::int64_t>;
-  const auto tensors = ffn_op().tensors(problem_of(5, 16, 24));
+  const auto tensors = ffn_op().tensors(plain_problem(5, 16, 24));
   REQUIRE(names_of(tensors) ==
           std::vector<std::string>{"x", "w_gate", "w_up", "w_down", "y", "hidden"});
   REQUIRE(named(tensors, "x").shape == Shape{5, 16});
@@ -75,10 +75,10 @@ TEST_CASE("tensors are laid out as torch.nn.Linear's, in the order that the API 
 
 TEST_CASE("the training form adds gate and up to the outputs, and its bytes") {
   using Shape = std::vector<std::int64_t>;
-  Problem problem = problem_of(5, 16, 24);
+  Problem problem = plain_problem(5, 16, 24);
   REQUIRE_FALSE(problem.options.contains("save"));  // presets that know nothing of it still match
   problem.options["save"] = "none";
-  REQUIRE(canonical(ffn_op(), problem, DeviceKind::cuda) == problem_of(5, 16, 24));
+  REQUIRE(canonical(ffn_op(), problem, DeviceKind::cuda) == plain_problem(5, 16, 24));
   problem.options["save"] = "preact";
   problem = canonical(ffn_op(), problem, DeviceKind::cuda);
   REQUIRE(problem.text() == "ffn/fwd bf16 act=silu save=preact d=16 h=24 m=5");
@@ -91,15 +91,15 @@ TEST_CASE("the training form adds gate and up to the outputs, and its bytes") {
     REQUIRE(named(tensors, name).role == Role::output);
   }
   const double more = 2 * 2.0 * 5 * 24;
-  const auto stages = ffn_op().stages(problem), plain = ffn_op().stages(problem_of(5, 16, 24));
+  const auto stages = ffn_op().stages(problem), plain = ffn_op().stages(plain_problem(5, 16, 24));
   REQUIRE(stages[0].bytes == plain[0].bytes + more);
   REQUIRE(stages[1].bytes == plain[1].bytes);
   REQUIRE(cost_of(ffn_op(), problem).bytes ==
-          cost_of(ffn_op(), problem_of(5, 16, 24)).bytes + more);
+          cost_of(ffn_op(), plain_problem(5, 16, 24)).bytes + more);
 }
 
 TEST_CASE("stages chain, and their work is counted") {
-  const auto problem = problem_of(4096, 1024, 2048);
+  const auto problem = plain_problem(4096, 1024, 2048);
   const auto stages = ffn_op().stages(problem);
   REQUIRE(stages.size() == 2);
   REQUIRE(stages[0].name == "gate_up");
@@ -118,19 +118,19 @@ TEST_CASE("stages chain, and their work is counted") {
 }
 
 TEST_CASE("sizes whose bytes pass 2^31 are counted right") {
-  const auto problem = problem_of(100000, 40000, 50000);
+  const auto problem = plain_problem(100000, 40000, 50000);
   const auto tensors = ffn_op().tensors(problem);
   REQUIRE(named(tensors, "x").bytes() == 8'000'000'000u);
   REQUIRE(named(tensors, "hidden").bytes() == 10'000'000'000u);
   REQUIRE(cost_of(ffn_op(), problem).flops == 1.2e15);
-  const auto largest = problem_of(2147483647, 2147483647, 2147483647);
+  const auto largest = plain_problem(2147483647, 2147483647, 2147483647);
   REQUIRE(named(ffn_op().tensors(largest), "w_gate").bytes() ==
           2ull * 2147483647ull * 2147483647ull);
 }
 
 TEST_CASE("a bias and a residual follow the inputs, and are read by the second stage") {
   using Shape = std::vector<std::int64_t>;
-  Problem problem = problem_of(5, 16, 24);
+  Problem problem = plain_problem(5, 16, 24);
   problem.options["bias"] = "down";
   problem.options["residual"] = "yes";
   problem = canonical(ffn_op(), problem, DeviceKind::cuda);
@@ -140,12 +140,12 @@ TEST_CASE("a bias and a residual follow the inputs, and are read by the second s
   REQUIRE(named(tensors, "b_down").shape == Shape{16});
   REQUIRE(named(tensors, "residual").shape == Shape{5, 16});
   REQUIRE(named(tensors, "y").role == Role::output);
-  const auto stages = ffn_op().stages(problem), plain = ffn_op().stages(problem_of(5, 16, 24));
+  const auto stages = ffn_op().stages(problem), plain = ffn_op().stages(plain_problem(5, 16, 24));
   REQUIRE(stages[1].bytes == plain[1].bytes + 2.0 * (16 + 5 * 16));
 }
 
 TEST_CASE("in fp8 every quantised tensor has a scale after the weights, and y is bf16") {
-  Problem problem = problem_of(5, 16, 32);
+  Problem problem = plain_problem(5, 16, 32);
   problem.dtype = DType::fp8;
   problem.options["save"] = "preact";
   const auto tensors = ffn_op().tensors(problem);
@@ -166,7 +166,7 @@ TEST_CASE("in fp8 every quantised tensor has a scale after the weights, and y is
 }
 
 TEST_CASE("with scales of blocks an operand has one for each 128 elements, and hidden's are made") {
-  Problem problem = problem_of(5, 144, 272);
+  Problem problem = plain_problem(5, 144, 272);
   problem.dtype = DType::fp8;
   problem.options["scales"] = "block";
   using Shape = std::vector<std::int64_t>;
@@ -193,7 +193,7 @@ TEST_CASE("with scales of blocks an operand has one for each 128 elements, and h
 }
 
 TEST_CASE("wgmma keeps the 128 features of a scale together") {
-  Problem problem = problem_of(256, 1024, 2048);
+  Problem problem = plain_problem(256, 1024, 2048);
   problem.dtype = DType::fp8;
   problem.options["scales"] = "block";
   const auto hopper = facts_of_architecture("sm_90a");
@@ -217,7 +217,7 @@ TEST_CASE("wgmma keeps the 128 features of a scale together") {
 }
 
 TEST_CASE("fp8 is for wgmma and the fallbacks, and the others say why") {
-  Problem problem = problem_of(8, 64, 128);
+  Problem problem = plain_problem(8, 64, 128);
   problem.dtype = DType::fp8;
   const auto hopper = facts_of_architecture("sm_90a"), ampere = facts_of_architecture("sm_80");
   const auto recipe = default_recipe(ffn_op(), problem, hopper);
@@ -238,7 +238,7 @@ TEST_CASE("untuned, more than 8 tokens of large weights take wgmma, where the de
   const auto families = [](const char* arch, std::int64_t m, std::int64_t d, std::int64_t h) {
     std::vector<std::string> names;
     for (const Variant& variant :
-         default_recipe(ffn_op(), problem_of(m, d, h), facts_of_architecture(arch)))
+         default_recipe(ffn_op(), plain_problem(m, d, h), facts_of_architecture(arch)))
       names.push_back(variant.family);
     return names;
   };
@@ -253,7 +253,7 @@ TEST_CASE("untuned, more than 8 tokens of large weights take wgmma, where the de
 
 TEST_CASE("every form is served on every device, by families that are not fallbacks too") {
   for (const auto& arch : {"sm_80", "sm_89", "sm_90a"}) {
-    Problem problem = problem_of(256, 64, 128);
+    Problem problem = plain_problem(256, 64, 128);
     problem.options["save"] = "preact";
     problem.options["bias"] = "down";
     problem.options["residual"] = "yes";
@@ -268,7 +268,7 @@ TEST_CASE("baselines name tensors that exist") {
   DeviceFacts cpu;
   cpu.arch = "avx2";
   for (const auto& facts : {cpu, facts_of_architecture("sm_90a")}) {
-    auto problem = problem_of(16, 64, 128);
+    auto problem = plain_problem(16, 64, 128);
     if (facts.kind == DeviceKind::cpu) problem.dtype = DType::f32;
     const auto baselines = ffn_op().baselines(problem, facts);
     std::vector<std::pair<Baseline, std::size_t>> all;

@@ -16,7 +16,8 @@ using namespace fftune::test;
 
 namespace {
 
-Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, DType dtype, Options options) {
+Problem packed_problem(std::int64_t m, std::int64_t d, std::int64_t h, DType dtype,
+                       Options options) {
   options.emplace("weights", "int4");
   return {"ffn", "fwd", dtype, {{"m", m}, {"d", d}, {"h", h}}, std::move(options)};
 }
@@ -36,14 +37,14 @@ void verify_formats_on_gpu(DType dtype, std::size_t stride) {
   for (const auto& [m, d, h] :
        {std::tuple{1, 256, 640}, {16, 128, 384}, {50, 384, 256}, {130, 256, 384}})
     for (const Options& format : formats)
-      if (turn++ % stride == 0) problems.push_back(problem_of(m, d, h, dtype, format));
+      if (turn++ % stride == 0) problems.push_back(packed_problem(m, d, h, dtype, format));
   verify_families(*backend, ffn_op(), problems, random, 1, reads_packed_weights);
 }
 
 std::vector<std::string> families_of(std::int64_t m, const Options& options, const char* arch) {
   const DeviceFacts facts = facts_of_architecture(arch);
   const Problem problem =
-      canonical(ffn_op(), problem_of(m, 4096, 14336, DType::bf16, options), DeviceKind::cuda);
+      canonical(ffn_op(), packed_problem(m, 4096, 14336, DType::bf16, options), DeviceKind::cuda);
   std::vector<std::string> families;
   for (const Variant& variant : default_recipe(ffn_op(), problem, facts))
     families.push_back(variant.family);
@@ -62,9 +63,9 @@ std::string complaint(Problem problem) {
 }  // namespace
 
 TEST_CASE("ffn with packed weights has their tensors, and a stage before each product") {
-  const auto problem =
-      canonical(ffn_op(), problem_of(5, 64, 128, DType::bf16, {{"group", "64"}, {"zeros", "yes"}}),
-                DeviceKind::cuda);
+  const auto problem = canonical(
+      ffn_op(), packed_problem(5, 64, 128, DType::bf16, {{"group", "64"}, {"zeros", "yes"}}),
+      DeviceKind::cuda);
   CHECK(tensor_names(ffn_op(), problem) ==
         std::vector<std::string>{"x", "w_gate", "w_up", "w_down", "w_gate_scale", "w_gate_zero",
                                  "w_up_scale", "w_up_zero", "w_down_scale", "w_down_zero", "y",
@@ -91,8 +92,8 @@ TEST_CASE("kernels of ffn read packed weights, and those without expand them fir
 TEST_CASE("packed weights are loaded before the wait only behind a launch of the same plan") {
   const auto launch_of = [](const Options& options, const char* arch, const char* family) {
     const DeviceFacts facts = facts_of_architecture(arch);
-    const Problem problem =
-        canonical(ffn_op(), problem_of(16, 4096, 14336, DType::bf16, options), DeviceKind::cuda);
+    const Problem problem = canonical(
+        ffn_op(), packed_problem(16, 4096, 14336, DType::bf16, options), DeviceKind::cuda);
     const Family& of = family_of(ffn_op(), family);
     const Program program = of.program(problem, facts, of.default_config(problem, facts));
     return std::get<KernelLaunch>(program.steps.front());
@@ -118,10 +119,10 @@ TEST_CASE("packed weights are loaded before the wait only behind a launch of the
 }
 
 TEST_CASE("packed weights of ffn that cannot be are refused in one line") {
-  CHECK(complaint(problem_of(1, 128, 192, DType::bf16, {})) ==
+  CHECK(complaint(packed_problem(1, 128, 192, DType::bf16, {})) ==
         "ffn: groups of 128 do not divide h=192: give group=row or another size");
-  CHECK(complaint(problem_of(1, 128, 128, DType::bf16, {{"gate", "no"}})) == "");
-  CHECK(complaint(problem_of(1, 128, 128, DType::fp8, {})) ==
+  CHECK(complaint(packed_problem(1, 128, 128, DType::bf16, {{"gate", "no"}})) == "");
+  CHECK(complaint(packed_problem(1, 128, 128, DType::fp8, {})) ==
         "ffn: weights=int4 is for x of bf16, fp16 and f32, not fp8");
 }
 
@@ -132,28 +133,29 @@ TEST_CASE("ffn with packed weights is right on the CPU") {
     for (const auto& [m, d, h] : {std::tuple{1, 32, 64}, {40, 96, 160}})
       for (const char* zeros : {"no", "yes"}) {
         verify_families(*backend, ffn_op(),
-                        {problem_of(m, d, h, dtype, {{"group", "32"}, {"zeros", zeros}})}, random,
-                        1);
+                        {packed_problem(m, d, h, dtype, {{"group", "32"}, {"zeros", zeros}})},
+                        random, 1);
         verify_families(*backend, ffn_op(),
-                        {problem_of(m, d + 3, h + 1, dtype,
-                                    {{"group", "row"}, {"zeros", zeros}, {"bias", "down"}})},
+                        {packed_problem(m, d + 3, h + 1, dtype,
+                                        {{"group", "row"}, {"zeros", zeros}, {"bias", "down"}})},
                         random, 1);
       }
   for (const std::string weights : {"mxfp4", "nvfp4", "fp8", "int8"}) {
     Options options{{"weights", weights}};
     if (!weights.ends_with("fp4")) options["group"] = "32";
-    verify_families(*backend, ffn_op(), {problem_of(5, 64, 96, DType::f32, options)}, random, 1);
+    verify_families(*backend, ffn_op(), {packed_problem(5, 64, 96, DType::f32, options)}, random,
+                    1);
   }
   for (const char* weights : {"int4", "nvfp4"})
     verify_families(
         *backend, ffn_op(),
-        {problem_of(5, 128, 128, DType::f32,
-                    {{"weights", weights}, {"gate", "no"}, {"bias", "both"}, {"act", "gelu"}})},
+        {packed_problem(5, 128, 128, DType::f32,
+                        {{"weights", weights}, {"gate", "no"}, {"bias", "both"}, {"act", "gelu"}})},
         random, 1);
-  verify_families(
-      *backend, ffn_op(),
-      {problem_of(7, 64, 64, DType::f32, {{"group", "32"}, {"save", "preact"}, {"norm", "rms"}})},
-      random, 1);
+  verify_families(*backend, ffn_op(),
+                  {packed_problem(7, 64, 64, DType::f32,
+                                  {{"group", "32"}, {"save", "preact"}, {"norm", "rms"}})},
+                  random, 1);
 }
 
 TEST_CASE("ffn with packed weights is right on a GPU in every format in bf16", "[gpu]") {
@@ -171,8 +173,8 @@ TEST_CASE("ffn with packed weights and no gate is right on a GPU", "[gpu]") {
   std::vector<Problem> problems;
   for (const auto& [m, weights] : {std::pair{1, "int4"}, {40, "nvfp4"}, {150, "int4"}})
     problems.push_back(
-        problem_of(m, 256, 384, DType::bf16,
-                   {{"weights", weights}, {"gate", "no"}, {"bias", "both"}, {"act", "gelu"}}));
+        packed_problem(m, 256, 384, DType::bf16,
+                       {{"weights", weights}, {"gate", "no"}, {"bias", "both"}, {"act", "gelu"}}));
   verify_families(*backend, ffn_op(), problems, random, 1, reads_packed_weights);
 }
 
@@ -183,13 +185,13 @@ TEST_CASE("ffn with packed weights is right on a GPU with a norm, and at the siz
   std::mt19937_64 random(3);
   std::vector<Problem> problems;
   for (const std::int64_t m : {3, 64, 200})
-    problems.push_back(problem_of(m, 256, 256, DType::bf16,
-                                  {{"save", "preact"}, {"residual", "yes"}, {"norm", "rms"}}));
+    problems.push_back(packed_problem(m, 256, 256, DType::bf16,
+                                      {{"save", "preact"}, {"residual", "yes"}, {"norm", "rms"}}));
   for (const std::int64_t m : {2, 48, 150})
-    problems.push_back(problem_of(m, 416, 288, DType::bf16, {{"weights", "mxfp4"}}));
+    problems.push_back(packed_problem(m, 416, 288, DType::bf16, {{"weights", "mxfp4"}}));
   for (const std::int64_t m : {1, 48, 150})
-    problems.push_back(problem_of(m, 400, 272, DType::bf16, {{"weights", "nvfp4"}}));
+    problems.push_back(packed_problem(m, 400, 272, DType::bf16, {{"weights", "nvfp4"}}));
   for (const std::int64_t m : {1, 64})
-    problems.push_back(problem_of(m, 4096, 14336, DType::bf16, {}));
+    problems.push_back(packed_problem(m, 4096, 14336, DType::bf16, {}));
   verify_families(*backend, ffn_op(), problems, random, 1, reads_packed_weights);
 }

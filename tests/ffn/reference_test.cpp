@@ -9,7 +9,7 @@ using namespace fftune;
 
 namespace {
 
-Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, const std::string& act) {
+Problem f32_problem(std::int64_t m, std::int64_t d, std::int64_t h, const std::string& act) {
   return {"ffn", "fwd", DType::f32, {{"m", m}, {"d", d}, {"h", h}}, {{"act", act}}};
 }
 
@@ -17,7 +17,7 @@ Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, const std::st
 
 TEST_CASE("the reference of a 1x2x1 layer, by hand") {
   Pool pool(1);
-  const auto problem = problem_of(1, 2, 1, "none");
+  const auto problem = f32_problem(1, 2, 1, "none");
   ReferenceTensors tensors{
       {"x", {2, 3}}, {"w_gate", {1, -1}}, {"w_up", {4, 5}}, {"w_down", {7, -2}}};
   ffn::reference(problem, ffn::stage_gate_up, tensors, pool);
@@ -28,7 +28,7 @@ TEST_CASE("the reference of a 1x2x1 layer, by hand") {
 
 TEST_CASE("the training form keeps both products as they are") {
   Pool pool(1);
-  auto problem = problem_of(1, 2, 1, "relu");
+  auto problem = f32_problem(1, 2, 1, "relu");
   problem.options["save"] = "preact";
   ReferenceTensors tensors{{"x", {2, 3}}, {"w_gate", {1, -1}}, {"w_up", {4, 5}}};
   ffn::reference(problem, ffn::stage_gate_up, tensors, pool);
@@ -39,7 +39,7 @@ TEST_CASE("the training form keeps both products as they are") {
 
 TEST_CASE("bias and residual are added to y") {
   Pool pool(1);
-  auto problem = problem_of(2, 2, 1, "none");
+  auto problem = f32_problem(2, 2, 1, "none");
   problem.options["bias"] = "down";
   problem.options["residual"] = "yes";
   ReferenceTensors tensors{
@@ -54,7 +54,7 @@ TEST_CASE("bias and residual are added to y") {
 
 TEST_CASE("in fp8 scales turn elements into numbers, and hidden is rounded in units of its own") {
   Pool pool(1);
-  auto problem = problem_of(1, 2, 1, "none");
+  auto problem = f32_problem(1, 2, 1, "none");
   problem.dtype = DType::fp8;
   ReferenceTensors tensors{{"x", {2, 3}},          {"w_gate", {1, -1}},   {"w_up", {4, 5}},
                            {"w_down", {7, -2}},    {"x_scale", {0.5}},    {"w_gate_scale", {2}},
@@ -68,7 +68,7 @@ TEST_CASE("in fp8 scales turn elements into numbers, and hidden is rounded in un
 
 TEST_CASE("with scales of blocks each 128 elements have one, and hidden's are found") {
   Pool pool(1);
-  auto problem = problem_of(2, 130, 129, "none");
+  auto problem = f32_problem(2, 130, 129, "none");
   problem.dtype = DType::fp8;
   problem.options["scales"] = "block";
   const std::size_t d = 130, h = 129;
@@ -101,7 +101,7 @@ TEST_CASE("with scales of blocks each 128 elements have one, and hidden's are fo
 
 TEST_CASE("a block of zeros has a scale of 1") {
   Pool pool(1);
-  auto problem = problem_of(1, 1, 2, "none");
+  auto problem = f32_problem(1, 1, 2, "none");
   problem.dtype = DType::fp8;
   problem.options["scales"] = "block";
   ReferenceTensors tensors{{"x", {0}},       {"w_gate", {1, 1}},    {"w_up", {1, 1}},
@@ -114,13 +114,13 @@ TEST_CASE("a block of zeros has a scale of 1") {
 TEST_CASE("the activation is the gate's, not up's") {
   Pool pool(1);
   ReferenceTensors tensors{{"x", {1}}, {"w_gate", {-3}}, {"w_up", {5}}};
-  ffn::reference(problem_of(1, 1, 1, "relu"), ffn::stage_gate_up, tensors, pool);
+  ffn::reference(f32_problem(1, 1, 1, "relu"), ffn::stage_gate_up, tensors, pool);
   REQUIRE(tensors.at("hidden") == std::vector<double>{0});
   tensors["w_gate"] = {3};
   tensors["w_up"] = {-5};
-  ffn::reference(problem_of(1, 1, 1, "relu"), ffn::stage_gate_up, tensors, pool);
+  ffn::reference(f32_problem(1, 1, 1, "relu"), ffn::stage_gate_up, tensors, pool);
   REQUIRE(tensors.at("hidden") == std::vector<double>{-15});
-  ffn::reference(problem_of(1, 1, 1, "silu"), ffn::stage_gate_up, tensors, pool);
+  ffn::reference(f32_problem(1, 1, 1, "silu"), ffn::stage_gate_up, tensors, pool);
   REQUIRE(tensors.at("hidden")[0] == Approx(3 / (1 + std::exp(-3.0)) * -5));
 }
 
@@ -129,7 +129,7 @@ TEST_CASE("the reference agrees with the formula written out, at ragged sizes") 
   std::mt19937 random(1);
   std::normal_distribution<double> normal;
   const std::size_t m = 3, d = 21, h = 37;
-  const auto problem = problem_of(3, 21, 37, "silu");
+  const auto problem = f32_problem(3, 21, 37, "silu");
   ReferenceTensors tensors;
   for (const auto& [name, size] :
        {std::pair{"x", m * d}, {"w_gate", h * d}, {"w_up", h * d}, {"w_down", d * h}}) {

@@ -421,6 +421,14 @@ std::vector<TensorSpec> tensors_of(const GemmProblem& gemm) {
   return tensors;
 }
 
+std::vector<TensorSpec> tensors_of_chain(const GemmChain& chain) {
+  std::vector<TensorSpec> specs;
+  for (const GemmProblem& gemm : chain)
+    for (const TensorSpec& spec : tensors_of(gemm))
+      if (!find_tensor(specs, spec.name)) specs.push_back(spec);
+  return specs;
+}
+
 ReferenceTensors draw_inputs(const GemmCase& gemm_case, std::uint64_t seed) {
   const GemmProblem& gemm = gemm_case.gemm;
   std::mt19937_64 random(seed);

@@ -36,6 +36,7 @@ std::vector<GemmCase> uneven_gemm_cases(DType dtype);
 
 /// The tensors of a GEMM, in the order of their first mention, as an op would list them.
 std::vector<TensorSpec> tensors_of(const GemmProblem& gemm);
+std::vector<TensorSpec> tensors_of_chain(const GemmChain& chain);
 
 /// Their values in float64, inputs drawn and rounded to their types, outputs NaN.
 ReferenceTensors draw_inputs(const GemmCase& gemm_case, std::uint64_t seed);

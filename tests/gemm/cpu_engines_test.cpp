@@ -77,8 +77,8 @@ class Memory {
 };
 
 /// The default and the ends of the space.
-std::vector<Config> some_configs(const Engine& engine, const GemmChain& chain,
-                                 const DeviceFacts& facts) {
+std::vector<Config> default_and_ends(const Engine& engine, const GemmChain& chain,
+                                     const DeviceFacts& facts) {
   if (engine.is_fallback) return {Config()};
   const Space space = engine.search.space(chain, facts);
   const auto feasible = space.feasible();
@@ -103,7 +103,7 @@ void check_case(const Engine& engine, const GemmCase& gemm_case, const Reference
                 const ReferenceTensors& expected, const ReferenceTensors& magnitudes, Pool& pool) {
   const GemmProblem& gemm = gemm_case.gemm;
   const GemmChain chain{gemm};
-  for (const Config& config : some_configs(engine, chain, cpu_facts())) {
+  for (const Config& config : default_and_ends(engine, chain, cpu_facts())) {
     INFO(engine.name << ": " << gemm_case.name << " " << config.text());
     const Memory memory = run(engine, chain, config, tensors_of(gemm), inputs, pool);
     const auto wrong = wrong_output(gemm, expected, magnitudes,
@@ -128,16 +128,9 @@ void check_cases(const std::vector<const Engine*>& engines, const std::vector<Ge
   }
 }
 
-/// The tensors of both GEMMs, and their inputs; weights are scaled so that y is about 1.
-std::vector<TensorSpec> tensors_of(const GemmChain& chain) {
-  auto specs = fftune::test::tensors_of(chain[0]);
-  for (const TensorSpec& spec : fftune::test::tensors_of(chain[1]))
-    if (!find_tensor(specs, spec.name)) specs.push_back(spec);
-  return specs;
-}
-
+/// Weights are scaled so that y is about 1.
 void check_chain(const Engine& engine, const GemmChain& chain, Pool& pool) {
-  const auto specs = tensors_of(chain);
+  const auto specs = tensors_of_chain(chain);
   ReferenceTensors inputs = draw_inputs({"", chain[0]}, 3), magnitudes;
   inputs.merge(draw_inputs({"", chain[1]}, 5));
   for (const TensorSpec& spec : specs)
@@ -231,13 +224,13 @@ TEST_CASE("a masked layer's chain: the intermediate in the order of the mask") {
                                                   : "w_down_false"};
       }
       chain[0].c_sorted = chain[1].a_sorted = true;
-      const auto specs = tensors_of(chain);
+      const auto specs = tensors_of_chain(chain);
       const GemmCase first{"", chain[0], {60, 90}}, second{"", chain[1], {60, 90}};
       ReferenceTensors inputs = draw_inputs(first, 3), magnitudes;
       inputs.merge(draw_inputs(second, 5));
       ReferenceTensors expected = inputs;
       for (const GemmProblem& gemm : chain) reference_gemm(gemm, expected, magnitudes);
-      for (const Config& config : some_configs(*engine, chain, cpu_facts())) {
+      for (const Config& config : default_and_ends(*engine, chain, cpu_facts())) {
         const auto got = run(*engine, chain, config, specs, inputs, pool).values("y");
         double error = 0, size = 0;
         for (std::size_t i = 0; i < got.size(); ++i) {

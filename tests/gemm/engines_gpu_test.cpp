@@ -36,14 +36,6 @@ struct Run {
   }
 };
 
-std::vector<TensorSpec> tensors_of_chain(const GemmChain& chain) {
-  std::vector<TensorSpec> specs;
-  for (const GemmProblem& gemm : chain)
-    for (const TensorSpec& spec : tensors_of(gemm))
-      if (!find_tensor(specs, spec.name)) specs.push_back(spec);
-  return specs;
-}
-
 /// The tensors on the device, each between guard regions; what is no input, the guards and the
 /// workspace are bytes of 0xff, which are NaN in every type.
 class DeviceMemory {
@@ -101,8 +93,8 @@ class DeviceMemory {
 };
 
 /// The default, and of the others some that differ from run to run of the list, not of the program.
-std::vector<Config> some_configs(const Engine& engine, const GemmChain& chain,
-                                 const DeviceFacts& facts, std::mt19937& random) {
+std::vector<Config> default_and_random(const Engine& engine, const GemmChain& chain,
+                                       const DeviceFacts& facts, std::mt19937& random) {
   if (engine.is_fallback) return {Config()};
   std::vector<Config> configs{engine.search.default_config(chain, facts)};
   const Space space = engine.search.space(chain, facts);
@@ -119,7 +111,7 @@ std::vector<Run> runs_of(const Engine& engine, const std::vector<GemmCase>& case
   for (const GemmCase& gemm_case : cases) {
     const GemmChain chain{gemm_case.gemm};
     if (engine.can_implement(chain, facts)) continue;
-    for (Config& config : some_configs(engine, chain, facts, random))
+    for (Config& config : default_and_random(engine, chain, facts, random))
       runs.push_back({&engine, gemm_case, chain, std::move(config)});
   }
   return runs;

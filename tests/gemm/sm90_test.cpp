@@ -32,7 +32,7 @@ using namespace fftune::test;
 
 namespace {
 
-GemmProblem gemm_of(std::int64_t m, std::int64_t n, std::int64_t k) {
+GemmProblem plain_gemm(std::int64_t m, std::int64_t n, std::int64_t k) {
   GemmProblem gemm{.m = m, .n = n, .k = k};
   gemm.a = {{"a0"}};
   gemm.b = {{"b0"}};
@@ -41,7 +41,7 @@ GemmProblem gemm_of(std::int64_t m, std::int64_t n, std::int64_t k) {
 }
 
 GemmProblem gated(std::int64_t m, std::int64_t n, std::int64_t k) {
-  GemmProblem gemm = gemm_of(m, n, k);
+  GemmProblem gemm = plain_gemm(m, n, k);
   gemm.form = GemmForm::dual_b;
   gemm.b.push_back({"b1"});
   gemm.epilogue = {.kind = EpilogueKind::gated, .activation = Activation::silu};
@@ -84,14 +84,14 @@ GemmProblem grouped_reduction(GemmProblem gemm, std::int64_t groups) {
 }
 
 std::vector<GemmProblem> grouped_kinds(std::int64_t m, std::int64_t n, std::int64_t k) {
-  const GemmProblem plain = gemm_of(m, n, k), pair = gated(m, n, k);
+  const GemmProblem plain = plain_gemm(m, n, k), pair = gated(m, n, k);
   return {grouped_rows(plain, 2), grouped_rows(pair, 2), grouped_rows(plain, 40),
           grouped_reduction(plain, 2), grouped_reduction(plain, 40)};
 }
 
 /// GEMMs of every kind.
 std::vector<GemmProblem> kinds(std::int64_t m, std::int64_t n, std::int64_t k) {
-  const GemmProblem plain = gemm_of(m, n, k), pair = gated(m, n, k);
+  const GemmProblem plain = plain_gemm(m, n, k), pair = gated(m, n, k);
   std::vector<GemmProblem> gemms = grouped_kinds(m, n, k);
   for (const GemmProblem& gemm : {plain, pair}) {
     gemms.push_back(gemm);
@@ -159,7 +159,7 @@ void check_ptx(const GemmProblem& gemm, const Config& config, const Check& check
 }  // namespace
 
 TEST_CASE("sm90 kernels have a proxy fence between what threads write and TMA or wgmma reads") {
-  const GemmProblem plain = gemm_of(256, 256, 256);
+  const GemmProblem plain = plain_gemm(256, 256, 256);
   GemmProblem gradient = plain;
   gradient.epilogue = {.kind = EpilogueKind::activation_gradient,
                        .activation = Activation::silu,
@@ -184,7 +184,7 @@ TEST_CASE("sm90 kernels have a proxy fence between what threads write and TMA or
 }
 
 TEST_CASE("CTAs that multicast to each other end when their stages are released") {
-  const GemmProblem plain = gemm_of(512, 512, 256);
+  const GemmProblem plain = plain_gemm(512, 512, 256);
   GemmProblem sorted = grouped_reduction(plain, 40);
   sorted.a_sorted = sorted.b_sorted = true;
   // Operands by TMA, with B by itself, and of a grouped reduction, gathered or not.
@@ -201,7 +201,7 @@ TEST_CASE("CTAs that multicast to each other end when their stages are released"
 }
 
 TEST_CASE("rows that are stored to be loaded again have a proxy fence in between") {
-  const GemmProblem gemm = grouped_rows(gemm_of(512, 512, 256), 2);
+  const GemmProblem gemm = grouped_rows(plain_gemm(512, 512, 256), 2);
   const auto reuses = [](const sm90::Tile& tile) { return tile.a_reuse > 1; };
   check_ptx(gemm, first_config(gemm, reuses),
             [](const auto& ptx) { CHECK(ptx.find("fence.proxy.async.global") != ptx.npos); });
@@ -257,7 +257,7 @@ TEST_CASE("constraints of sm90 spaces of groups read no parameter but those they
 TEST_CASE("every grouped GEMM has an sm90 default, and it is feasible", "[gemm]") {
   for (const std::int64_t m : {1, 2, 7, 16, 17, 33, 64, 100, 256, 1023, 4096, 100000})
     for (const auto& [n, k] : {std::pair{16, 16}, {48, 16}, {2048, 1024}, {4096, 14336}, {112, 16}})
-      for (const GemmProblem& gemm : {gemm_of(m, n, k), gated(m, n, k)})
+      for (const GemmProblem& gemm : {plain_gemm(m, n, k), gated(m, n, k)})
         for (const GemmProblem& one : {grouped_rows(gemm, 2), grouped_rows(gemm, 64)}) {
           CAPTURE(m, n, k, one.b_operands(), one.groups.count);
           const Config config = sm90::default_config(one, hopper());
@@ -266,7 +266,7 @@ TEST_CASE("every grouped GEMM has an sm90 default, and it is feasible", "[gemm]"
   for (const std::int64_t tokens : {1, 100, 4096, 100000})
     for (const std::int64_t groups : {2, 300}) {
       CAPTURE(tokens, groups);
-      const GemmProblem gemm = grouped_reduction(gemm_of(1024, 2048, tokens), groups);
+      const GemmProblem gemm = grouped_reduction(plain_gemm(1024, 2048, tokens), groups);
       CHECK(sm90::space(gemm, hopper()).violations(sm90::default_config(gemm, hopper())).empty());
     }
 }
@@ -275,7 +275,7 @@ TEST_CASE("the sm90 default is the least cost of the whole space", "[gemm]") {
   std::vector<GemmProblem> gemms;
   for (const std::int64_t m : {1, 24, 77, 256, 1000, 5000}) {
     for (const GemmProblem& gemm : grouped_kinds(m, 2304, 9216)) gemms.push_back(gemm);
-    for (const GemmProblem& gemm : {gemm_of(m, 4096, 1024), gated(m, 768, 2048)}) {
+    for (const GemmProblem& gemm : {plain_gemm(m, 4096, 1024), gated(m, 768, 2048)}) {
       gemms.push_back(gemm);
       gemms.push_back(grouped_rows(gemm, 2));
       gemms.back().groups.random = true;
@@ -326,9 +326,9 @@ TEST_CASE("the sm90 cost model prefers what an H200 does", "[gemm]") {
     changed.set(parameter, value);
     return sm90::cycles(gemm, hopper(), changed);
   };
-  const GemmProblem large = gemm_of(8192, 8192, 8192);
+  const GemmProblem large = plain_gemm(8192, 8192, 8192);
   CHECK(cost(large, "stages", 4) < cost(large, "stages", 2));
-  const GemmProblem few = gemm_of(128, 2048, 8192);
+  const GemmProblem few = plain_gemm(128, 2048, 8192);
   CHECK(cost(few, "split_k", 4) < cost(few, "split_k", 1));
   // Gathered rows cost more than sorted ones, and less where several tiles use them.
   GemmProblem gathered = grouped_rows(large, 2), sorted = gathered;
@@ -342,7 +342,7 @@ TEST_CASE("warpgroups share the tiles of a large gradient of weights on sm90", "
   // those of 256 x 128 and 128 x 256 5,739 to 5,787.
   for (const std::int64_t n : {2048, 4096})
     for (const std::int64_t m : {32768, 128256}) {
-      GemmProblem gemm = gemm_of(m, n, 4096);
+      GemmProblem gemm = plain_gemm(m, n, 4096);
       gemm.a_major = gemm.b_major = Major::mn;
       const Config config = sm90::default_config(gemm, hopper());
       CAPTURE(config.text());
@@ -366,30 +366,30 @@ TEST_CASE("an sm90 launch maps each matrix in use, of groups each or their stack
   CHECK_FALSE(stored.has_map(offsetof(sm90_params, source), 0));
   CHECK_FALSE(stored.has_map(offsetof(sm90_params, a), 1));
 
-  GemmProblem adding = gemm_of(300, 1024, 2048);
+  GemmProblem adding = plain_gemm(300, 1024, 2048);
   adding.epilogue.source = {{"before"}};
   const Launched added = launch_of(adding, sm90::default_config(adding, hopper()));
   CHECK(added.is_of(added.map(offsetof(sm90_params, source), 0), "before"));
   CHECK(added.launch.parameters->bytes == sizeof(sm90_params));
 
   // Two groups by a mask have a tensor map each; more are stacked in one of three dimensions.
-  const GemmProblem masked = grouped_rows(gemm_of(300, 1024, 2048), 2);
+  const GemmProblem masked = grouped_rows(plain_gemm(300, 1024, 2048), 2);
   const Launched two = launch_of(masked, sm90::default_config(masked, hopper()));
   CHECK(two.is_of(two.map(offsetof(sm90_params, b), 0), "b_true"));
   CHECK(two.is_of(two.map(offsetof(sm90_params, b), 2), "b_false"));
   CHECK(two.map(offsetof(sm90_params, b), 0).matrices == 0);
-  const GemmProblem routed = grouped_rows(gemm_of(300, 1024, 2048), 40);
+  const GemmProblem routed = grouped_rows(plain_gemm(300, 1024, 2048), 40);
   const Launched forty = launch_of(routed, sm90::default_config(routed, hopper()));
   CHECK(forty.map(offsetof(sm90_params, b), 0).matrices == 40);
   CHECK(forty.map(offsetof(sm90_params, out), 0).matrices == 0);
-  const GemmProblem weights = grouped_reduction(gemm_of(1024, 2048, 300), 40);
+  const GemmProblem weights = grouped_reduction(plain_gemm(1024, 2048, 300), 40);
   const Launched sums = launch_of(weights, sm90::default_config(weights, hopper()));
   CHECK(sums.map(offsetof(sm90_params, out), 0).matrices == 40);
   CHECK(sums.map(offsetof(sm90_params, b), 0).matrices == 0);
 }
 
 TEST_CASE("an sm90 launch with pre_permute gathers no tokens", "[gemm]") {
-  const GemmProblem gemm = grouped_reduction(gemm_of(1024, 2048, 4096), 2);
+  const GemmProblem gemm = grouped_reduction(plain_gemm(1024, 2048, 4096), 2);
   Config config = sm90::default_config(gemm, hopper());
   config.set("gather_warps", 2);
   config.set("pre_permute", 1);
@@ -407,7 +407,7 @@ TEST_CASE("an sm90 launch with pre_permute gathers no tokens", "[gemm]") {
 }
 
 TEST_CASE("an sm90 launch loads the tokens' rows where a token has several", "[gemm]") {
-  GemmProblem gemm = grouped_rows(gemm_of(4096, 1024, 2048), 40);
+  GemmProblem gemm = grouped_rows(plain_gemm(4096, 1024, 2048), 40);
   gemm.groups.choices = 8;
   gemm.c_sorted = true;
   Config config = sm90::default_config(gemm, hopper());
@@ -426,7 +426,7 @@ TEST_CASE("an sm90 launch loads the tokens' rows where a token has several", "[g
   CHECK(copied.program.scratch.at(0).bytes == std::size_t{4096} * 2048 * 2);
   CHECK(copied.launch.programmatic);
 
-  GemmProblem sums = grouped_reduction(gemm_of(1024, 2048, 4096), 40);
+  GemmProblem sums = grouped_reduction(plain_gemm(1024, 2048, 4096), 40);
   sums.groups.choices = 8;
   sums.a_sorted = true;
   const Launched reduction = launch_of(sums, sm90::default_config(sums, hopper()));
@@ -436,7 +436,7 @@ TEST_CASE("an sm90 launch loads the tokens' rows where a token has several", "[g
 }
 
 TEST_CASE("the sm90 cost model adds up the tiles that groups should need", "[gemm]") {
-  GemmProblem gemm = grouped_rows(gemm_of(4096, 1024, 2048), 64);
+  GemmProblem gemm = grouped_rows(plain_gemm(4096, 1024, 2048), 64);
   const auto tiles = [&](std::vector<ExpectedRows> expected, std::int64_t height) {
     gemm.groups.expected_rows = std::move(expected);
     return sm90::Workload(gemm).row_tiles(height);
@@ -454,7 +454,7 @@ TEST_CASE("the sm90 cost model adds up the tiles that groups should need", "[gem
 TEST_CASE("with uneven groups the sm90 cost model adds the cost of a few more tiles", "[gemm]") {
   // Rows of eight experts by Zipf's law. Tiles of 160 rows should be 16, which fill two waves; with
   // one more there is a third. With tiles of 176 rows there are 15.
-  GemmProblem gemm = grouped_rows(gemm_of(2048, 4096, 7168), 8);
+  GemmProblem gemm = grouped_rows(plain_gemm(2048, 4096, 7168), 8);
   gemm.a_sorted = gemm.c_sorted = true;
   gemm.groups.scattered = false;
   gemm.groups.expected_rows = {{1, 635}, {1, 400}, {1, 280}, {1, 210},
@@ -540,7 +540,7 @@ TEST_CASE("as many tiles as rows can take, however groups share them", "[gemm]")
 TEST_CASE("an sm90 launch that splits k has clusters for tiles that can be, of few rows few",
           "[gemm]") {
   // One token's 8 choices of 128 experts: 8 tiles of rows, of 2 x 64 of 768 columns each.
-  GemmProblem gemm = grouped_rows(gemm_of(8, 768, 2048), 128);
+  GemmProblem gemm = grouped_rows(plain_gemm(8, 768, 2048), 128);
   gemm.a_sorted = gemm.c_sorted = true;
   gemm.groups.scattered = false;
   bool splits = false;
@@ -557,15 +557,15 @@ TEST_CASE("sm90 says why it cannot implement a GEMM", "[gemm]") {
   const auto reason = [](const GemmProblem& gemm, const char* arch = "sm_90a") {
     return sm90_engine.can_implement({gemm}, facts_of_architecture(arch)).value_or("");
   };
-  GemmProblem gemm = gemm_of(64, 128, 256);
+  GemmProblem gemm = plain_gemm(64, 128, 256);
   CHECK(reason(gemm).empty());
   CHECK(reason(gemm, "sm_80").find("compute capability 9.0") != std::string::npos);
-  CHECK(reason(gemm_of(64, 128, 260)).find("16-byte aligned") != std::string::npos);
+  CHECK(reason(plain_gemm(64, 128, 260)).find("16-byte aligned") != std::string::npos);
   gemm.dtype = gemm.c_dtype = gemm.wide_dtype = DType::f32;
   CHECK(reason(gemm).find("not f32") != std::string::npos);
-  GemmProblem groups = grouped_rows(gemm_of(64, 128, 256), 2000);
+  GemmProblem groups = grouped_rows(plain_gemm(64, 128, 256), 2000);
   CHECK(reason(groups).find("2000 groups") != std::string::npos);
-  groups = grouped_rows(gemm_of(64, 128, 256), 3);
+  groups = grouped_rows(plain_gemm(64, 128, 256), 3);
   CHECK(reason(groups).empty());
   groups.epilogue.row(row_broadcast::bias) = "bias";
   CHECK(reason(groups).find("bias") != std::string::npos);

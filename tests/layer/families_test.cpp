@@ -21,8 +21,8 @@ using namespace fftune::test;
 namespace {
 
 /// A model's problem in decode or prefill.
-Problem problem_of(const SmallModel& model, DeviceKind kind, DType dtype, Sizes more,
-                   Options options = {}) {
+Problem model_problem(const SmallModel& model, DeviceKind kind, DType dtype, Sizes more,
+                      Options options = {}) {
   Sizes sizes = model.sizes;
   for (const auto& [name, value] : more) sizes[name] = value;
   for (const auto& [name, value] : model.options) options[name] = value;
@@ -30,11 +30,11 @@ Problem problem_of(const SmallModel& model, DeviceKind kind, DType dtype, Sizes 
 }
 
 /// Decoding and prefill, with sequences of one length and of several.
-struct Use {
+struct Tokens {
   Sizes sizes;
   const char* lengths;
 };
-std::vector<Use> uses() {
+std::vector<Tokens> decoding_and_prefill() {
   return {{{{"batch", 1}, {"cache", 33}}, "full"},
           {{{"batch", 5}, {"cache", 40}}, "ragged"},
           {{{"batch", 2}, {"s", 13}, {"cache", 13}}, "full"},
@@ -46,14 +46,15 @@ std::vector<Use> uses() {
 void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more) {
   const DeviceKind kind = backend.facts().kind;
   std::mt19937_64 random(1);
-  for (const Use& use : uses()) {
-    const Problem problem = problem_of(model, kind, dtype, use.sizes, {{"lengths", use.lengths}});
+  for (const Tokens& tokens : decoding_and_prefill()) {
+    const Problem problem =
+        model_problem(model, kind, dtype, tokens.sizes, {{"lengths", tokens.lengths}});
     CHECK(verify_variants(backend, layer_op(), problem, random, more) > 0);
     verify_plan(backend, layer_op(), problem, 1);
-    Sizes several = use.sizes;
+    Sizes several = tokens.sizes;
     several["layers"] = 3;
     verify_plan(backend, layer_op(),
-                problem_of(model, kind, dtype, several, {{"lengths", use.lengths}}), 2);
+                model_problem(model, kind, dtype, several, {{"lengths", tokens.lengths}}), 2);
   }
 }
 
@@ -64,9 +65,9 @@ void verify_gaps(Backend& backend, DType dtype, std::int64_t dim, int more) {
       "llama", {{"d", 72}, {"h", 136}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}}, {}};
   for (const std::int64_t s : {1, 7}) {
     const Problem problem =
-        problem_of(model, backend.facts().kind, dtype,
-                   {{"batch", 3}, {"s", s}, {"cache", 60}, {"page", 16}, {"kv-head", 3 * dim}},
-                   {{"lengths", "ragged"}});
+        model_problem(model, backend.facts().kind, dtype,
+                      {{"batch", 3}, {"s", s}, {"cache", 60}, {"page", 16}, {"kv-head", 3 * dim}},
+                      {{"lengths", "ragged"}});
     CHECK(verify_variants(backend, layer_op(), problem, random, more) > 0);
     verify_plan(backend, layer_op(), problem, 1);
   }
@@ -77,15 +78,16 @@ void verify_slices(Backend& backend, const SmallModel& model, DType dtype) {
   // A norm of all heads is no slice's.
   if (model.options.contains("qk-norm") && model.options.at("qk-norm") == "rows") return;
   std::mt19937_64 random(2);
-  for (const Use& use : {uses()[0], uses()[3]}) {
-    Sizes sizes = use.sizes;
+  for (const Tokens& tokens : {decoding_and_prefill()[0], decoding_and_prefill()[3]}) {
+    Sizes sizes = tokens.sizes;
     sizes["ranks"] = sizes.at("batch") == 1 ? 2 : 3;
     // Whole experts in prefill, some features of all in decoding.
     const bool whole =
         sizes["ranks"] == 3 && model.sizes.contains("experts") && !model.sizes.contains("shared");
     if (whole) sizes["own-experts"] = std::max<std::int64_t>(model.sizes.at("experts") / 3, 1);
     const auto problem = [&] {
-      return problem_of(model, backend.facts().kind, dtype, sizes, {{"lengths", use.lengths}});
+      return model_problem(model, backend.facts().kind, dtype, sizes,
+                           {{"lengths", tokens.lengths}});
     };
     CHECK(verify_variants(backend, layer_op(), problem(), random, 0) > 0);
     verify_plan(backend, layer_op(), problem(), 1);
@@ -105,9 +107,9 @@ std::vector<SmallModel> models_of_head_dims() {
 }
 
 /// Device memory for the first `count` of the tensors, with the test data of each.
-class Buffers {
+class DeviceBuffers {
  public:
-  Buffers(Backend& backend, const std::vector<TensorSpec>& tensors, std::size_t count)
+  DeviceBuffers(Backend& backend, const std::vector<TensorSpec>& tensors, std::size_t count)
       : backend_(backend) {
     std::mt19937_64 random(3);
     for (std::size_t i = 0; i < count; ++i) {
@@ -133,7 +135,7 @@ class Buffers {
   std::vector<void*> addresses_;
 };
 
-void run(Backend& backend, const Plan& plan, const std::vector<void*>& buffers) {
+void run_plan(Backend& backend, const Plan& plan, const std::vector<void*>& buffers) {
   const auto workspace = backend.allocate(std::max<std::size_t>(plan.workspace_bytes(), 256));
   backend.fill(workspace->data(), 0xff, workspace->bytes());
   plan.run(buffers.data(), workspace->data(), backend.stream());
@@ -148,9 +150,9 @@ void compare_with_single_layers(Backend& backend, const Problem& problem) {
   const auto repetition = layer_op().repetition(problem);
   REQUIRE(repetition);
   const Plan one(backend, layer_op(), repetition->one, recipe);
-  const Buffers together(backend, all.tensors(), all.buffer_count());
-  const Buffers apart(backend, all.tensors(), all.buffer_count());
-  run(backend, all, together.addresses());
+  const DeviceBuffers together(backend, all.tensors(), all.buffer_count());
+  const DeviceBuffers apart(backend, all.tensors(), all.buffer_count());
+  run_plan(backend, all, together.addresses());
 
   const std::size_t x = tensor_index(one.tensors(), "x"), y = tensor_index(one.tensors(), "y");
   const std::size_t last = all.buffer_count() - 1;
@@ -161,7 +163,7 @@ void compare_with_single_layers(Backend& backend, const Problem& problem) {
     std::vector<void*> buffers;
     for (std::size_t i = 0; i < one.buffer_count(); ++i)
       buffers.push_back(i == x ? input->data() : i == y ? output->data() : apart.at(places[i]));
-    run(backend, one, buffers);
+    run_plan(backend, one, buffers);
     backend.copy(input->data(), output->data(), bytes);
   }
   std::vector<std::byte> expected(bytes);
@@ -177,9 +179,9 @@ TEST_CASE("a plan of several layers is as many plans of one") {
   for (const SmallModel& model : small_models())
     for (const std::int64_t layers : {1, 2, 5})
       compare_with_single_layers(
-          *backend, problem_of(model, DeviceKind::cpu, DType::bf16,
-                               {{"batch", 3}, {"s", 2}, {"cache", 17}, {"layers", layers}},
-                               {{"lengths", "ragged"}}));
+          *backend, model_problem(model, DeviceKind::cpu, DType::bf16,
+                                  {{"batch", 3}, {"s", 2}, {"cache", 17}, {"layers", layers}},
+                                  {{"lengths", "ragged"}}));
 }
 
 TEST_CASE("on a GPU too, a plan of several layers is as many plans of one", "[gpu]") {
@@ -189,9 +191,9 @@ TEST_CASE("on a GPU too, a plan of several layers is as many plans of one", "[gp
   for (const std::int64_t s : {1, 40})
     for (const std::int64_t layers : {1, 6})
       compare_with_single_layers(
-          *backend, problem_of(models.front(), DeviceKind::cuda, DType::bf16,
-                               {{"batch", 3}, {"s", s}, {"cache", 70}, {"layers", layers}},
-                               {{"lengths", "ragged"}}));
+          *backend, model_problem(models.front(), DeviceKind::cuda, DType::bf16,
+                                  {{"batch", 3}, {"s", s}, {"cache", 70}, {"layers", layers}},
+                                  {{"lengths", "ragged"}}));
 }
 
 TEST_CASE("test data keep the logits of a token's experts apart from the others") {
@@ -203,8 +205,8 @@ TEST_CASE("test data keep the logits of a token's experts apart from the others"
       continue;
     for (const std::uint64_t seed : {0, 1, 2}) {
       const Problem problem =
-          problem_of(model, DeviceKind::cpu, DType::bf16,
-                     {{"batch", 2}, {"s", 13}, {"cache", 13}, {"layers", 2}}, {});
+          model_problem(model, DeviceKind::cpu, DType::bf16,
+                        {{"batch", 2}, {"s", 13}, {"cache", 13}, {"layers", 2}}, {});
       const DistinctRows rows(layer_op(), problem, InputData{seed}, threads);
       References references(rows, threads, nullptr);
       const auto experts = static_cast<std::size_t>(problem.size("experts"));

@@ -14,7 +14,7 @@ using namespace fftune::test;
 
 namespace {
 
-Sizes llama(Sizes more) {
+Sizes packed_llama(Sizes more) {
   more.insert({{"d", 64}, {"h", 96}, {"heads", 4}, {"kv-heads", 2}, {"dim", 16}});
   return more;
 }
@@ -25,7 +25,7 @@ Problem packed_layer(DeviceKind kind, DType dtype, const Sizes& sizes, Options o
 }
 
 /// Dense forms beside the weights: biases, norms, blocks.
-std::vector<Options> forms() {
+std::vector<Options> packed_forms() {
   return {{{"group", "32"}},
           {{"group", "row"}, {"zeros", "yes"}, {"qkv-bias", "yes"}, {"out-bias", "yes"}},
           {{"group", "32"}, {"zeros", "yes"}, {"qk-norm", "yes"}, {"post-norms", "yes"}},
@@ -78,7 +78,7 @@ void verify_plans(Backend& backend, DType dtype, const Sizes& sizes, const Optio
 
 TEST_CASE("layers with packed weights have them in the order that the API promises") {
   const Problem problem =
-      packed_layer(DeviceKind::cuda, DType::bf16, llama({{"batch", 2}, {"cache", 24}}),
+      packed_layer(DeviceKind::cuda, DType::bf16, packed_llama({{"batch", 2}, {"cache", 24}}),
                    {{"group", "32"}, {"zeros", "yes"}, {"qkv-bias", "yes"}});
   Names names;
   for (const auto& tensor : layer_op().tensors(problem))
@@ -137,8 +137,9 @@ TEST_CASE("a step of layers with packed weights expands none of them") {
 
 TEST_CASE("packed products of a layer load their weights before the launch before is complete") {
   const DeviceFacts facts = facts_of_architecture("sm_90a");
-  const Problem problem = packed_layer(DeviceKind::cuda, DType::bf16,
-                                       llama({{"batch", 16}, {"cache", 24}}), {{"group", "32"}});
+  const Problem problem =
+      packed_layer(DeviceKind::cuda, DType::bf16, packed_llama({{"batch", 16}, {"cache", 24}}),
+                   {{"group", "32"}});
   int products = 0;
   for (const Variant& variant : default_recipe(layer_op(), problem, facts)) {
     const Program program =
@@ -161,7 +162,7 @@ TEST_CASE("packed products of a layer load their weights before the launch befor
 }
 
 TEST_CASE("packed weights that layers cannot have are refused in one line") {
-  const Sizes sizes = llama({{"batch", 1}, {"cache", 8}});
+  const Sizes sizes = packed_llama({{"batch", 1}, {"cache", 8}});
   const auto why = [](const Sizes& of, Options options) {
     options.emplace("weights", "int4");
     return layer_complaint(of, options);
@@ -185,9 +186,10 @@ TEST_CASE("packed weights that layers cannot have are refused in one line") {
 TEST_CASE("layers with packed weights are right on the CPU") {
   const auto backend = open_cpu();
   std::mt19937_64 random(1);
-  for (const Options& options : forms())
-    for (const Sizes& sizes : {llama({{"batch", 2}, {"cache", 20}}),
-                               llama({{"batch", 2}, {"s", 5}, {"cache", 20}, {"page", 16}})}) {
+  for (const Options& options : packed_forms())
+    for (const Sizes& sizes :
+         {packed_llama({{"batch", 2}, {"cache", 20}}),
+          packed_llama({{"batch", 2}, {"s", 5}, {"cache", 20}, {"page", 16}})}) {
       const DType dtype = sizes.contains("s") ? DType::bf16 : DType::f32;
       const Problem problem = packed_layer(DeviceKind::cpu, dtype, sizes, options);
       CHECK(verify_variants(*backend, layer_op(), problem, random, 1) > 0);
@@ -225,10 +227,10 @@ TEST_CASE("layers with packed weights are right on a GPU", "[gpu]") {
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(1);
   // Forms, sizes and types take turns: a kernel takes seconds to compile.
-  const auto all = forms();
-  const Sizes sizes[] = {llama({{"batch", 1}, {"cache", 33}}),
-                         llama({{"batch", 20}, {"cache", 20}}),
-                         llama({{"batch", 2}, {"s", 70}, {"cache", 90}, {"page", 16}})};
+  const auto all = packed_forms();
+  const Sizes sizes[] = {packed_llama({{"batch", 1}, {"cache", 33}}),
+                         packed_llama({{"batch", 20}, {"cache", 20}}),
+                         packed_llama({{"batch", 2}, {"s", 70}, {"cache", 90}, {"page", 16}})};
   const auto each = [&](const auto& body) {
     for (std::size_t i = 0; i < all.size(); ++i)
       for (std::size_t j = i % 2; j < std::size(sizes); j += 2)

@@ -233,7 +233,7 @@ class StandIn final : public HostBackend {
 constexpr Shape shape{.tokens = 2, .d = 160, .h = 160, .heads = 16, .kv_heads = 8, .dim = 64};
 constexpr std::int64_t cache = 24;
 
-Problem problem_of(std::int64_t layers) {
+Problem small_problem(std::int64_t layers) {
   Sizes sizes{{"batch", shape.tokens},     {"d", shape.d},     {"h", shape.h},
               {"heads", shape.heads},      {"dim", shape.dim}, {"cache", cache},
               {"kv-heads", shape.kv_heads}};
@@ -243,7 +243,7 @@ Problem problem_of(std::int64_t layers) {
 }
 
 Plan plan_of(StandIn& device, std::int64_t layers) {
-  const Problem problem = problem_of(layers);
+  const Problem problem = small_problem(layers);
   const Family& family = family_of(layer_op(), "persistent");
   return {device,
           layer_op(),
@@ -252,11 +252,11 @@ Plan plan_of(StandIn& device, std::int64_t layers) {
 }
 
 /// A plan's buffers by name.
-using Buffers = std::map<std::string, std::vector<std::byte>>;
+using HostBuffers = std::map<std::string, std::vector<std::byte>>;
 
-Buffers random_buffers(const Plan& plan) {
+HostBuffers random_buffers(const Plan& plan) {
   std::mt19937_64 random(3);
-  Buffers buffers;
+  HostBuffers buffers;
   for (std::size_t i = 0; i < plan.buffer_count(); ++i) {
     const TensorSpec& tensor = plan.tensors()[i];
     std::vector<std::byte>& bytes = buffers[tensor.name];
@@ -282,7 +282,7 @@ Buffers random_buffers(const Plan& plan) {
 
 /// `name_of` says what a tensor of the plan is called among the buffers.
 template <typename NameOf>
-void run(StandIn& device, const Plan& plan, Buffers& buffers, const NameOf& name_of) {
+void run_plan(StandIn& device, const Plan& plan, HostBuffers& buffers, const NameOf& name_of) {
   std::vector<void*> addresses;
   for (std::size_t i = 0; i < plan.buffer_count(); ++i)
     addresses.push_back(buffers.at(name_of(plan.tensors()[i].name)).data());
@@ -314,10 +314,10 @@ TEST_CASE("a plan of persistent layers computes what plans of one layer do one a
   StandIn device(shape);
   constexpr std::int64_t layers = 50;
   const Plan all = plan_of(device, layers), one = plan_of(device, 1);
-  Buffers together = random_buffers(all), apart = together;
-  run(device, all, together, [](const std::string& name) { return name; });
+  HostBuffers together = random_buffers(all), apart = together;
+  run_plan(device, all, together, [](const std::string& name) { return name; });
   for (std::int64_t layer = 0; layer < layers; ++layer) {
-    run(device, one, apart, [&](const std::string& name) {
+    run_plan(device, one, apart, [&](const std::string& name) {
       const std::string own = fmt::format("layers.{}.{}", layer, name);
       return apart.count(own) > 0 ? own : name;
     });

@@ -32,7 +32,7 @@ constexpr const char* persistent = "persistent";
 constexpr const char* with_experts = "persistent_experts";
 constexpr const char* with_ranks = "persistent_ranks";
 
-Problem problem_of(DType dtype, Sizes more, Options options = {}) {
+Problem persistent_problem(DType dtype, Sizes more, Options options = {}) {
   Sizes sizes{{"batch", 1},    {"d", 512},  {"h", 1056},   {"heads", 16},
               {"kv-heads", 8}, {"dim", 64}, {"cache", 100}};
   for (const auto& [name, value] : more) sizes[name] = value;
@@ -69,7 +69,7 @@ struct Use {
   Sizes sizes;
   Options options;
 };
-std::vector<Use> uses() {
+std::vector<Use> uses_of_dense() {
   return {
       {DType::bf16, {}, {}},
       {DType::bf16, {{"batch", 8}, {"cache", 333}}, {{"lengths", "ragged"}}},
@@ -266,10 +266,11 @@ std::vector<Use> uses_of_packed_experts() {
 }
 constexpr std::size_t first_of_shared_tiles = 13;
 
-void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {
+void verify_persistent(Backend& backend, const Use& use, std::int64_t layers,
+                       const Config& config) {
   Sizes sizes = use.sizes;
   sizes["layers"] = layers;
-  const Problem problem = problem_of(use.dtype, sizes, use.options);
+  const Problem problem = persistent_problem(use.dtype, sizes, use.options);
   const Plan plan(backend, layer_op(), problem,
                   {{std::string(family_for(problem).name()), config}});
   CAPTURE(problem.text(), config.text());
@@ -287,12 +288,12 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(11 + first);
   for (std::size_t i = first; i < last; ++i) {
-    const Problem problem = problem_of(all[i].dtype, all[i].sizes, all[i].options);
+    const Problem problem = persistent_problem(all[i].dtype, all[i].sizes, all[i].options);
     const Family& family = family_for(problem);
     if (const auto reason = family.refusal(problem, backend->facts())) return;
     const auto feasible = family.space(problem, backend->facts()).feasible();
-    verify_layers(*backend, all[i], 1, family.default_config(problem, backend->facts()));
-    verify_layers(*backend, all[i], 5, feasible[random() % feasible.size()]);
+    verify_persistent(*backend, all[i], 1, family.default_config(problem, backend->facts()));
+    verify_persistent(*backend, all[i], 5, feasible[random() % feasible.size()]);
     Config shared = family.default_config(problem, backend->facts());
     for (const int groups : {2, 4}) {
       Config more = shared;
@@ -300,15 +301,15 @@ void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t las
       if (family.space(problem, backend->facts()).violations(more).empty()) shared = more;
     }
     shared.set("held", shared.get("held") == 0 ? 2 : 0);
-    verify_layers(*backend, all[i], 2, shared);
+    verify_persistent(*backend, all[i], 2, shared);
   }
 }
 
 std::vector<Use> all_uses() {
   std::vector<Use> all;
   for (const auto& more :
-       {uses(), uses_of_experts(), uses_of_ranks(), uses_of_norms_behind(), uses_of_factors(),
-        uses_of_4_bits(), uses_of_8_bits(), uses_of_packed_experts()})
+       {uses_of_dense(), uses_of_experts(), uses_of_ranks(), uses_of_norms_behind(),
+        uses_of_factors(), uses_of_4_bits(), uses_of_8_bits(), uses_of_packed_experts()})
     all.insert(all.end(), more.begin(), more.end());
   return all;
 }
@@ -353,9 +354,9 @@ std::vector<Use> uses_of_nan_experts() {
 }  // namespace
 
 TEST_CASE("the persistent family says what it cannot compute") {
-  CHECK(refusal_of(problem_of(DType::bf16, {})).empty());
+  CHECK(refusal_of(persistent_problem(DType::bf16, {})).empty());
   for (const Use& use : all_uses())
-    CHECK(refusal_of(problem_of(use.dtype, use.sizes, use.options)).empty());
+    CHECK(refusal_of(persistent_problem(use.dtype, use.sizes, use.options)).empty());
 
   const auto refuses = [](const Problem& problem, const char* reason, const char* arch = "sm_90a") {
     CAPTURE(problem.text());
@@ -364,37 +365,40 @@ TEST_CASE("the persistent family says what it cannot compute") {
   const auto mixture = [](Sizes sizes, Options options = {}) {
     sizes.insert({{"experts", 16}, {"top-k", 8}});
     options.insert({"ffn", "moe"});
-    return problem_of(DType::bf16, std::move(sizes), std::move(options));
+    return persistent_problem(DType::bf16, std::move(sizes), std::move(options));
   };
-  refuses(problem_of(DType::bf16, {}), "compute capability 9.0", "sm_80");
-  refuses(problem_of(DType::f32, {}), "bf16 and fp16");
-  refuses(problem_of(DType::bf16, {{"batch", 9}}), "batch=9");
-  refuses(problem_of(DType::bf16, {{"batch", 2}, {"s", 5}}), "10 tokens");
-  refuses(problem_of(DType::bf16, {{"s", 8}, {"kv-heads", 2}}), "64 heads of new tokens");
-  refuses(problem_of(DType::bf16, {{"dim", 96}}), "dim=96");
-  refuses(problem_of(DType::bf16, {{"rotary", 32}}), "a multiple of 64 features");
-  refuses(problem_of(DType::bf16, {{"kv-heads", 1}, {"heads", 64}}), "64 heads of new tokens");
-  refuses(problem_of(DType::bf16, {{"h", 1048}}), "1048 elements");
-  refuses(problem_of(DType::bf16, {{"d", 96}}), "96 rows");
-  refuses(problem_of(DType::bf16, {}, {{"rotation", "interleaved"}}), "halves");
-  refuses(problem_of(DType::bf16, {}, {{"post-norms", "only"}}), "post-norms=only");
+  refuses(persistent_problem(DType::bf16, {}), "compute capability 9.0", "sm_80");
+  refuses(persistent_problem(DType::f32, {}), "bf16 and fp16");
+  refuses(persistent_problem(DType::bf16, {{"batch", 9}}), "batch=9");
+  refuses(persistent_problem(DType::bf16, {{"batch", 2}, {"s", 5}}), "10 tokens");
+  refuses(persistent_problem(DType::bf16, {{"s", 8}, {"kv-heads", 2}}), "64 heads of new tokens");
+  refuses(persistent_problem(DType::bf16, {{"dim", 96}}), "dim=96");
+  refuses(persistent_problem(DType::bf16, {{"rotary", 32}}), "a multiple of 64 features");
+  refuses(persistent_problem(DType::bf16, {{"kv-heads", 1}, {"heads", 64}}),
+          "64 heads of new tokens");
+  refuses(persistent_problem(DType::bf16, {{"h", 1048}}), "1048 elements");
+  refuses(persistent_problem(DType::bf16, {{"d", 96}}), "96 rows");
+  refuses(persistent_problem(DType::bf16, {}, {{"rotation", "interleaved"}}), "halves");
+  refuses(persistent_problem(DType::bf16, {}, {{"post-norms", "only"}}), "post-norms=only");
   refuses(mixture({}, {{"post-norms", "yes"}}), "norms behind their parts");
-  refuses(problem_of(DType::bf16, {}, {{"block", "parallel"}}), "block=parallel");
-  refuses(problem_of(DType::bf16, {}, {{"norm", "layer"}}), "norm=layer");
-  refuses(problem_of(DType::bf16, {}, {{"ffn", "plain"}}), "ffn=plain");
+  refuses(persistent_problem(DType::bf16, {}, {{"block", "parallel"}}), "block=parallel");
+  refuses(persistent_problem(DType::bf16, {}, {{"norm", "layer"}}), "norm=layer");
+  refuses(persistent_problem(DType::bf16, {}, {{"ffn", "plain"}}), "ffn=plain");
   refuses(mixture({}, {{"residual-scale", "yes"}}), "residual-scale=yes: with experts");
-  refuses(problem_of(DType::bf16, {{"ranks", 2}}, {{"residual-scale", "yes"}}), "factors");
-  refuses(problem_of(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
-  refuses(problem_of(DType::bf16, {{"ranks", 3}}), "slices of two ranks");
-  refuses(problem_of(DType::bf16, {}, {{"weights", "int4"}, {"group", "32"}}), "multiple of 64");
+  refuses(persistent_problem(DType::bf16, {{"ranks", 2}}, {{"residual-scale", "yes"}}), "factors");
+  refuses(persistent_problem(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
+  refuses(persistent_problem(DType::bf16, {{"ranks", 3}}), "slices of two ranks");
+  refuses(persistent_problem(DType::bf16, {}, {{"weights", "int4"}, {"group", "32"}}),
+          "multiple of 64");
   CHECK(family_of(layer_op(), persistent)
-            .refusal(problem_of(DType::bf16, {{"h", 1152}}, {{"weights", "int4"}}),
+            .refusal(persistent_problem(DType::bf16, {{"h", 1152}}, {{"weights", "int4"}}),
                      facts_of_architecture("sm_90a"))
             .value_or("") == "the layers have packed weights");
-  CHECK(family_of(layer_op(), persistent)
-            .refusal(problem_of(DType::bf16, {{"ranks", 2}}), facts_of_architecture("sm_90a"))
-            .value_or("")
-            .find("ranks=2") != std::string::npos);
+  CHECK(
+      family_of(layer_op(), persistent)
+          .refusal(persistent_problem(DType::bf16, {{"ranks", 2}}), facts_of_architecture("sm_90a"))
+          .value_or("")
+          .find("ranks=2") != std::string::npos);
   refuses(mixture({{"groups", 4}, {"top-groups", 2}}), "groups=4");
   refuses(mixture({{"shared-h", 64}}), "shared-h=64");
   const auto shared = mixture({{"h", 320}, {"shared-h", 640}});
@@ -413,7 +417,7 @@ TEST_CASE("the one launch has every buffer of every layer among its parameters")
   for (const Use& use : all_uses()) {
     Sizes sizes = use.sizes;
     sizes["layers"] = 49;
-    const Problem problem = problem_of(use.dtype, sizes, use.options);
+    const Problem problem = persistent_problem(use.dtype, sizes, use.options);
     const Family& family = family_for(problem);
     if (!families.insert(family.name()).second) continue;
     CAPTURE(problem.text());
@@ -440,7 +444,7 @@ TEST_CASE("the one launch has every buffer of every layer among its parameters")
 TEST_CASE("a NaN in an expert's weights reaches the tokens that chose it alone, on the CPU") {
   const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
   for (const Use& use : uses_of_nan_experts()) {
-    const Problem cuda = problem_of(DType::bf16, use.sizes, use.options);
+    const Problem cuda = persistent_problem(DType::bf16, use.sizes, use.options);
     const Problem problem = layer_problem(DeviceKind::cpu, cuda.dtype, cuda.sizes, cuda.options);
     verify_nan_experts(*backend, problem, default_recipe(layer_op(), problem, backend->facts()));
   }
@@ -450,7 +454,7 @@ TEST_CASE("a NaN in an expert's weights reaches the tokens that chose it alone",
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const Use& use : uses_of_nan_experts()) {
-    const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+    const Problem problem = persistent_problem(use.dtype, use.sizes, use.options);
     const Family& family = family_for(problem);
     verify_nan_experts(*backend, problem, default_recipe(layer_op(), problem, backend->facts()));
     if (family.refusal(problem, backend->facts())) continue;
@@ -490,7 +494,7 @@ TEST_CASE("a NaN or an infinity of a token reaches no other token", "[gpu]") {
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const std::size_t at : {1, 4}) {
     const Use use = uses_of_4_bits()[at];
-    const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+    const Problem problem = persistent_problem(use.dtype, use.sizes, use.options);
     const Family& family = family_for(problem);
     if (family.refusal(problem, backend->facts())) continue;
     verify_bad_token(
@@ -502,8 +506,8 @@ TEST_CASE("a NaN or an infinity of a token reaches no other token", "[gpu]") {
 TEST_CASE("one launch for all layers serves few tokens, even beside records of the parts") {
   const auto facts = facts_of_architecture("sm_90a");
   const auto choice_of = [&](std::int64_t batch) {
-    const Problem problem =
-        problem_of(DType::bf16, {{"batch", batch}, {"d", 2048}, {"h", 8192}, {"layers", 4}});
+    const Problem problem = persistent_problem(
+        DType::bf16, {{"batch", batch}, {"d", 2048}, {"h", 8192}, {"layers", 4}});
     const auto parts = layer_op().parts(problem);
     const auto part = std::find_if(parts.begin(), parts.end(),
                                    [](const OpPart& each) { return each.name == "qkv"; });
@@ -558,7 +562,7 @@ TEST_CASE(
 TEST_CASE("one launch for all layers serves few tokens with experts") {
   const auto facts = facts_of_architecture("sm_90a");
   const auto family_of_first = [&](std::int64_t batch, std::int64_t h) {
-    const Problem problem = problem_of(
+    const Problem problem = persistent_problem(
         DType::bf16,
         {{"batch", batch}, {"d", 2048}, {"h", h}, {"experts", 128}, {"top-k", 8}, {"layers", 3}},
         {{"ffn", "moe"}});
@@ -574,7 +578,7 @@ TEST_CASE("one launch for all layers serves few tokens with experts") {
 TEST_CASE("one launch for all layers serves up to five new tokens of a sequence") {
   const auto facts = facts_of_architecture("sm_90a");
   const auto family_of_first = [&](std::int64_t batch, std::int64_t s) {
-    const Problem problem = problem_of(
+    const Problem problem = persistent_problem(
         DType::bf16,
         {{"batch", batch}, {"s", s}, {"d", 2048}, {"h", 8192}, {"cache", 512}, {"layers", 3}});
     return choose(builtin_catalog(), layer_op(), problem, facts, {}).recipe.front().family;
@@ -589,7 +593,8 @@ TEST_CASE("layers hold as many weights in registers as do not spill") {
   const auto facts = facts_of_architecture("sm_90a");
   const Family& family = family_of(layer_op(), persistent);
   const auto held = [&](Sizes sizes) {
-    return family.default_config(problem_of(DType::bf16, std::move(sizes)), facts).get("held");
+    return family.default_config(persistent_problem(DType::bf16, std::move(sizes)), facts)
+        .get("held");
   };
   CHECK(held({{"d", 2048}, {"h", 8192}}) == 4);
   CHECK(held({{"d", 4096}, {"h", 14336}, {"heads", 32}, {"dim", 128}}) == 2);
@@ -599,8 +604,9 @@ TEST_CASE(
     "the nearest record of a layer gives way to one launch, or to parts that should be faster") {
   const auto facts = facts_of_architecture("sm_90a");
   const auto problem = [](std::int64_t batch, std::int64_t cache) {
-    return problem_of(DType::bf16, {{"batch", batch}, {"d", 2048}, {"h", 8192}, {"cache", cache}},
-                      {{"angles", "table"}});
+    return persistent_problem(DType::bf16,
+                              {{"batch", batch}, {"d", 2048}, {"h", 8192}, {"cache", cache}},
+                              {{"angles", "table"}});
   };
   const auto recorded = [&](std::int64_t batch) {
     PresetRecord record = example::record(problem(batch, 2048));
@@ -672,8 +678,8 @@ TEST_CASE(
 TEST_CASE("estimates of one launch know what measurement found to be slower") {
   const auto facts = facts_of_architecture("sm_90a");
   const auto slower_by = [&](std::int64_t batch, const char* parameter, std::int64_t value) {
-    const Problem problem =
-        problem_of(DType::bf16, {{"batch", batch}, {"d", 2048}, {"h", 8192}, {"cache", 512}});
+    const Problem problem = persistent_problem(
+        DType::bf16, {{"batch", batch}, {"d", 2048}, {"h", 8192}, {"cache", 512}});
     const Family& family = family_of(layer_op(), persistent);
     const Config usual = family.default_config(problem, facts);
     Config other = usual;
@@ -690,36 +696,36 @@ TEST_CASE("estimates of one launch know what measurement found to be slower") {
 
 // Each takes a part of the uses, because the compilation of a kernel takes seconds.
 TEST_CASE("persistent layers of one token of each sequence against the reference", "[gpu]") {
-  verify_uses(uses(), 0, 5);
+  verify_uses(uses_of_dense(), 0, 5);
 }
 
 TEST_CASE("persistent layers with packed weights and pages against the reference", "[gpu]") {
-  verify_uses(uses(), 5, 8);
+  verify_uses(uses_of_dense(), 5, 8);
 }
 
 TEST_CASE("persistent layers of many sequences over pages against the reference", "[gpu]") {
-  verify_uses(uses(), 8, 10);
+  verify_uses(uses_of_dense(), 8, 10);
 }
 
 TEST_CASE("persistent layers of several tokens of a sequence against the reference", "[gpu]") {
-  verify_uses(uses(), 10, 13);
+  verify_uses(uses_of_dense(), 10, 13);
 }
 
 TEST_CASE("persistent layers of several tokens over pages against the reference", "[gpu]") {
-  verify_uses(uses(), 13, 16);
+  verify_uses(uses_of_dense(), 13, 16);
 }
 
 TEST_CASE("persistent layers with windows and sinks against the reference", "[gpu]") {
-  verify_uses(uses(), 16, 18);
+  verify_uses(uses_of_dense(), 16, 18);
 }
 
 TEST_CASE("persistent layers with windows of several tokens, and parts of heads rotated", "[gpu]") {
-  verify_uses(uses(), 18, uses().size() - 2);
+  verify_uses(uses_of_dense(), 18, uses_of_dense().size() - 2);
 }
 
 TEST_CASE("persistent layers whose activations come in several parts, against the reference",
           "[gpu]") {
-  verify_uses(uses(), uses().size() - 2, uses().size());
+  verify_uses(uses_of_dense(), uses_of_dense().size() - 2, uses_of_dense().size());
 }
 
 // Few and small, for memcheck and racecheck.
@@ -729,12 +735,12 @@ TEST_CASE("persistent layers with weights ahead in L2 against the reference", "[
   for (const Use& use : {Use{DType::bf16, {{"batch", 2}, {"cache", 40}}, {}},
                          Use{DType::bf16, {{"s", 5}, {"cache", 40}}, {}}, uses_of_experts()[0],
                          uses_of_4_bits()[1], uses_of_packed_experts()[3]}) {
-    const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+    const Problem problem = persistent_problem(use.dtype, use.sizes, use.options);
     const Family& family = family_for(problem);
     if (family.refusal(problem, backend->facts())) return;
     Config config = family.default_config(problem, backend->facts());
     config.set("ahead_kb", 32);
-    verify_layers(*backend, use, 2, config);
+    verify_persistent(*backend, use, 2, config);
   }
 }
 
@@ -813,7 +819,7 @@ TEST_CASE("persistent layers whose blocks share tiles of down against the refere
 TEST_CASE("blocks that share tiles of down take every part once, and own every row once") {
   const auto all = uses_of_packed_experts();
   for (std::size_t i = 0; i < all.size(); ++i) {
-    const Problem problem = problem_of(all[i].dtype, all[i].sizes, all[i].options);
+    const Problem problem = persistent_problem(all[i].dtype, all[i].sizes, all[i].options);
     const persistent_config form =
         layer::form_of(problem, layer::Layer(problem), facts_of_architecture("sm_90a"));
     CAPTURE(problem.text());
@@ -847,9 +853,9 @@ TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   const Family& family = family_of(layer_op(), persistent);
   const Use use{DType::bf16, {{"d", 160}, {"h", 160}}, {}};
-  const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+  const Problem problem = persistent_problem(use.dtype, use.sizes, use.options);
   if (const auto reason = family.refusal(problem, backend->facts())) return;
-  verify_layers(*backend, use, 50, family.default_config(problem, backend->facts()));
+  verify_persistent(*backend, use, 50, family.default_config(problem, backend->facts()));
 }
 
 TEST_CASE("a persistent layer of a large model", "[gpu]") {
@@ -865,7 +871,7 @@ TEST_CASE("a persistent layer of a large model", "[gpu]") {
                  {"batch", 2},
                  {"cache", 300}},
                 {{"lengths", "ragged"}}};
-  const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+  const Problem problem = persistent_problem(use.dtype, use.sizes, use.options);
   if (const auto reason = family.refusal(problem, backend->facts())) return;
-  verify_layers(*backend, use, 1, family.default_config(problem, backend->facts()));
+  verify_persistent(*backend, use, 1, family.default_config(problem, backend->facts()));
 }

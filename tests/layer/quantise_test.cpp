@@ -13,13 +13,13 @@ using namespace fftune::test;
 
 namespace {
 
-Sizes llama(Sizes more) {
+Sizes quantised_llama(Sizes more) {
   more.insert({{"d", 144}, {"h", 208}, {"heads", 4}, {"kv-heads", 2}, {"dim", 32}});
   return more;
 }
 
 /// Layers of two kinds of scales, with experts, and with what stands beside the products.
-std::vector<std::pair<Sizes, Options>> forms() {
+std::vector<std::pair<Sizes, Options>> quantised_forms() {
   const Sizes experts{{"experts", 4}, {"top-k", 2}};
   Sizes shared = experts;
   shared["shared-h"] = 64;
@@ -31,9 +31,9 @@ std::vector<std::pair<Sizes, Options>> forms() {
           {shared, {{"quantise", "block"}, {"ffn", "moe"}, {"shared-gate", "yes"}}}};
 }
 
-void verify_layers(Backend& backend, DType dtype, const Sizes& tokens) {
-  for (const auto& [more, options] : forms()) {
-    Sizes sizes = llama(tokens);
+void verify_quantised(Backend& backend, DType dtype, const Sizes& tokens) {
+  for (const auto& [more, options] : quantised_forms()) {
+    Sizes sizes = quantised_llama(tokens);
     sizes.insert(more.begin(), more.end());
     verify_plan(backend, layer_problem(backend.facts().kind, dtype, sizes, options));
   }
@@ -45,8 +45,8 @@ TEST_CASE("layers that quantise have their weights' scales in the order that the
   const auto inputs = [](Sizes more, const Options& options) {
     more.insert({{"batch", 2}, {"cache", 24}});
     Names names;
-    for (const auto& tensor : layer_op().tensors(
-             layer_problem(DeviceKind::cuda, DType::bf16, llama(std::move(more)), options)))
+    for (const auto& tensor : layer_op().tensors(layer_problem(
+             DeviceKind::cuda, DType::bf16, quantised_llama(std::move(more)), options)))
       if (tensor.role == Role::input && (tensor.name[0] == 'w' || tensor.dtype == DType::fp8))
         names.push_back(tensor.name);
     return names;
@@ -63,7 +63,7 @@ TEST_CASE("layers that quantise have their weights' scales in the order that the
 }
 
 TEST_CASE("layers that quantise refuse what does not go together in one line") {
-  const Sizes sizes = llama({{"batch", 1}, {"cache", 8}});
+  const Sizes sizes = quantised_llama({{"batch", 1}, {"cache", 8}});
   CHECK(layer_complaint(sizes, {{"quantise", "token"}, {"weights", "fp8"}}) ==
         "layer: quantise=token with weights=fp8: the weight is e4m3, and not packed");
   CHECK(layer_complaint(sizes, {{"quantise", "block"}, {"qkv-weights", "grouped"}}) ==
@@ -75,14 +75,14 @@ TEST_CASE("layers that quantise refuse what does not go together in one line") {
 
 TEST_CASE("layers that quantise are right on the CPU", "[quantise]") {
   const auto backend = open_cpu();
-  verify_layers(*backend, DType::f32, {{"batch", 2}, {"cache", 20}});
-  verify_layers(*backend, DType::bf16, {{"batch", 2}, {"s", 5}, {"cache", 20}, {"page", 16}});
-  verify_layers(*backend, DType::bf16, {{"batch", 1}, {"cache", 20}, {"layers", 2}});
+  verify_quantised(*backend, DType::f32, {{"batch", 2}, {"cache", 20}});
+  verify_quantised(*backend, DType::bf16, {{"batch", 2}, {"s", 5}, {"cache", 20}, {"page", 16}});
+  verify_quantised(*backend, DType::bf16, {{"batch", 1}, {"cache", 20}, {"layers", 2}});
 }
 
 TEST_CASE("layers that quantise are right on a GPU", "[quantise][gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  verify_layers(*backend, DType::bf16, {{"batch", 2}, {"cache", 20}});
-  verify_layers(*backend, DType::fp16, {{"batch", 2}, {"s", 70}, {"cache", 90}, {"page", 16}});
+  verify_quantised(*backend, DType::bf16, {{"batch", 2}, {"cache", 20}});
+  verify_quantised(*backend, DType::fp16, {{"batch", 2}, {"s", 70}, {"cache", 90}, {"page", 16}});
 }

@@ -3,6 +3,7 @@
 
 #include "cpu/open.hpp"
 #include "kernels/linear/linear.hpp"
+#include "linear/problems.hpp"
 #include "support/op_run.hpp"
 #include "support/verify_variants.hpp"
 
@@ -11,29 +12,19 @@ using namespace fftune::test;
 
 namespace {
 
-struct Sizes {
-  std::int64_t m, k, n;
-};
-
-Problem problem_of(const std::string& pass, const Sizes& sizes, DType dtype,
-                   std::map<std::string, std::string> options) {
-  return {
-      "linear", pass, dtype, {{"m", sizes.m}, {"k", sizes.k}, {"n", sizes.n}}, std::move(options)};
-}
-
 /// Every form of both passes.
-std::vector<Problem> forms_of(const Sizes& sizes, DType dtype) {
+std::vector<Problem> forms_of(const LinearSizes& sizes, DType dtype) {
   std::vector<Problem> problems;
   for (const char* bias : {"no", "yes"})
     for (const char* more : {"no", "yes"})
       for (const auto& [pass, option] : {std::pair{"fwd", "residual"}, {"bwd", "accumulate"}})
-        problems.push_back(problem_of(pass, sizes, dtype, {{"bias", bias}, {option, more}}));
+        problems.push_back(linear_problem(pass, sizes, dtype, {{"bias", bias}, {option, more}}));
   for (const char* more : {"no", "yes"})
-    problems.push_back(
-        problem_of("fwd", sizes, dtype, {{"bias", more}, {"y-scale", "yes"}, {"residual", more}}));
+    problems.push_back(linear_problem("fwd", sizes, dtype,
+                                      {{"bias", more}, {"y-scale", "yes"}, {"residual", more}}));
   for (const char* more : {"no", "yes"})
-    problems.push_back(
-        problem_of("fwd", sizes, dtype, {{"bias", more}, {"residual", more}, {"output", "f32"}}));
+    problems.push_back(linear_problem("fwd", sizes, dtype,
+                                      {{"bias", more}, {"residual", more}, {"output", "f32"}}));
   return problems;
 }
 
@@ -43,7 +34,7 @@ TEST_CASE("linear is right on the CPU in every form and dtype, at ragged sizes")
   const auto backend = open_cpu();
   std::mt19937_64 random(1);
   for (const DType dtype : linear_op().dtypes(DeviceKind::cpu))
-    for (const Sizes sizes : {Sizes{1, 1, 1}, {2, 3, 5}, {33, 130, 67}, {300, 65, 259}})
+    for (const LinearSizes sizes : {LinearSizes{1, 1, 1}, {2, 3, 5}, {33, 130, 67}, {300, 65, 259}})
       for (const Problem& problem : forms_of(sizes, dtype))
         verify_families(*backend, linear_op(), {problem}, random, 2);
   // More of k than a slice of widened operands has.
@@ -55,15 +46,15 @@ TEST_CASE("linear is right on a GPU at sizes that no tile divides", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(3);
-  for (const Sizes sizes :
-       {Sizes{1, 8, 8}, {2, 72, 40}, {50, 136, 200}, {77, 136, 264}, {1001, 520, 328}})
+  for (const LinearSizes sizes :
+       {LinearSizes{1, 8, 8}, {2, 72, 40}, {50, 136, 200}, {77, 136, 264}, {1001, 520, 328}})
     for (const char* pass : {"fwd", "bwd"})
-      verify_families(*backend, linear_op(), {problem_of(pass, sizes, DType::bf16, {})}, random, 2);
-  for (const Sizes sizes : {Sizes{64, 104, 200}, {333, 136, 264}})
+      verify_families(*backend, linear_op(), {linear_problem(pass, sizes, DType::bf16)}, random, 2);
+  for (const LinearSizes sizes : {LinearSizes{64, 104, 200}, {333, 136, 264}})
     for (const Problem& problem : forms_of(sizes, DType::bf16))
       verify_families(*backend, linear_op(), {problem}, random, 1);
   for (const DType dtype : {DType::fp16, DType::f32})
-    for (const Sizes sizes : {Sizes{3, 5, 7}, {129, 200, 96}})
+    for (const LinearSizes sizes : {LinearSizes{3, 5, 7}, {129, 200, 96}})
       for (const Problem& problem : forms_of(sizes, dtype))
         verify_families(*backend, linear_op(), {problem}, random, 0);
 }
@@ -71,10 +62,10 @@ TEST_CASE("linear is right on a GPU at sizes that no tile divides", "[gpu]") {
 TEST_CASE("linear's baselines write the same, and its gradients accumulate in place") {
   const auto backend = open_cpu();
   for (const char* pass : {"fwd", "bwd"})
-    check_baselines(*backend, linear_op(), problem_of(pass, {33, 40, 72}, DType::bf16, {}), 2e-2);
+    check_baselines(*backend, linear_op(), linear_problem(pass, {33, 40, 72}, DType::bf16), 2e-2);
   check_in_place(
       *backend, linear_op(),
-      problem_of("bwd", {33, 40, 72}, DType::bf16, {{"bias", "yes"}, {"accumulate", "yes"}}),
+      linear_problem("bwd", {33, 40, 72}, DType::bf16, {{"bias", "yes"}, {"accumulate", "yes"}}),
       {{"dw", "dw_before"}, {"dbias", "dbias_before"}});
 }
 
@@ -83,11 +74,11 @@ TEST_CASE("on a GPU too, linear's baselines write the same, and gradients accumu
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const char* pass : {"fwd", "bwd"})
-    check_baselines(*backend, linear_op(), problem_of(pass, {333, 136, 264}, DType::bf16, {}),
+    check_baselines(*backend, linear_op(), linear_problem(pass, {333, 136, 264}, DType::bf16),
                     2e-2);
   for (const std::int64_t m : {40, 333})
     check_in_place(
         *backend, linear_op(),
-        problem_of("bwd", {m, 136, 264}, DType::bf16, {{"bias", "yes"}, {"accumulate", "yes"}}),
+        linear_problem("bwd", {m, 136, 264}, DType::bf16, {{"bias", "yes"}, {"accumulate", "yes"}}),
         {{"dw", "dw_before"}, {"dbias", "dbias_before"}});
 }

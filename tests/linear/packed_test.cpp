@@ -12,6 +12,7 @@
 #include "cpu/open.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/pack_weight/pack_weight.hpp"
+#include "linear/problems.hpp"
 #include "measure/buffer_sets.hpp"
 #include "registry/noise_draw.hpp"
 #include "registry/part_family.hpp"
@@ -26,14 +27,9 @@ using namespace fftune::test;
 
 namespace {
 
-struct Sizes {
-  std::int64_t m, k, n;
-};
-
-Problem problem_of(const Sizes& sizes, DType dtype, Options options) {
+Problem packed_problem(const LinearSizes& sizes, DType dtype, Options options) {
   options.emplace("weights", "int4");
-  return {
-      "linear", "fwd", dtype, {{"m", sizes.m}, {"k", sizes.k}, {"n", sizes.n}}, std::move(options)};
+  return linear_problem("fwd", sizes, dtype, std::move(options));
 }
 
 /// Every format that serves weights with `k` input features.
@@ -54,12 +50,12 @@ std::vector<Options> formats_of(std::int64_t k) {
 
 /// Each size with every `stride`-th of its formats, so that they take turns: a kernel takes seconds
 /// to compile.
-std::vector<Problem> spread(const std::vector<Sizes>& all, std::size_t stride, DType dtype) {
+std::vector<Problem> spread(const std::vector<LinearSizes>& all, std::size_t stride, DType dtype) {
   std::vector<Problem> problems;
   for (std::size_t i = 0; i < all.size(); ++i) {
     const auto formats = formats_of(all[i].k);
     for (std::size_t j = i % stride; j < formats.size(); j += stride)
-      problems.push_back(problem_of(all[i], dtype, formats[j]));
+      problems.push_back(packed_problem(all[i], dtype, formats[j]));
   }
   return problems;
 }
@@ -87,18 +83,6 @@ void put_codes(std::vector<double>& bytes, std::size_t at, const std::array<unsi
   for (std::size_t code = 0; code < 8; ++code)
     for (unsigned bit = 0; bit < 4; ++bit) word |= (codes[code] >> bit & 1) << places[code][bit];
   for (std::size_t i = 0; i < 4; ++i) bytes[at + i] = word >> 8 * i & 255;
-}
-
-std::string complaint(const Sizes& sizes, const Options& options) {
-  try {
-    canonical(
-        linear_op(),
-        {"linear", "fwd", DType::bf16, {{"m", sizes.m}, {"k", sizes.k}, {"n", sizes.n}}, options},
-        DeviceKind::cuda);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace
@@ -133,7 +117,8 @@ TEST_CASE("every code of a packed weight has bits of its own, behind the header"
 
 TEST_CASE("the reference expands packed weights, by hand") {
   // [2, 3] in groups of a row: codes 1 2 3 and 15 0 8.
-  const Problem problem = problem_of({2, 3, 2}, DType::f32, {{"group", "row"}, {"zeros", "yes"}});
+  const Problem problem =
+      packed_problem({2, 3, 2}, DType::f32, {{"group", "row"}, {"zeros", "yes"}});
   ReferenceTensors tensors{{"x", {1, 10, 100, 1, 0, 0}},
                            {"w", std::vector<double>(1024)},
                            {"w_scale", std::vector<double>(16)},
@@ -153,7 +138,7 @@ TEST_CASE("the reference expands packed weights, by hand") {
 
 TEST_CASE("the reference expands mxfp4, by hand") {
   // [2, 32]: codes 1 (0.5) and 15 (-6) of row 0, 7 (6) and 8 (-0) of row 1; scales 2^3 and 2^-127.
-  const Problem problem = problem_of({1, 32, 2}, DType::f32, {{"weights", "mxfp4"}});
+  const Problem problem = packed_problem({1, 32, 2}, DType::f32, {{"weights", "mxfp4"}});
   ReferenceTensors tensors{{"x", std::vector<double>(32, 1)},
                            {"w", std::vector<double>(1024)},
                            {"w_scale", std::vector<double>(16)}};
@@ -172,7 +157,7 @@ TEST_CASE("the reference expands mxfp4, by hand") {
 TEST_CASE("the reference expands nvfp4, by hand") {
   // [2, 48]: codes 2 (1) at k 0, 7 (6) at 16 and 9 (-0.5) at 40 of row 1. Its scales are 0x38 (1),
   // 0x01 (2^-9) and 0x7e (448), and 0.25 of the row.
-  const Problem problem = problem_of({1, 48, 2}, DType::f32, {{"weights", "nvfp4"}});
+  const Problem problem = packed_problem({1, 48, 2}, DType::f32, {{"weights", "nvfp4"}});
   const PackedFormat format = packed_format(problem);
   CHECK(format.scale_shape(2, 48) == std::vector<std::int64_t>{1, 4, 32});
   ReferenceTensors tensors{{"x", std::vector<double>(48, 1)},
@@ -201,7 +186,7 @@ TEST_CASE("the reference expands weights of 8 bits, by hand") {
                    std::array{2.0, 2.0 / 512, -224.0, 0.0}},
         std::tuple{"int8", std::array{1, 127, 128, 255}, std::array{2.0, 254.0, -64.0, -0.5}}}) {
     const Problem problem =
-        problem_of({1, 2, 2}, DType::f32, {{"weights", weights}, {"group", "row"}});
+        packed_problem({1, 2, 2}, DType::f32, {{"weights", weights}, {"group", "row"}});
     ReferenceTensors tensors{
         {"x", {1, 1}}, {"w", std::vector<double>(1536)}, {"w_scale", std::vector<double>(16)}};
     // Lane 0: k 0 of both rows, then k 1.
@@ -215,7 +200,7 @@ TEST_CASE("the reference expands weights of 8 bits, by hand") {
 
 TEST_CASE("linear with packed weights has their tensors, and a stage that expands them") {
   const auto problem = canonical(
-      linear_op(), problem_of({5, 192, 40}, DType::bf16, {{"group", "64"}, {"zeros", "yes"}}),
+      linear_op(), packed_problem({5, 192, 40}, DType::bf16, {{"group", "64"}, {"zeros", "yes"}}),
       DeviceKind::cuda);
   std::vector<std::string> names;
   for (const auto& tensor : linear_op().tensors(problem)) names.push_back(tensor.name);
@@ -230,27 +215,27 @@ TEST_CASE("linear with packed weights has their tensors, and a stage that expand
 }
 
 TEST_CASE("packed weights that cannot be are refused in one line") {
-  CHECK(complaint({1, 192, 8}, {{"weights", "int4"}}) ==
+  CHECK(linear_complaint({1, 192, 8}, {{"weights", "int4"}}) ==
         "linear: groups of 128 do not divide k=192: give group=row or another size");
-  CHECK(complaint({1, 128, 8}, {{"group", "64"}}) ==
+  CHECK(linear_complaint({1, 128, 8}, {{"group", "64"}}) ==
         "linear: group is of weights with scales of groups: give weights=int4, fp8 or int8 too");
-  CHECK(complaint({1, 128, 8}, {{"zeros", "yes"}}) ==
+  CHECK(linear_complaint({1, 128, 8}, {{"zeros", "yes"}}) ==
         "linear: zeros is of integers of 4 bits: give weights=int4 too");
-  CHECK(complaint({1, 100, 8}, {{"weights", "int4"}, {"group", "row"}}) == "");
+  CHECK(linear_complaint({1, 100, 8}, {{"weights", "int4"}, {"group", "row"}}) == "");
 
-  CHECK(complaint({1, 128, 8}, {{"weights", "mxfp4"}, {"group", "64"}}) ==
+  CHECK(linear_complaint({1, 128, 8}, {{"weights", "mxfp4"}, {"group", "64"}}) ==
         "linear: group is of weights with scales of groups: give weights=int4, fp8 or int8 too");
-  CHECK(complaint({1, 128, 8}, {{"weights", "mxfp4"}, {"zeros", "yes"}}) ==
+  CHECK(linear_complaint({1, 128, 8}, {{"weights", "mxfp4"}, {"zeros", "yes"}}) ==
         "linear: zeros is of integers of 4 bits: give weights=int4 too");
-  CHECK(complaint({1, 128, 8}, {{"weights", "int8"}, {"zeros", "yes"}}) ==
+  CHECK(linear_complaint({1, 128, 8}, {{"weights", "int8"}, {"zeros", "yes"}}) ==
         "linear: zeros is of integers of 4 bits: give weights=int4 too");
-  CHECK(complaint({1, 192, 8}, {{"weights", "fp8"}}) ==
+  CHECK(linear_complaint({1, 192, 8}, {{"weights", "fp8"}}) ==
         "linear: groups of 128 do not divide k=192: give group=row or another size");
-  CHECK(complaint({1, 80, 8}, {{"weights", "mxfp4"}}) ==
+  CHECK(linear_complaint({1, 80, 8}, {{"weights", "mxfp4"}}) ==
         "linear: groups of 32 do not divide k=80: mxfp4 has no others");
-  CHECK(complaint({1, 72, 8}, {{"weights", "nvfp4"}}) ==
+  CHECK(linear_complaint({1, 72, 8}, {{"weights", "nvfp4"}}) ==
         "linear: groups of 16 do not divide k=72: nvfp4 has no others");
-  CHECK(complaint({1, 80, 8}, {{"weights", "nvfp4"}}) == "");
+  CHECK(linear_complaint({1, 80, 8}, {{"weights", "nvfp4"}}) == "");
 
   std::array<std::uint32_t, 4> header{};
   CHECK(packed_header_error(header.data(), packed_code::int4, 16, 64) ==
@@ -269,7 +254,7 @@ TEST_CASE("packed weights that cannot be are refused in one line") {
 TEST_CASE("a packed weight of another layout is refused on the CPU") {
   const auto backend = open_cpu();
   const Problem problem = canonical(
-      linear_op(), problem_of({2, 64, 16}, DType::f32, {{"group", "64"}}), DeviceKind::cpu);
+      linear_op(), packed_problem({2, 64, 16}, DType::f32, {{"group", "64"}}), DeviceKind::cpu);
   OpRun run(*backend, linear_op(), problem);
   const Recipe recipe = default_recipe(linear_op(), problem, backend->facts());
   run.run(linear_op(), problem, recipe);
@@ -287,10 +272,10 @@ TEST_CASE("linear with packed weights is right on the CPU in every format") {
   const auto backend = open_cpu();
   std::mt19937_64 random(1);
   for (const DType dtype : linear_op().dtypes(DeviceKind::cpu))
-    for (const Sizes sizes : {Sizes{1, 1, 1}, {3, 192, 37}, {70, 256, 130}})
+    for (const LinearSizes sizes : {LinearSizes{1, 1, 1}, {3, 192, 37}, {70, 256, 130}})
       for (Options options : formats_of(sizes.k)) {
         if (sizes.m == 3) options["bias"] = "yes";
-        verify_families(*backend, linear_op(), {problem_of(sizes, dtype, options)}, random, 1);
+        verify_families(*backend, linear_op(), {packed_problem(sizes, dtype, options)}, random, 1);
       }
 }
 
@@ -300,11 +285,11 @@ TEST_CASE("every configuration of the kernels for packed weights has legal launc
     const bool has_wgmma = arch == "sm_90a";
     for (const char* name : {"packed_decode", "packed_sm90"}) {
       const Family& family = family_of(linear_op(), name);
-      for (const Sizes sizes :
-           {Sizes{1, 64, 8}, {16, 4096, 6144}, {64, 14336, 4096}, {300, 4096, 4096}}) {
+      for (const LinearSizes sizes :
+           {LinearSizes{1, 64, 8}, {16, 4096, 6144}, {64, 14336, 4096}, {300, 4096, 4096}}) {
         for (const Options& options : formats_of(sizes.k)) {
           const Problem problem =
-              canonical(linear_op(), problem_of(sizes, DType::bf16, options), DeviceKind::cuda);
+              canonical(linear_op(), packed_problem(sizes, DType::bf16, options), DeviceKind::cuda);
           CAPTURE(problem.text(), arch, name);
           const bool wgmma = name == std::string("packed_sm90");
           REQUIRE(family.refusal(problem, facts).has_value() ==
@@ -330,7 +315,7 @@ TEST_CASE("the kernel for packed weights of compute capability 9.0 has any numbe
   const auto recipe_of = [](const char* arch, std::int64_t m, std::int64_t n = 4096) {
     const DeviceFacts facts = facts_of_architecture(arch);
     const Problem problem =
-        canonical(linear_op(), problem_of({m, 4096, n}, DType::bf16, {}), DeviceKind::cuda);
+        canonical(linear_op(), packed_problem({m, 4096, n}, DType::bf16, {}), DeviceKind::cuda);
     std::vector<std::string> families;
     for (const auto& variant : default_recipe(linear_op(), problem, facts))
       families.push_back(variant.family);
@@ -349,9 +334,9 @@ TEST_CASE("CTAs of many tokens and packed weights take one tile after the other"
   const DeviceFacts facts = facts_of_architecture("sm_90a");
   const Family& family = family_of(linear_op(), "packed_sm90");
   const auto launch_of = [&](std::int64_t m, const char* weights) {
-    const Problem problem =
-        canonical(linear_op(), problem_of({m, 4096, 28672}, DType::bf16, {{"weights", weights}}),
-                  DeviceKind::cuda);
+    const Problem problem = canonical(
+        linear_op(), packed_problem({m, 4096, 28672}, DType::bf16, {{"weights", weights}}),
+        DeviceKind::cuda);
     const Config config = family.default_config(problem, facts);
     // As an H100 timed int4: 1,334 us with 256 tokens a tile and 1,358 with 128.
     if (m >= 256) CHECK(config.get("tokens") == 256);
@@ -367,7 +352,7 @@ TEST_CASE("a plan has no memory for an expanded weight that its kernel does not 
   const DeviceFacts facts = facts_of_architecture("sm_80");
   const auto workspace_of = [&](std::int64_t m) {
     const Problem problem =
-        canonical(linear_op(), problem_of({m, 4096, 4096}, DType::bf16, {}), DeviceKind::cuda);
+        canonical(linear_op(), packed_problem({m, 4096, 4096}, DType::bf16, {}), DeviceKind::cuda);
     TensorLayout layout(linear_op(), problem, facts);
     std::vector<bool> used(layout.tensors().size());
     for (const Variant& variant : default_recipe(linear_op(), problem, facts))
@@ -382,8 +367,8 @@ TEST_CASE("a plan has no memory for an expanded weight that its kernel does not 
 
 TEST_CASE("linear's baseline with packed weights writes the same") {
   const auto backend = open_cpu();
-  check_baselines(*backend, linear_op(), problem_of({33, 64, 72}, DType::bf16, {{"group", "32"}}),
-                  2e-2);
+  check_baselines(*backend, linear_op(),
+                  packed_problem({33, 64, 72}, DType::bf16, {{"group", "32"}}), 2e-2);
 }
 
 TEST_CASE("linear with packed weights is right on a GPU in every format in bf16", "[gpu]") {
@@ -401,21 +386,21 @@ TEST_CASE("linear with packed weights is right on a GPU at ragged sizes, with ev
   std::mt19937_64 random(3);
   std::vector<Problem> problems;
   // k that is no multiple of a block, and of a group of 64.
-  for (const Sizes sizes : {Sizes{1, 8, 8}, {9, 72, 24}, {33, 200, 40}, {64, 1000, 48}})
+  for (const LinearSizes sizes : {LinearSizes{1, 8, 8}, {9, 72, 24}, {33, 200, 40}, {64, 1000, 48}})
     for (const Options& options : formats_of(sizes.k))
-      problems.push_back(problem_of(sizes, DType::bf16, options));
+      problems.push_back(packed_problem(sizes, DType::bf16, options));
   verify_families(*backend, linear_op(), problems, random, 1, reads_packed_weights);
   problems.clear();
-  for (const Sizes sizes : {Sizes{3, 96, 40}, {64, 1056, 264}})
+  for (const LinearSizes sizes : {LinearSizes{3, 96, 40}, {64, 1056, 264}})
     for (const char* more : {"no", "yes"})
-      problems.push_back(
-          problem_of(sizes, DType::bf16,
-                     {{"group", "32"}, {"bias", "yes"}, {"y-scale", more}, {"residual", more}}));
-  problems.push_back(problem_of({4, 256, 64}, DType::bf16, {{"output", "f32"}}));
+      problems.push_back(packed_problem(
+          sizes, DType::bf16,
+          {{"group", "32"}, {"bias", "yes"}, {"y-scale", more}, {"residual", more}}));
+  problems.push_back(packed_problem({4, 256, 64}, DType::bf16, {{"output", "f32"}}));
   verify_families(*backend, linear_op(), problems, random, 1);
   problems.clear();
   for (const Options& options : formats_of(96))
-    problems.push_back(problem_of({7, 96, 33}, DType::f32, options));
+    problems.push_back(packed_problem({7, 96, 33}, DType::f32, options));
   verify_families(*backend, linear_op(), problems, random, 0);
 }
 
@@ -426,9 +411,9 @@ TEST_CASE("linear with packed weights is right on a GPU at the sizes of models",
   std::vector<Problem> problems;
   for (const auto& [k, n] : {std::pair{4096, 6144}, {14336, 4096}, {2048, 16384}})
     for (const std::int64_t m : {1, 16, 64})
-      problems.push_back(problem_of({m, k, n}, DType::bf16, {}));
-  problems.push_back(problem_of({16, 4096, 6144}, DType::bf16, {{"weights", "mxfp4"}}));
-  problems.push_back(problem_of({16, 4096, 6144}, DType::bf16, {{"weights", "fp8"}}));
+      problems.push_back(packed_problem({m, k, n}, DType::bf16, {}));
+  problems.push_back(packed_problem({16, 4096, 6144}, DType::bf16, {{"weights", "mxfp4"}}));
+  problems.push_back(packed_problem({16, 4096, 6144}, DType::bf16, {{"weights", "fp8"}}));
   verify_families(*backend, linear_op(), problems, random, 3, reads_packed_weights);
 }
 
@@ -438,10 +423,11 @@ TEST_CASE("linear with nvfp4 weights is right on a GPU", "[gpu]") {
   std::mt19937_64 random(6);
   std::vector<Problem> problems;
   // k that ends within a pair of groups, within a block, and with a block.
-  for (const Sizes sizes : {Sizes{1, 80, 24}, {9, 1056, 200}, {40, 400, 72}, {150, 208, 136}})
+  for (const LinearSizes sizes :
+       {LinearSizes{1, 80, 24}, {9, 1056, 200}, {40, 400, 72}, {150, 208, 136}})
     for (const DType dtype : {DType::bf16, DType::fp16})
-      problems.push_back(problem_of(sizes, dtype, {{"weights", "nvfp4"}}));
-  problems.push_back(problem_of({1, 4096, 4096}, DType::bf16, {{"weights", "nvfp4"}}));
+      problems.push_back(packed_problem(sizes, dtype, {{"weights", "nvfp4"}}));
+  problems.push_back(packed_problem({1, 4096, 4096}, DType::bf16, {{"weights", "nvfp4"}}));
   verify_families(*backend, linear_op(), problems, random, 2);
 }
 
@@ -477,7 +463,7 @@ TEST_CASE("weights with f32 scales are rounded once on a GPU", "[gpu]") {
     for (const DType dtype : {DType::bf16, DType::fp16})
       for (const std::int64_t m : {33, 70}) {
         const Problem problem =
-            canonical(linear_op(), problem_of({m, 512, 256}, dtype, {{"weights", weights}}),
+            canonical(linear_op(), packed_problem({m, 512, 256}, dtype, {{"weights", weights}}),
                       DeviceKind::cuda);
         Verifier verifier(*backend, linear_op(), problem, 8);
         for (const Family* family : linear_op().families()) {
@@ -502,7 +488,7 @@ TEST_CASE("a scale of mxfp4 weights changes nothing but exponents on a GPU", "[g
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const std::int64_t m : {2, 100}) {
     const Problem problem =
-        canonical(linear_op(), problem_of({m, 192, 48}, DType::bf16, {{"weights", "mxfp4"}}),
+        canonical(linear_op(), packed_problem({m, 192, 48}, DType::bf16, {{"weights", "mxfp4"}}),
                   DeviceKind::cuda);
     OpRun run(*backend, linear_op(), problem);
     const auto executables =
@@ -529,7 +515,7 @@ TEST_CASE("a packed weight of another layout gives NaN on a GPU", "[gpu]") {
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const std::int64_t m : {2, 100}) {
     const Problem problem = canonical(
-        linear_op(), problem_of({m, 64, 16}, DType::bf16, {{"group", "64"}}), DeviceKind::cuda);
+        linear_op(), packed_problem({m, 64, 16}, DType::bf16, {{"group", "64"}}), DeviceKind::cuda);
     OpRun run(*backend, linear_op(), problem);
     const Recipe recipe = default_recipe(linear_op(), problem, backend->facts());
     run.run(linear_op(), problem, recipe);
@@ -557,7 +543,7 @@ TEST_CASE("a packed weight that the launch before writes is read once it is ther
   const Variant pack = default_recipe(pack_weight_op(), packing, facts).front();
   for (const std::int64_t m : {1, 16, 100}) {
     const Problem problem =
-        canonical(linear_op(), problem_of({m, 4096, 4096}, DType::bf16, {}), DeviceKind::cuda);
+        canonical(linear_op(), packed_problem({m, 4096, 4096}, DType::bf16, {}), DeviceKind::cuda);
     OpRun run(*backend, linear_op(), problem, {plain[0], plain[1]});
     for (const char* name : {"packed_decode", "packed_sm90", "expand"}) {
       const Family& family = family_of(linear_op(), name);
@@ -594,7 +580,7 @@ TEST_CASE("a packed weight that the launch before writes is read once it is ther
 TEST_CASE("linear's baseline with packed weights writes the same on a GPU too", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  check_baselines(*backend, linear_op(), problem_of({40, 256, 264}, DType::bf16, {}), 2e-2);
+  check_baselines(*backend, linear_op(), packed_problem({40, 256, 264}, DType::bf16, {}), 2e-2);
 }
 
 TEST_CASE("inputs to be timed repeat a part of packed weights behind their header") {

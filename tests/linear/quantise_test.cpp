@@ -3,9 +3,9 @@
 #include <limits>
 #include <random>
 
-#include "core/error.hpp"
 #include "cpu/open.hpp"
 #include "kernels/linear/linear.hpp"
+#include "linear/problems.hpp"
 #include "runtime/plan.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
@@ -16,36 +16,18 @@ using namespace fftune::test;
 
 namespace {
 
-struct Sizes {
-  std::int64_t m, k, n;
-};
-
-Problem problem_of(const Sizes& sizes, DType dtype, std::map<std::string, std::string> options) {
-  return {
-      "linear", "fwd", dtype, {{"m", sizes.m}, {"k", sizes.k}, {"n", sizes.n}}, std::move(options)};
-}
-
 /// Both kinds of scales, and every epilogue.
-std::vector<Problem> forms_of(const Sizes& sizes, DType dtype) {
+std::vector<Problem> quantised_forms_of(const LinearSizes& sizes, DType dtype) {
   std::vector<Problem> problems;
   for (const char* quantise : {"token", "block"}) {
-    problems.push_back(problem_of(sizes, dtype, {{"quantise", quantise}}));
-    problems.push_back(problem_of(
-        sizes, dtype,
+    problems.push_back(linear_problem("fwd", sizes, dtype, {{"quantise", quantise}}));
+    problems.push_back(linear_problem(
+        "fwd", sizes, dtype,
         {{"quantise", quantise}, {"bias", "yes"}, {"y-scale", "yes"}, {"residual", "yes"}}));
-    problems.push_back(
-        problem_of(sizes, dtype, {{"quantise", quantise}, {"bias", "yes"}, {"output", "f32"}}));
+    problems.push_back(linear_problem(
+        "fwd", sizes, dtype, {{"quantise", quantise}, {"bias", "yes"}, {"output", "f32"}}));
   }
   return problems;
-}
-
-std::string complaint(DType dtype, std::map<std::string, std::string> options) {
-  try {
-    canonical(linear_op(), problem_of({4, 256, 64}, dtype, std::move(options)), DeviceKind::cuda);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace
@@ -53,7 +35,7 @@ std::string complaint(DType dtype, std::map<std::string, std::string> options) {
 TEST_CASE("the reference quantises tokens, by hand", "[quantise]") {
   // The first token's largest magnitude is 4, whose scale is 4 / 448; 1 becomes 112. The second
   // token is zero, and its scale 1.
-  const Problem problem = problem_of({2, 3, 2}, DType::f32, {{"quantise", "token"}});
+  const Problem problem = linear_problem("fwd", {2, 3, 2}, DType::f32, {{"quantise", "token"}});
   ReferenceTensors tensors{
       {"x", {1, -4, 0.01, 0, 0, 0}}, {"w", {1, 2, 4, 8, -16, 32}}, {"w_scale", {0.5, 2}}};
   tensors = run_reference(linear_op(), problem, tensors);
@@ -71,8 +53,8 @@ TEST_CASE("linear with quantised tokens is right on the CPU at ragged sizes", "[
   const auto backend = open_cpu();
   std::mt19937_64 random(1);
   for (const DType dtype : linear_op().dtypes(DeviceKind::cpu))
-    for (const Sizes sizes : {Sizes{1, 1, 1}, {2, 3, 5}, {33, 130, 67}, {9, 600, 259}})
-      verify_families(*backend, linear_op(), forms_of(sizes, dtype), random, 1);
+    for (const LinearSizes sizes : {LinearSizes{1, 1, 1}, {2, 3, 5}, {33, 130, 67}, {9, 600, 259}})
+      verify_families(*backend, linear_op(), quantised_forms_of(sizes, dtype), random, 1);
 }
 
 TEST_CASE("linear with quantised tokens is right on a GPU", "[quantise][gpu]") {
@@ -80,14 +62,14 @@ TEST_CASE("linear with quantised tokens is right on a GPU", "[quantise][gpu]") {
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(3);
   for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
-    for (const Sizes sizes : {Sizes{1, 16, 16},
-                              {2, 80, 48},
-                              {50, 144, 208},
-                              {77, 1040, 264},
-                              {130, 72, 100},
-                              {1001, 528, 320},
-                              {16, 40000, 64}})
-      verify_families(*backend, linear_op(), forms_of(sizes, dtype), random, 2);
+    for (const LinearSizes sizes : {LinearSizes{1, 16, 16},
+                                    {2, 80, 48},
+                                    {50, 144, 208},
+                                    {77, 1040, 264},
+                                    {130, 72, 100},
+                                    {1001, 528, 320},
+                                    {16, 40000, 64}})
+      verify_families(*backend, linear_op(), quantised_forms_of(sizes, dtype), random, 2);
 }
 
 TEST_CASE("linear with quantised tokens is right on a GPU at the sizes of models",
@@ -97,15 +79,17 @@ TEST_CASE("linear with quantised tokens is right on a GPU at the sizes of models
   std::mt19937_64 random(4);
   for (const std::int64_t m : {1, 16, 1024})
     for (const char* quantise : {"token", "block"})
-      verify_families(*backend, linear_op(),
-                      {problem_of({m, 4096, 6144}, DType::bf16, {{"quantise", quantise}})}, random,
-                      2);
+      verify_families(
+          *backend, linear_op(),
+          {linear_problem("fwd", {m, 4096, 6144}, DType::bf16, {{"quantise", quantise}})}, random,
+          2);
 }
 
 TEST_CASE("a token with a NaN gives NaN alone where it is quantised", "[quantise]") {
   const auto backend = open_cpu();
   const Problem problem = canonical(
-      linear_op(), problem_of({3, 200, 5}, DType::f32, {{"quantise", "token"}}), DeviceKind::cpu);
+      linear_op(), linear_problem("fwd", {3, 200, 5}, DType::f32, {{"quantise", "token"}}),
+      DeviceKind::cpu);
   OpRun run(*backend, linear_op(), problem);
   auto x = run.values("x");
   x[200 + 7] = std::numeric_limits<float>::quiet_NaN();
@@ -116,8 +100,8 @@ TEST_CASE("a token with a NaN gives NaN alone where it is quantised", "[quantise
 }
 
 TEST_CASE("quantise=token and block refuse what they are not for", "[quantise]") {
-  CHECK(complaint(DType::bf16, {{"quantise", "token"}}).empty());
-  CHECK(complaint(DType::bf16, {{"quantise", "block"}, {"weights", "int4"}})
+  CHECK(linear_complaint({4, 256, 64}, {{"quantise", "token"}}).empty());
+  CHECK(linear_complaint({4, 256, 64}, {{"quantise", "block"}, {"weights", "int4"}})
             .find("quantise=block with weights=int4: the weight is e4m3, and not packed") !=
         std::string::npos);
 }

@@ -14,9 +14,9 @@ using namespace fftune::test;
 
 namespace {
 
-Problem problem_of(const Op& op, std::int64_t m, std::int64_t inner, std::int64_t outer,
-                   const std::string& mask, const std::string& pass = "fwd",
-                   const Options& options = {}) {
+Problem gpu_problem(const Op& op, std::int64_t m, std::int64_t inner, std::int64_t outer,
+                    const std::string& mask, const std::string& pass = "fwd",
+                    const Options& options = {}) {
   return masked_problem(op, DeviceKind::cuda, DType::bf16, m, {inner, outer}, mask, pass, options);
 }
 
@@ -37,7 +37,7 @@ TEST_CASE("A tiles are reused where tokens are gathered, and there alone") {
   const auto facts = facts_of_architecture("sm_90a");
   const Op& op = masked_ffn_op();
   const auto has_reuse = [&](const char* family, const std::string& mask) {
-    const auto space = family_of(op, family).space(problem_of(op, 4096, 1024, 2048, mask), facts);
+    const auto space = family_of(op, family).space(gpu_problem(op, 4096, 1024, 2048, mask), facts);
     return space.feasible().front().contains("a_reuse");
   };
   CHECK(has_reuse("gate_up_sm90", "random:0.33"));
@@ -50,7 +50,7 @@ TEST_CASE("A tiles are reused where tokens are gathered, and there alone") {
 TEST_CASE("the rows that are reused are one copy of the tokens, in whole tiles of each expert") {
   const auto facts = facts_of_architecture("sm_90a");
   const Op& op = masked_linear_op();
-  const Problem problem = problem_of(op, 16384, 1024, 1024, "random:0.33");
+  const Problem problem = gpu_problem(op, 16384, 1024, 1024, "random:0.33");
   const Family& family = family_of(op, "linear_sm90");
   Config config = family.default_config(problem, facts);
   for (const auto& [name, value] :
@@ -78,7 +78,7 @@ TEST_CASE("reused A tiles are right under every mask", "[gpu]") {
   const auto verify = [&](const Op& op, const char* name, std::int64_t m, std::int64_t inner,
                           std::int64_t outer, const std::string& pass, const Options& options) {
     const Family& family = family_of(op, name);
-    const Problem scattered = problem_of(op, m, inner, outer, "random:0.5", pass, options);
+    const Problem scattered = gpu_problem(op, m, inner, outer, "random:0.5", pass, options);
     const std::size_t first = first_stage_of(family, op.stages(scattered));
     std::vector<CompileResult> compiled;
     const auto configs = with_reuse(family, scattered, facts, random, 5);
@@ -88,7 +88,7 @@ TEST_CASE("reused A tiles are right under every mask", "[gpu]") {
     // Tiles that are gathered, and between them ones that are copied.
     for (const char* mask :
          {"random:0.5", "random:0.02", "random:0.9", "even:0.5", "block:0.4", "all", "none"}) {
-      const Problem problem = problem_of(op, m, inner, outer, mask, pass, options);
+      const Problem problem = gpu_problem(op, m, inner, outer, mask, pass, options);
       Verifier verifier(*backend, op, problem, random());
       for (std::size_t i = 0; i < configs.size(); ++i)
         verify_variant(verifier, {&family, configs[i], first, 1}, compiled[i]);

@@ -85,8 +85,8 @@ void check_added(const Op& op, const Problem& plain, const Problem& adding, doub
   ReferenceTensors tensors{{"mask", std::vector<double>(5, mark)}};
   draw_inputs(op, adding, random, tensors);
   ReferenceTensors alone = tensors;
-  run_reference(op, plain, alone);
-  run_reference(op, adding, tensors);
+  run_stages(op, plain, alone);
+  run_stages(op, adding, tensors);
   CHECK(tensors.at("dx") == alone.at("dx"));
   for (const auto& [gradient, before] : pairs) {
     CAPTURE(gradient);

@@ -16,8 +16,8 @@ using namespace fftune;
 
 namespace {
 
-Problem problem_of(const Op& op, std::int64_t m, std::int64_t first, std::int64_t second,
-                   const std::string& pass = "fwd") {
+Problem block_problem(const Op& op, std::int64_t m, std::int64_t first, std::int64_t second,
+                      const std::string& pass = "fwd") {
   return test::masked_problem(op, DeviceKind::cuda, DType::bf16, m, {first, second}, "block:0.33",
                               pass);
 }
@@ -67,7 +67,7 @@ TEST_CASE("grouped launches fit the device") {
     for (const std::int64_t m : {1, 63, 1024, 20000})
       for (const Op* op : {&masked_linear_op(), &masked_ffn_op()})
         for (const char* pass : {"fwd", "bwd"})
-          CHECK(check_launches(*op, problem_of(*op, m, 1024, 2048, pass),
+          CHECK(check_launches(*op, block_problem(*op, m, 1024, 2048, pass),
                                facts_of_architecture(arch)) > 0);
 }
 
@@ -76,7 +76,7 @@ TEST_CASE("untuned, a mask that marks every token takes the tiles of the plain l
   const Problem plain =
       canonical(ffn_op(), {"ffn", "fwd", DType::bf16, {{"m", 1024}, {"d", 1024}, {"h", 2048}}, {}},
                 DeviceKind::cuda);
-  Problem masked = problem_of(masked_ffn_op(), 1024, 1024, 2048);
+  Problem masked = block_problem(masked_ffn_op(), 1024, 1024, 2048);
   for (const char* family : {"gate_up_sm90", "down_sm90"}) {
     const Config usual = family_of(ffn_op(), family).default_config(plain, facts);
     const auto same_tile = [&](const char* mask) {
@@ -95,7 +95,7 @@ TEST_CASE("tiles are as high as the groups of the problem's mask fill them") {
   const auto facts = facts_of_architecture("sm_90a");
   const Family& family = family_of(masked_ffn_op(), "down_sm90");
   const auto may_be = [&](const char* mask, int height) {
-    Problem problem = problem_of(masked_ffn_op(), 1024, 4096, 14336);
+    Problem problem = block_problem(masked_ffn_op(), 1024, 4096, 14336);
     problem.options["mask"] = mask;
     const auto feasible = family.space(problem, facts).feasible();
     return std::any_of(feasible.begin(), feasible.end(),
@@ -112,7 +112,7 @@ TEST_CASE("tiles are as high as the groups of the problem's mask fill them") {
 
 TEST_CASE("gradients of the weights take memory beside the tensors only to sort scattered tokens") {
   const auto facts = facts_of_architecture("sm_90a");
-  Problem problem = problem_of(masked_linear_op(), 4096, 1024, 2048, "bwd");
+  Problem problem = block_problem(masked_linear_op(), 4096, 1024, 2048, "bwd");
   const Family& family = family_of(masked_linear_op(), "dw_sm90");
   const auto program_of = [&](const Config& config) {
     return family.program(problem, facts, config);
@@ -138,7 +138,7 @@ TEST_CASE("untuned, four warps of another warpgroup gather the scattered tokens 
   const auto facts = facts_of_architecture("sm_90a");
   const Family& family = family_of(masked_linear_op(), "dw_sm90");
   for (const std::int64_t m : {4096, 16384}) {
-    Problem problem = problem_of(masked_linear_op(), m, 1024, 1024, "bwd");
+    Problem problem = block_problem(masked_linear_op(), m, 1024, 1024, "bwd");
     problem.options["mask"] = "random:0.33";
     Config config = family.default_config(problem, facts);
     CAPTURE(config.text());
@@ -156,12 +156,12 @@ TEST_CASE("untuned, four warps of another warpgroup gather the scattered tokens 
 
 TEST_CASE("blocks that share the tokens of a gradient have the tiles of both experts") {
   const auto facts = facts_of_architecture("sm_90a");
-  const Problem problem = problem_of(masked_linear_op(), 4096, 1024, 1024, "bwd");
+  const Problem problem = block_problem(masked_linear_op(), 4096, 1024, 1024, "bwd");
   const Family& family = family_of(masked_linear_op(), "dw_sm90");
   Config config = family.default_config(problem, facts);
   CAPTURE(config.text());
   CHECK(config.at("split_k") == 2);
-  const Problem longer = problem_of(masked_linear_op(), 16384, 1024, 1024, "bwd");
+  const Problem longer = block_problem(masked_linear_op(), 16384, 1024, 1024, "bwd");
   CHECK(family.default_config(longer, facts).at("split_k") == 2);
   const auto blocks = [&] {
     const Program program = family.program(problem, facts, config);
@@ -180,15 +180,15 @@ TEST_CASE("families refuse what they cannot compute") {
   const auto refusal = [&](const char* family, const Problem& problem) {
     return family_of(op, family).refusal(problem, facts).value_or("");
   };
-  CHECK(refusal("linear_sm90", problem_of(op, 64, 72, 64)).empty());
-  CHECK(refusal("linear_sm90", problem_of(op, 64, 71, 64)).find("multiples of 8") !=
+  CHECK(refusal("linear_sm90", block_problem(op, 64, 72, 64)).empty());
+  CHECK(refusal("linear_sm90", block_problem(op, 64, 71, 64)).find("multiples of 8") !=
         std::string::npos);
-  CHECK(refusal("linear_sm90", problem_of(op, (1 << 19) + 1, 64, 64)).find("524288") !=
+  CHECK(refusal("linear_sm90", block_problem(op, (1 << 19) + 1, 64, 64)).find("524288") !=
         std::string::npos);
-  CHECK(refusal("linear_sm80", problem_of(op, 64, 72, 64)).empty());
-  CHECK_FALSE(refusal("linear_sm80", problem_of(op, 65, 72, 64)).empty());
-  CHECK(refusal("linear_fallback", problem_of(op, 64, 71, 63)).empty());
-  Problem backward = problem_of(op, 64, 72, 64);
+  CHECK(refusal("linear_sm80", block_problem(op, 64, 72, 64)).empty());
+  CHECK_FALSE(refusal("linear_sm80", block_problem(op, 65, 72, 64)).empty());
+  CHECK(refusal("linear_fallback", block_problem(op, 64, 71, 63)).empty());
+  Problem backward = block_problem(op, 64, 72, 64);
   backward.pass = "bwd";
   CHECK(refusal("linear_sm90", backward) == "the pass bwd has no stage linear here");
   for (const char* family : {"dx_sm90", "dw_sm90", "dx_fallback", "dw_fallback"})

@@ -14,7 +14,8 @@ using namespace fftune;
 
 namespace {
 
-Problem linear_problem(std::int64_t m, std::int64_t k, std::int64_t n, std::string mask = "all") {
+Problem cpu_linear_problem(std::int64_t m, std::int64_t k, std::int64_t n,
+                           std::string mask = "all") {
   return canonical(masked_linear_op(),
                    {"masked-linear",
                     "fwd",
@@ -24,7 +25,7 @@ Problem linear_problem(std::int64_t m, std::int64_t k, std::int64_t n, std::stri
                    DeviceKind::cpu);
 }
 
-Problem ffn_problem(std::int64_t m, std::int64_t d, std::int64_t h) {
+Problem cpu_ffn_problem(std::int64_t m, std::int64_t d, std::int64_t h) {
   return canonical(masked_ffn_op(),
                    {"masked-ffn", "fwd", DType::f32, {{"m", m}, {"d", d}, {"h", h}}, {}},
                    DeviceKind::cpu);
@@ -50,7 +51,7 @@ TEST_CASE("the masked ops are in the catalog, and every source of their families
 
 TEST_CASE("buffers are in the order that the C API promises") {
   using Names = std::vector<std::string>;
-  const Problem linear = linear_problem(2, 3, 4);
+  const Problem linear = cpu_linear_problem(2, 3, 4);
   CHECK(names(masked_linear_op(), linear, Role::input) == Names{"x", "mask", "w_true", "w_false"});
   CHECK(names(masked_linear_op(), linear, Role::output) == Names{"y"});
   Problem backward = linear;
@@ -58,7 +59,7 @@ TEST_CASE("buffers are in the order that the C API promises") {
   CHECK(names(masked_linear_op(), backward, Role::input) ==
         Names{"dy", "x", "mask", "w_true", "w_false"});
   CHECK(names(masked_linear_op(), backward, Role::output) == Names{"dx", "dw_true", "dw_false"});
-  const Problem ffn = ffn_problem(2, 3, 4);
+  const Problem ffn = cpu_ffn_problem(2, 3, 4);
   CHECK(names(masked_ffn_op(), ffn, Role::input) == Names{"x", "mask", "w_gate_true", "w_up_true",
                                                           "w_down_true", "w_gate_false",
                                                           "w_up_false", "w_down_false"});
@@ -71,10 +72,10 @@ TEST_CASE("buffers are in the order that the C API promises") {
 TEST_CASE("the buffers of masked-ffn's passes are in the order that the C API promises") {
   using Names = std::vector<std::string>;
   const Op& op = masked_ffn_op();
-  Problem saving = ffn_problem(2, 3, 4);
+  Problem saving = cpu_ffn_problem(2, 3, 4);
   saving.options["save"] = "preact";
   CHECK(names(op, saving, Role::output) == Names{"y", "gate", "up"});
-  Problem backward = ffn_problem(2, 3, 4);
+  Problem backward = cpu_ffn_problem(2, 3, 4);
   backward.pass = "bwd";
   const Names weights{"w_gate_true",  "w_up_true",  "w_down_true",
                       "w_gate_false", "w_up_false", "w_down_false"};
@@ -161,13 +162,13 @@ TEST_CASE("every stage's GEMM has the experts' tensors, in the order that the te
             (masked::accumulates(problem) ? before : Names{}));
     }
   };
-  Problem linear = linear_problem(2, 3, 4);
+  Problem linear = cpu_linear_problem(2, 3, 4);
   check_rows(masked_linear_op(), linear, "linear", {"x"}, {"w"}, {"y"});
   linear.pass = "bwd";
   check_rows(masked_linear_op(), linear, "dx", {"dy"}, {"w"}, {"dx"});
   check_reduction(masked_linear_op(), linear, "dw", {"dy"}, "x", {"dw"});
   const Op& op = masked_ffn_op();
-  Problem ffn = ffn_problem(2, 3, 4);
+  Problem ffn = cpu_ffn_problem(2, 3, 4);
   check_rows(op, ffn, "gate_up", {"x"}, {"w_gate", "w_up"}, {"hidden"});
   check_rows(op, ffn, "down", {"hidden"}, {"w_down"}, {"y"});
   ffn.options["save"] = "preact";
@@ -199,7 +200,7 @@ TEST_CASE("a GEMM gets the share of a mask's pattern, and whether it scatters th
         Expected{"even:0.5", 0.5, true}, Expected{"random:0.9", 0.9, true},
         Expected{"random:0", 0, false}, Expected{"all", 1, false}, Expected{"none", 0, false}}) {
     CAPTURE(mask);
-    Problem problem = linear_problem(2, 3, 4);
+    Problem problem = cpu_linear_problem(2, 3, 4);
     problem.options["mask"] = mask;
     const Groups groups = masked::gemm_stages(problem).front().gemm(problem).groups;
     CHECK(groups.expected_share == share);
@@ -213,13 +214,13 @@ TEST_CASE("each token goes through its own expert, whatever byte marks it") {
                            {"mask", {0, 255, 1}},
                            {"w_true", {1, 0, 0, 10}},
                            {"w_false", {-1, 0, 0, -100}}};
-  masked_linear_op().reference(linear_problem(3, 2, 2), 0, tensors, threads);
+  masked_linear_op().reference(cpu_linear_problem(3, 2, 2), 0, tensors, threads);
   CHECK(tensors.at("y") == std::vector<double>{-1, -200, 3, 40, 5, 60});
 }
 
 TEST_CASE("gradients go through the token's expert, and an expert without tokens has none") {
   HostThreads threads;
-  Problem problem = linear_problem(3, 2, 1);
+  Problem problem = cpu_linear_problem(3, 2, 1);
   problem.pass = "bwd";
   ReferenceTensors tensors{{"dy", {2, 3, 5}},
                            {"x", {1, 2, 3, 4, 5, 6}},
@@ -237,7 +238,7 @@ TEST_CASE("gradients go through the token's expert, and an expert without tokens
 }
 
 TEST_CASE("computing gate and up again costs two products more and keeps 2 m h elements less") {
-  Problem kept = ffn_problem(5, 16, 24);
+  Problem kept = cpu_ffn_problem(5, 16, 24);
   kept.pass = "bwd";
   Problem again = kept;
   kept.options["save"] = "preact";
@@ -254,7 +255,7 @@ TEST_CASE("hidden has the rows of the true expert first") {
   ReferenceTensors tensors{{"x", {1, 2, 3}},     {"mask", {0, 1, 0}},  {"w_gate_true", {1}},
                            {"w_up_true", {1}},   {"w_down_true", {2}}, {"w_gate_false", {1}},
                            {"w_up_false", {-1}}, {"w_down_false", {3}}};
-  const Problem problem = ffn_problem(3, 1, 1);
+  const Problem problem = cpu_ffn_problem(3, 1, 1);
   masked_ffn_op().reference(problem, 0, tensors, threads);
   const auto gated = [](double x) { return activate(Activation::silu, x) * x; };
   const auto& hidden = tensors.at("hidden");
@@ -269,9 +270,9 @@ TEST_CASE("hidden has the rows of the true expert first") {
 }
 
 TEST_CASE("a pattern is written in its shortest form, and anything else is refused") {
-  CHECK(linear_problem(2, 3, 4, "random:0.50").option("mask") == "random:0.5");
-  CHECK(linear_problem(2, 3, 4, "all").option("mask") == "block:1");
-  CHECK(linear_problem(2, 3, 4, "none").option("mask") == "block:0");
+  CHECK(cpu_linear_problem(2, 3, 4, "random:0.50").option("mask") == "random:0.5");
+  CHECK(cpu_linear_problem(2, 3, 4, "all").option("mask") == "block:1");
+  CHECK(cpu_linear_problem(2, 3, 4, "none").option("mask") == "block:0");
   for (const char* wrong : {"", "block", "block:", "block:1.5", "block:-0.1", "stripes:0.5", "0.5"})
-    CHECK_THROWS_AS(linear_problem(2, 3, 4, wrong), Error);
+    CHECK_THROWS_AS(cpu_linear_problem(2, 3, 4, wrong), Error);
 }

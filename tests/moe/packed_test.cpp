@@ -19,7 +19,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 /// gpt-oss' experts, and other formats with and without biases.
-std::vector<Options> forms() {
+std::vector<Options> packed_forms() {
   return {{{"weights", "mxfp4"}, {"act", "swiglu-oai"}, {"bias", "all"}},
           {{"weights", "int4"}, {"group", "32"}, {"zeros", "yes"}, {"weigh", "before"}},
           {{"weights", "fp8"}, {"group", "row"}, {"residual", "yes"}},
@@ -151,7 +151,7 @@ TEST_CASE("the kernel of experts with packed weights has legal launches") {
     const DeviceFacts facts = facts_of_architecture(arch);
     for (const char* name : {"gate_up_packed", "down_packed"}) {
       const Family& family = family_of(moe_ffn_op(), name);
-      for (const Options& options : forms()) {
+      for (const Options& options : packed_forms()) {
         const Problem problem =
             moe_problem({5, 256, 128, 8, 2}, DType::bf16, DeviceKind::cuda, options);
         CAPTURE(problem.text(), name);
@@ -178,7 +178,7 @@ TEST_CASE("experts with packed weights are right on the CPU") {
   const auto backend = open_cpu();
   std::mt19937_64 random(1);
   for (const DType dtype : {DType::f32, DType::bf16})
-    for (const Options& options : forms())
+    for (const Options& options : packed_forms())
       for (const MoeSizes& sizes : {MoeSizes{1, 32, 64, 3, 2}, {20, 64, 32, 4, 2, 1}})
         verify_families(*backend, moe_ffn_op(),
                         {moe_problem(sizes, dtype, DeviceKind::cpu, options)}, random, 1);
@@ -195,7 +195,7 @@ TEST_CASE("experts with packed weights are right on a GPU", "[gpu]") {
                                                   {{70, 64, 96, 8, 2}, "zipf:2"},
                                                   {{13, 96, 64, 6, 3, 1}, "uniform"}};
   std::size_t turn = 0;
-  for (Options options : forms())
+  for (Options options : packed_forms())
     for (const auto& [sizes, routing] : all) {
       options["routing"] = routing;
       problems.push_back(moe_problem(sizes, turn++ % 3 == 2 ? DType::fp16 : DType::bf16,

@@ -13,7 +13,7 @@ using namespace fftune::test;
 
 namespace {
 
-std::vector<Options> forms() {
+std::vector<Options> quantised_forms() {
   return {{{"quantise", "token"}},
           {{"quantise", "block"}, {"bias", "all"}, {"residual", "yes"}},
           {{"quantise", "token"}, {"gate-up", "halves"}, {"weigh", "before"}}};
@@ -34,7 +34,7 @@ TEST_CASE("experts with quantised tokens are right on the CPU", "[quantise]") {
   const auto backend = open_cpu();
   std::mt19937_64 random(1);
   for (const DType dtype : {DType::f32, DType::bf16})
-    for (const Options& options : forms())
+    for (const Options& options : quantised_forms())
       for (const MoeSizes& sizes : {MoeSizes{1, 33, 64, 3, 2}, {20, 160, 130, 4, 2, 1}})
         verify_families(*backend, moe_ffn_op(),
                         {moe_problem(sizes, dtype, DeviceKind::cpu, options)}, random, 1);
@@ -45,7 +45,7 @@ TEST_CASE("experts with quantised tokens are right on a GPU", "[quantise][gpu]")
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(2);
   std::vector<Problem> problems;
-  for (const Options& options : forms())
+  for (const Options& options : quantised_forms())
     for (const MoeSizes& sizes :
          {MoeSizes{1, 256, 128, 8, 4}, {70, 272, 384, 8, 2}, {300, 512, 256, 6, 3, 1}})
       problems.push_back(moe_problem(sizes, DType::bf16, DeviceKind::cuda, options));

@@ -9,10 +9,8 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
-
 /// Every epilogue that a model has, and those that they do not.
-std::vector<Options> forms() {
+std::vector<Options> every_form() {
   std::vector<Options> forms;
   for (const char* weights : {"separate", "packed"})
     for (const char* bias : {"no", "yes"}) {
@@ -46,20 +44,16 @@ std::vector<Options> forms() {
   return forms;
 }
 
-std::map<std::string, std::int64_t> sizes(std::int64_t m, std::int64_t d, std::int64_t heads,
-                                          std::int64_t kv_heads, std::int64_t dim) {
-  return {{"m", m}, {"d", d}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}};
-}
-
 }  // namespace
 
 TEST_CASE("qkv is right on the CPU in every form and dtype, at ragged sizes") {
   const auto backend = open_cpu();
   std::mt19937_64 random(1);
   for (const DType dtype : qkv_op().dtypes(DeviceKind::cpu))
-    for (const Options& options : forms())
-      for (const auto& of : {sizes(1, 1, 1, 1, 2), sizes(33, 70, 3, 1, 24), sizes(45, 65, 6, 2, 96),
-                             sizes(5, 600, 2, 2, 256), sizes(3, 40, 2, 1, 512)}) {
+    for (const Options& options : every_form())
+      for (const auto& of :
+           {qkv_sizes(1, 1, 1, 1, 2), qkv_sizes(33, 70, 3, 1, 24), qkv_sizes(45, 65, 6, 2, 96),
+            qkv_sizes(5, 600, 2, 2, 256), qkv_sizes(3, 40, 2, 1, 512)}) {
         const Problem problem = qkv_problem(DeviceKind::cpu, dtype, of, options);
         REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 2) > 0);
         verify_recipe(*backend, qkv_op(), problem,
@@ -71,9 +65,9 @@ TEST_CASE("qkv is right on a GPU in every form, where tiles have whole heads", "
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(2);
-  for (const Options& options : forms()) {
+  for (const Options& options : every_form()) {
     const Problem problem =
-        qkv_problem(DeviceKind::cuda, DType::bf16, sizes(333, 136, 4, 2, 64), options);
+        qkv_problem(DeviceKind::cuda, DType::bf16, qkv_sizes(333, 136, 4, 2, 64), options);
     REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 1) >= 2);
   }
 }
@@ -86,7 +80,7 @@ TEST_CASE("qkv is right on a GPU with heads of every size that tiles take", "[gp
   for (const std::int64_t dim : {16, 32, 48, 64, 80, 96, 128, 192, 256})
     for (const std::int64_t m : {at % 2 == 0 ? 13 : 1, at % 2 == 0 ? 1001 : 40}) {
       ++at;
-      auto of = sizes(m, 264, 16, 4, dim);
+      auto of = qkv_sizes(m, 264, 16, 4, dim);
       if (dim % 32 == 0 && at % 3 != 0) of["rotary"] = dim / 2;
       of["cache-slots"] = 1500;
       const bool even = at % 4 < 2;
@@ -108,11 +102,12 @@ TEST_CASE("qkv is right on a GPU with heads of any even number of features", "[g
   std::mt19937_64 random(5);
   for (const std::int64_t dim : {2, 4, 6, 10, 12, 20, 100, 254, 264, 512})
     for (const std::int64_t m : {1, 70}) {
-      const Problem problem = qkv_problem(DeviceKind::cuda, DType::bf16, sizes(m, 264, 4, 2, dim),
-                                          {{"norm", m == 1 ? "yes" : "no"},
-                                           {"rotation", "halves"},
-                                           {"angles", "base"},
-                                           {"cache", "yes"}});
+      const Problem problem =
+          qkv_problem(DeviceKind::cuda, DType::bf16, qkv_sizes(m, 264, 4, 2, dim),
+                      {{"norm", m == 1 ? "yes" : "no"},
+                       {"rotation", "halves"},
+                       {"angles", "base"},
+                       {"cache", "yes"}});
       REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 1) > 0);
     }
 }
@@ -122,7 +117,7 @@ TEST_CASE("a cluster of which a part is past the last head writes nothing there"
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(4);
   const Problem problem = qkv_problem(
-      DeviceKind::cuda, DType::fp16, sizes(13, 16, 2, 2, 96),
+      DeviceKind::cuda, DType::fp16, qkv_sizes(13, 16, 2, 2, 96),
       {{"rotation", "halves"}, {"angles", "base"}, {"cache", "yes"}, {"weights", "packed"}});
   REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 12) >= 12);
 }
@@ -145,7 +140,7 @@ TEST_CASE("on the CPU a slot beyond the cache is none, as a negative one is") {
 TEST_CASE("qkv's baselines write the same") {
   const auto backend = open_cpu();
   check_baselines(*backend, qkv_op(),
-                  qkv_problem(DeviceKind::cpu, DType::bf16, sizes(33, 72, 4, 2, 24)), 2e-2);
+                  qkv_problem(DeviceKind::cpu, DType::bf16, qkv_sizes(33, 72, 4, 2, 24)), 2e-2);
 }
 
 TEST_CASE("on a GPU too, qkv's baselines write the same", "[gpu]") {
@@ -154,7 +149,7 @@ TEST_CASE("on a GPU too, qkv's baselines write the same", "[gpu]") {
   for (const Options& options :
        {Options{}, Options{{"rotation", "halves"}, {"angles", "base"}},
         Options{{"rotation", "interleaved"}, {"angles", "llama3"}, {"factor", "8"}}})
-    check_baselines(*backend, qkv_op(),
-                    qkv_problem(DeviceKind::cuda, DType::bf16, sizes(333, 136, 8, 2, 64), options),
-                    3e-2);
+    check_baselines(
+        *backend, qkv_op(),
+        qkv_problem(DeviceKind::cuda, DType::bf16, qkv_sizes(333, 136, 8, 2, 64), options), 3e-2);
 }

@@ -11,15 +11,12 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
 using Names = std::vector<std::string>;
-using Sizes = std::map<std::string, std::int64_t>;
 
 Names names_of(const Options& options) {
   Names names;
   const Problem problem =
-      qkv_problem(DeviceKind::cuda, DType::bf16,
-                  {{"m", 5}, {"d", 32}, {"heads", 4}, {"kv-heads", 2}, {"dim", 16}}, options);
+      qkv_problem(DeviceKind::cuda, DType::bf16, qkv_sizes(5, 32, 4, 2, 16), options);
   for (const auto& tensor : qkv_op().tensors(problem)) names.push_back(tensor.name);
   return names;
 }
@@ -56,7 +53,7 @@ TEST_CASE("qkv's buffers are in the order that the API promises") {
 }
 
 TEST_CASE("qkv's second stage reads what the product wrote") {
-  const Sizes sizes{{"m", 5}, {"d", 32}, {"heads", 4}, {"kv-heads", 2}, {"dim", 16}};
+  const Sizes sizes = qkv_sizes(5, 32, 4, 2, 16);
   CHECK(names_of({{"norm", "rows"}, {"rotation", "halves"}, {"cache", "yes"}}) ==
         Names{"x", "w_q", "w_k", "w_v", "q_norm", "k_norm", "positions", "angles", "k_cache",
               "v_cache", "slots", "q", "q_raw", "k_raw", "v_raw"});

@@ -14,8 +14,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
-using Sizes = std::map<std::string, std::int64_t>;
 using Names = std::vector<std::string>;
 
 Problem packed_qkv(DeviceKind kind, DType dtype, const Sizes& sizes, Options options) {
@@ -23,13 +21,8 @@ Problem packed_qkv(DeviceKind kind, DType dtype, const Sizes& sizes, Options opt
   return qkv_problem(kind, dtype, sizes, std::move(options));
 }
 
-Sizes sizes(std::int64_t m, std::int64_t d, std::int64_t heads, std::int64_t kv_heads,
-            std::int64_t dim) {
-  return {{"m", m}, {"d", d}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}};
-}
-
 /// Heads as models have them, over groups of 32 and of a row.
-std::vector<Options> forms() {
+std::vector<Options> packed_forms() {
   std::vector<Options> forms;
   for (const char* zeros : {"no", "yes"})
     for (const char* norm : {"no", "yes", "rows"})
@@ -60,7 +53,7 @@ void verify_all(Backend& backend, const Problem& problem, std::mt19937_64& rando
 
 TEST_CASE("qkv with packed weights has one of them, and a stage that expands it") {
   const Problem problem =
-      packed_qkv(DeviceKind::cuda, DType::bf16, sizes(5, 64, 4, 2, 16),
+      packed_qkv(DeviceKind::cuda, DType::bf16, qkv_sizes(5, 64, 4, 2, 16),
                  {{"group", "32"}, {"zeros", "yes"}, {"bias", "yes"}, {"rotation", "halves"}});
   const auto tensors = qkv_op().tensors(problem);
   Names names;
@@ -79,7 +72,7 @@ TEST_CASE("qkv with packed weights has one of them, and a stage that expands it"
 TEST_CASE("few tokens of qkv read the packed weight, and more expand it") {
   const auto families = [](std::int64_t m) {
     const Problem problem =
-        packed_qkv(DeviceKind::cuda, DType::bf16, sizes(m, 4096, 32, 8, 128), {});
+        packed_qkv(DeviceKind::cuda, DType::bf16, qkv_sizes(m, 4096, 32, 8, 128), {});
     Names names;
     for (const auto& variant : default_recipe(qkv_op(), problem, facts_of_architecture("sm_80")))
       names.push_back(variant.family);
@@ -92,7 +85,7 @@ TEST_CASE("few tokens of qkv read the packed weight, and more expand it") {
 TEST_CASE("packed weights of qkv that cannot be are refused in one line") {
   const auto complaint = [](Options options) {
     try {
-      qkv_problem(DeviceKind::cuda, DType::bf16, sizes(5, 96, 4, 2, 16), std::move(options));
+      qkv_problem(DeviceKind::cuda, DType::bf16, qkv_sizes(5, 96, 4, 2, 16), std::move(options));
     } catch (const Error& error) {
       return std::string(error.what());
     }
@@ -109,8 +102,8 @@ TEST_CASE("qkv with packed weights is right on the CPU") {
   const auto backend = open_cpu();
   std::mt19937_64 random(1);
   for (const DType dtype : qkv_op().dtypes(DeviceKind::cpu))
-    for (const Options& options : forms())
-      for (const auto& of : {sizes(1, 32, 1, 1, 2), sizes(33, 96, 3, 1, 24)})
+    for (const Options& options : packed_forms())
+      for (const auto& of : {qkv_sizes(1, 32, 1, 1, 2), qkv_sizes(33, 96, 3, 1, 24)})
         verify_all(*backend, packed_qkv(DeviceKind::cpu, dtype, of, options), random, 1);
 }
 
@@ -120,18 +113,18 @@ TEST_CASE("qkv with packed weights is right on a GPU in every form", "[gpu]") {
   std::mt19937_64 random(2);
   std::vector<Problem> problems;
   // Forms, numbers of tokens and types take turns: a kernel takes seconds to compile.
-  const auto all = forms();
+  const auto all = packed_forms();
   const std::int64_t tokens[] = {1, 13, 64, 130};
   for (std::size_t i = 0; i < all.size(); ++i)
     for (std::size_t j = i % 2; j < std::size(tokens); j += 2)
       problems.push_back(packed_qkv(DeviceKind::cuda,
                                     (i + j) / 2 % 2 == 0 ? DType::bf16 : DType::fp16,
-                                    sizes(tokens[j], 256, 4, 2, 64), all[i]));
-  for (const auto& of : {sizes(3, 96, 3, 1, 20), sizes(70, 72, 2, 2, 6)})
+                                    qkv_sizes(tokens[j], 256, 4, 2, 64), all[i]));
+  for (const auto& of : {qkv_sizes(3, 96, 3, 1, 20), qkv_sizes(70, 72, 2, 2, 6)})
     problems.push_back(packed_qkv(DeviceKind::cuda, DType::bf16, of,
                                   {{"group", "row"}, {"rotation", "halves"}, {"cache", "yes"}}));
   for (const std::int64_t m : {1, 16, 64})
-    problems.push_back(packed_qkv(DeviceKind::cuda, DType::bf16, sizes(m, 4096, 32, 8, 128),
+    problems.push_back(packed_qkv(DeviceKind::cuda, DType::bf16, qkv_sizes(m, 4096, 32, 8, 128),
                                   {{"rotation", "halves"}, {"angles", "base"}, {"cache", "yes"}}));
   verify_families(*backend, qkv_op(), problems, random, 1, [](const Family& family) {
     return reads_packed_weights(family) || family.stages().front() == qkv::stage_heads;

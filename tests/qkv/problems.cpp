@@ -2,8 +2,7 @@
 
 namespace fftune::test {
 
-Problem qkv_problem(DeviceKind kind, DType dtype, std::map<std::string, std::int64_t> sizes,
-                    std::map<std::string, std::string> options) {
+Problem qkv_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options) {
   return canonical(qkv_op(), {"qkv", "fwd", dtype, std::move(sizes), std::move(options)}, kind);
 }
 
@@ -22,13 +21,12 @@ Problem random_qkv(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   std::int64_t d = std::min(draw.size(most_elements < 1 << 24 ? 8 : 12), room(columns));
   if (regular && d > 4) d = (d + 7) / 8 * 8;
   const std::int64_t m = std::min(draw.size(draw.below(2) ? 9 : 4), room(columns + d));
-  std::map<std::string, std::int64_t> sizes{{"m", m}, {"d", d}, {"heads", heads}, {"dim", dim}};
-  std::map<std::string, std::string> options{
-      {"weights", draw.of({"separate", "packed", "grouped", "int4"})},
-      {"bias", draw.of({"no", "yes"})},
-      {"norm", draw.of({"no", "yes", "rows", "layer"})},
-      {"rotation", draw.of({"none", "halves", "interleaved"})},
-      {"cache", draw.of({"no", "yes"})}};
+  Sizes sizes{{"m", m}, {"d", d}, {"heads", heads}, {"dim", dim}};
+  Options options{{"weights", draw.of({"separate", "packed", "grouped", "int4"})},
+                  {"bias", draw.of({"no", "yes"})},
+                  {"norm", draw.of({"no", "yes", "rows", "layer"})},
+                  {"rotation", draw.of({"none", "halves", "interleaved"})},
+                  {"cache", draw.of({"no", "yes"})}};
   if ((options["norm"] == "yes" || options["norm"] == "layer") && draw.below(3) == 0)
     options["norm-order"] = "after";
   if (kv_heads != heads) sizes["kv-heads"] = kv_heads;

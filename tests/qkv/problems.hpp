@@ -11,8 +11,15 @@
 
 namespace fftune::test {
 
-Problem qkv_problem(DeviceKind kind, DType dtype, std::map<std::string, std::int64_t> sizes,
-                    std::map<std::string, std::string> options = {});
+using Options = std::map<std::string, std::string>;
+using Sizes = std::map<std::string, std::int64_t>;
+
+inline Sizes qkv_sizes(std::int64_t m, std::int64_t d, std::int64_t heads, std::int64_t kv_heads,
+                       std::int64_t dim) {
+  return {{"m", m}, {"d", d}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}};
+}
+
+Problem qkv_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options = {});
 
 /// A problem with every field drawn; heads are often such as a tile can have whole.
 Problem random_qkv(DeviceKind kind, Draw& draw, std::int64_t most_elements);

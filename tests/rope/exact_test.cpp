@@ -50,8 +50,8 @@ struct Buffers {
   ReferenceTensors values;
 };
 
-void run(Backend& backend, const Family& family, const Problem& problem,
-         const std::vector<void*>& addresses) {
+void run_family(Backend& backend, const Family& family, const Problem& problem,
+                const std::vector<void*>& addresses) {
   const auto& facts = backend.facts();
   const auto compiled =
       backend.compile(family.program(problem, facts, family.default_config(problem, facts)));
@@ -89,7 +89,7 @@ void check_rounding(Backend& backend) {
     rope_op().reference(problem, 0, expected, threads);
     for_each_family(backend, problem, [&](const Family& family) {
       CAPTURE(family.name());
-      run(backend, family, problem, buffers.addresses);
+      run_family(backend, family, problem, buffers.addresses);
       for (std::size_t place = 0; place < buffers.tensors.size(); ++place) {
         if (buffers.tensors[place].role != Role::output) continue;
         const auto out = buffers.read(place);
@@ -115,10 +115,10 @@ void check_in_place(Backend& backend) {
       Buffers buffers(backend, problem, draw);
       const TensorPlaces at(rope_op().tensors(problem));
       const auto sides = rope::sides_of(rope::layer_of(problem));
-      run(backend, family, problem, buffers.addresses);
+      run_family(backend, family, problem, buffers.addresses);
       auto in_place = buffers.addresses;
       for (const auto& side : sides) in_place[at.at(side.out)] = in_place[at.at(side.in)];
-      run(backend, family, problem, in_place);
+      run_family(backend, family, problem, in_place);
       for (const auto& side : sides)
         CHECK(buffers.read(at.at(side.in)) == buffers.read(at.at(side.out)));
     });

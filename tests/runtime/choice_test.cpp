@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "kernels/ffn/ffn.hpp"
 #include "registry/catalog.hpp"
 #include "registry/op.hpp"
 #include "store/example.hpp"
@@ -12,12 +13,6 @@
 using namespace fftune;
 
 namespace {
-
-const Op& ffn() {
-  for (const Op* op : builtin_catalog().ops)
-    if (op->name() == "ffn") return *op;
-  throw Error(ErrorKind::internal, "there is no ffn");
-}
 
 Problem problem_of(std::int64_t d, std::int64_t h, std::int64_t m) {
   return {"ffn", "fwd", DType::bf16, {{"m", m}, {"d", d}, {"h", h}}, {{"act", "silu"}}};
@@ -41,7 +36,7 @@ Choice choice_of(const PresetRecord& record, const Problem& asked) {
   const PresetDevice device{facts.slug(),          facts.name, facts.kind, facts.arch,
                             facts.multiprocessors, {}};
   merge_preset_records(folder.path(), device, "ffn", {record});
-  return choose(builtin_catalog(), ffn(), asked, facts, PresetLibrary::load({folder.path()}));
+  return choose(builtin_catalog(), ffn_op(), asked, facts, PresetLibrary::load({folder.path()}));
 }
 
 }  // namespace
@@ -49,7 +44,7 @@ Choice choice_of(const PresetRecord& record, const Problem& asked) {
 TEST_CASE("a record of a shape like it serves a problem") {
   const auto recorded = problem_of(1024, 2048, 1024);
   auto record = record_of(recorded);
-  const Recipe usual = default_recipe(ffn(), recorded, facts_of_architecture("sm_90a"));
+  const Recipe usual = default_recipe(ffn_op(), recorded, facts_of_architecture("sm_90a"));
   // The model's tiles, with fewer pipeline stages than it would choose.
   for (std::size_t i = 0; i < usual.size(); ++i) record.stages[i].variant = usual[i];
   record.stages[1].variant.config.set("stages", 6);
@@ -68,7 +63,7 @@ TEST_CASE("tiles of another shape that fit a problem badly give way to the defau
   const Choice choice = choice_of(record_of(problem_of(1024, 2048, 1024)), asked);
   CAPTURE(choice.reason);
   CHECK_FALSE(choice.preset);
-  CHECK(choice.recipe == default_recipe(ffn(), asked, facts_of_architecture("sm_90a")));
+  CHECK(choice.recipe == default_recipe(ffn_op(), asked, facts_of_architecture("sm_90a")));
   CHECK(choice.reason.find("nearest shape d=1024 h=2048 m=1024, which should take") !=
         std::string::npos);
   CHECK(choice.reason.find("times as long as the default: default of the op") != std::string::npos);

@@ -10,6 +10,7 @@
 
 #include "core/error.hpp"
 #include "device/host_threads.hpp"
+#include "kernels/ffn/ffn.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/plan.hpp"
 #include "store/example.hpp"
@@ -23,10 +24,6 @@ using namespace fftune;
 using namespace fftune::test;
 
 namespace {
-
-const Op& ffn() {
-  return builtin_catalog().op("ffn");
-}
 
 Problem layer(std::int64_t m) {
   return {"ffn", "fwd", DType::bf16, {{"m", m}, {"d", 1024}, {"h", 2048}}, {{"act", "silu"}}};
@@ -43,7 +40,7 @@ PresetLibrary records_at(const std::vector<std::int64_t>& tokens,
   std::vector<PresetRecord> records;
   for (const auto m : tokens) {
     auto record = example::record(layer(m));
-    const Recipe usual = default_recipe(ffn(), layer(m), facts);
+    const Recipe usual = default_recipe(ffn_op(), layer(m), facts);
     REQUIRE(usual.size() == record.stages.size());
     for (std::size_t i = 0; i < usual.size(); ++i) record.stages[i].variant = usual[i];
     records.push_back(record);
@@ -82,7 +79,7 @@ TEST_CASE("segments cover every number of tokens, and a record serves its own") 
   const testing::TemporaryFolder folder;
   const std::vector<std::int64_t> recorded{64, 1024, 4096};
   const auto presets = records_at(recorded, folder);
-  const auto segments = token_segments(builtin_catalog(), ffn(), layer(5000), hopper(), presets);
+  const auto segments = token_segments(builtin_catalog(), ffn_op(), layer(5000), hopper(), presets);
   std::int64_t next = 1;
   for (const auto& segment : segments) {
     CHECK(segment.first == next);
@@ -95,7 +92,7 @@ TEST_CASE("segments cover every number of tokens, and a record serves its own") 
                                       [&](const TokenSegment& each) { return m <= each.last; });
     REQUIRE(segment != segments.end());
     CHECK(segment->choice.recipe ==
-          choose(builtin_catalog(), ffn(), layer(m), hopper(), presets).recipe);
+          choose(builtin_catalog(), ffn_op(), layer(m), hopper(), presets).recipe);
   }
 }
 
@@ -103,13 +100,13 @@ TEST_CASE("between two records the cost model decides, at one place") {
   const testing::TemporaryFolder folder;
   const auto presets = records_at({1024, 2048}, folder);
   const auto facts = hopper();
-  const auto segments = token_segments(builtin_catalog(), ffn(), layer(2048), facts, presets);
+  const auto segments = token_segments(builtin_catalog(), ffn_op(), layer(2048), facts, presets);
   const auto second = std::find_if(segments.begin(), segments.end(),
                                    [](const TokenSegment& each) { return each.first > 1024; });
   REQUIRE(second != segments.end());
   const auto first = std::prev(second);
   const auto estimate = [&](const TokenSegment& segment, std::int64_t m) {
-    return estimate_of(ffn(), layer(m), facts, segment.choice.recipe).value();
+    return estimate_of(ffn_op(), layer(m), facts, segment.choice.recipe).value();
   };
   CAPTURE(second->first);
   CHECK(estimate(*second, second->first) < estimate(*first, second->first));
@@ -119,14 +116,14 @@ TEST_CASE("between two records the cost model decides, at one place") {
 TEST_CASE("a choice that does not serve all of its range is left to another there") {
   // With 114 SMs, tiles of 72 rows are for those numbers of tokens that fill waves with them.
   for (const auto& facts : products_of_architecture("sm_90a")) {
-    const auto segments = token_segments(builtin_catalog(), ffn(), layer(600), facts, {});
+    const auto segments = token_segments(builtin_catalog(), ffn_op(), layer(600), facts, {});
     std::int64_t next = 1;
     for (const auto& segment : segments) {
       CHECK(segment.first == next);
       next = segment.last + 1;
       for (auto m = segment.first; m <= segment.last; ++m)
         for (const auto& variant : segment.choice.recipe)
-          if (const auto reason = illegality(ffn(), layer(m), facts, variant); !reason.empty())
+          if (const auto reason = illegality(ffn_op(), layer(m), facts, variant); !reason.empty())
             FAIL(facts.name << ", m=" << m << ": " << reason);
     }
     CHECK(next == 601);
@@ -164,7 +161,7 @@ TEST_CASE("a plan for any tokens compiles at once, and then each number is found
 TEST_CASE("the workspace is enough for every number of tokens") {
   CountingBackend backend(hopper());
   for (const std::int64_t most : {1, 16, 300}) {
-    const TokenPlan plan(builtin_catalog(), backend, ffn(), layer(most), {});
+    const TokenPlan plan(builtin_catalog(), backend, ffn_op(), layer(most), {});
     for (std::int64_t m = 1; m <= most; ++m) CHECK_NOTHROW(plan.prepare(m));
   }
 }
@@ -248,7 +245,7 @@ TEST_CASE("a choice far from its record names the sizes") {
     return Problem{"ffn", "fwd", DType::bf16, {{"m", m}, {"d", d}, {"h", h}}, {}};
   };
   const auto words = [&](const Problem& asked, const Problem& record) {
-    return far_words(ffn(), asked, record);
+    return far_words(ffn_op(), asked, record);
   };
   const auto record = problem(1024, 1024, 2048);
   CHECK(words(problem(1024, 1024, 2048), record).empty());
@@ -283,8 +280,8 @@ TEST_CASE("a plan's kernels are compiled side by side") {
     int inside_ = 0;
   };
   WaitingBackend backend;
-  const Recipe recipe = default_recipe(ffn(), layer(16), hopper());
+  const Recipe recipe = default_recipe(ffn_op(), layer(16), hopper());
   REQUIRE(recipe.size() > 1);
-  const Plan plan(backend, ffn(), layer(16), recipe);
+  const Plan plan(backend, ffn_op(), layer(16), recipe);
   CHECK(backend.together > 1);
 }

@@ -20,7 +20,7 @@ std::vector<SavedTensor> read(const std::string& bytes) {
   return read_safetensors_header(std::as_bytes(std::span(bytes)), bytes.size());
 }
 
-std::string complaint(const std::string& bytes) {
+std::string header_complaint(const std::string& bytes) {
   try {
     read(bytes);
   } catch (const Error& error) {
@@ -30,8 +30,8 @@ std::string complaint(const std::string& bytes) {
 }
 
 /// The error of a header with data of this many bytes.
-std::string complaint(const std::string& header, std::size_t data) {
-  return complaint(safetensors_bytes(header, std::string(data, '\0')));
+std::string header_complaint(const std::string& header, std::size_t data) {
+  return header_complaint(safetensors_bytes(header, std::string(data, '\0')));
 }
 
 }  // namespace
@@ -99,7 +99,7 @@ TEST_CASE("a header that contradicts itself or the file is one line that says ho
       {R"({"__metadata__":{"a":"","a":""}})", 0, "__metadata__ has 'a' twice"},
   };
   for (const Wrong& wrong : all) {
-    const std::string said = complaint(wrong.header, wrong.data);
+    const std::string said = header_complaint(wrong.header, wrong.data);
     CAPTURE(wrong.header, said);
     CHECK(said.find(wrong.named) != said.npos);
     CHECK(said.find('\n') == said.npos);
@@ -107,13 +107,14 @@ TEST_CASE("a header that contradicts itself or the file is one line that says ho
 }
 
 TEST_CASE("a file too short for its header is said to be") {
-  CHECK_THAT(complaint(""), ContainsSubstring("it has 0 bytes"));
-  CHECK_THAT(complaint(std::string(7, '\0')), ContainsSubstring("it has 7 bytes"));
-  CHECK_THAT(complaint(std::string(8, '\xff')), ContainsSubstring("it is not a safetensors file"));
+  CHECK_THAT(header_complaint(""), ContainsSubstring("it has 0 bytes"));
+  CHECK_THAT(header_complaint(std::string(7, '\0')), ContainsSubstring("it has 7 bytes"));
+  CHECK_THAT(header_complaint(std::string(8, '\xff')),
+             ContainsSubstring("it is not a safetensors file"));
   const std::string absurd("\xff\xff\xff\x7f\0\0\0\0{}", 10);
-  CHECK_THAT(complaint(absurd), ContainsSubstring("it is not a safetensors file"));
+  CHECK_THAT(header_complaint(absurd), ContainsSubstring("it is not a safetensors file"));
   const std::string beyond("\x03\0\0\0\0\0\0\0{}", 10);
-  CHECK_THAT(complaint(beyond), ContainsSubstring("it is cut short"));
+  CHECK_THAT(header_complaint(beyond), ContainsSubstring("it is cut short"));
   // It had 4 bytes when it was opened, and more when it was read.
   const std::string grown = beyond + std::string(10, ' ');
   CHECK_THROWS_WITH(safetensors_header_end(std::as_bytes(std::span(grown)), 4),
@@ -134,7 +135,7 @@ TEST_CASE("a file cut short anywhere is one complaint") {
   writer.add("one", "F32", {2, 2}, std::vector<float>{1, 2, 3, 4});
   writer.add("two", "BF16", {3}, std::vector<float>{1, 2, 3});
   const std::string whole = writer.bytes();
-  REQUIRE(complaint(whole).empty());
+  REQUIRE(header_complaint(whole).empty());
   for (std::size_t length = 0; length < whole.size(); ++length)
-    if (complaint(whole.substr(0, length)).empty()) FAIL("cut at " << length);
+    if (header_complaint(whole.substr(0, length)).empty()) FAIL("cut at " << length);
 }

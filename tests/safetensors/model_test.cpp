@@ -11,18 +11,16 @@
 #include "support/catch.hpp"
 #include "support/safetensors.hpp"
 #include "support/temporary_folder.hpp"
+#include "support/text_file.hpp"
 
 using namespace fftune;
 using fftune::testing::SafetensorsWriter;
 using fftune::testing::TemporaryFolder;
+using fftune::testing::write_text;
 
 namespace {
 
 namespace fs = std::filesystem;
-
-void write(const fs::path& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
 
 void write_shard(const fs::path& path, const std::string& name, float value) {
   SafetensorsWriter writer;
@@ -36,7 +34,7 @@ double first_value(const SavedModel& model, const std::string& name) {
   return value;
 }
 
-std::string complaint(const fs::path& path) {
+std::string model_complaint(const fs::path& path) {
   try {
     const SavedModel model(path);
   } catch (const Error& error) {
@@ -57,7 +55,8 @@ TEST_CASE("a model is a file, a folder, or an index of several files") {
   CHECK(SavedModel(folder.path() / "a.safetensors").find("two") == nullptr);
 
   const fs::path index = folder.path() / "model.safetensors.index.json";
-  write(index, R"({"metadata":{},"weight_map":{"one":"a.safetensors","two":"b.safetensors"}})");
+  write_text(index,
+             R"({"metadata":{},"weight_map":{"one":"a.safetensors","two":"b.safetensors"}})");
   for (const fs::path& path : {folder.path(), index}) {
     const SavedModel model(path);
     CHECK(model.tensors().size() == 2);
@@ -66,7 +65,7 @@ TEST_CASE("a model is a file, a folder, or an index of several files") {
     CHECK(model.folder() == folder.path());
     CHECK(model.config() == nullptr);
   }
-  write(folder.path() / "config.json", R"({"hidden_size": 8})");
+  write_text(folder.path() / "config.json", R"({"hidden_size": 8})");
   const SavedModel model(index);
   REQUIRE(model.config() != nullptr);
   CHECK(model.config()->find("hidden_size") != nullptr);
@@ -97,7 +96,7 @@ TEST_CASE("a missing tensor is named with the nearest") {
 TEST_CASE("an error in a model's files is one line that names the file") {
   const TemporaryFolder folder;
   const auto check = [&](const fs::path& path, const std::string& what) {
-    const std::string said = complaint(path);
+    const std::string said = model_complaint(path);
     CAPTURE(path, said);
     CHECK(said.find(what) != said.npos);
     CHECK(said.find(folder.path().string()) != said.npos);
@@ -109,14 +108,14 @@ TEST_CASE("an error in a model's files is one line that names the file") {
   check(folder.path() / "sub.safetensors", "has no .safetensors file");
   ::mkfifo((folder.path() / "pipe.safetensors").c_str(), 0600);
   check(folder.path() / "pipe.safetensors", "cannot be read");
-  write(folder.path() / "empty.safetensors", "");
+  write_text(folder.path() / "empty.safetensors", "");
   check(folder.path() / "empty.safetensors", "it has 0 bytes");
 
   write_shard(folder.path() / "a.safetensors", "one", 1);
   write_shard(folder.path() / "b.safetensors", "one", 2);
   const fs::path index = folder.path() / "model.safetensors.index.json";
   const auto check_index = [&](const std::string& text, const std::string& what) {
-    write(index, text);
+    write_text(index, text);
     check(folder.path(), what);
   };
   check_index("", "not JSON");

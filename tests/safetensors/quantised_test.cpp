@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <random>
 #include <string>
 #include <thread>
@@ -22,10 +21,12 @@
 #include "support/catch.hpp"
 #include "support/safetensors.hpp"
 #include "support/temporary_folder.hpp"
+#include "support/text_file.hpp"
 
 using namespace fftune;
 using fftune::testing::SafetensorsWriter;
 using fftune::testing::TemporaryFolder;
+using fftune::testing::write_text;
 
 namespace {
 
@@ -33,20 +34,16 @@ namespace fs = std::filesystem;
 
 const fs::path vectors = fs::path(FFTUNE_SOURCE_DIR) / "tests/data/quantised";
 
-void write(const fs::path& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
 /// A folder with the weights of a file and a config.json.
 class Checkpoint {
  public:
   Checkpoint(const fs::path& weights, const std::string& quantisation) {
     fs::copy_file(weights, folder_.path() / "model.safetensors");
-    write(folder_.path() / "config.json", R"({"quantization_config":)" + quantisation + "}");
+    write_text(folder_.path() / "config.json", R"({"quantization_config":)" + quantisation + "}");
   }
   explicit Checkpoint(const SafetensorsWriter& writer, const std::string& quantisation) {
     writer.write(folder_.path() / "model.safetensors");
-    write(folder_.path() / "config.json", R"({"quantization_config":)" + quantisation + "}");
+    write_text(folder_.path() / "config.json", R"({"quantization_config":)" + quantisation + "}");
   }
   const fs::path& path() const { return folder_.path(); }
 
@@ -117,7 +114,7 @@ std::size_t wrong_codes(const SavedModel& model, const SavedModel::Tensor& tenso
   return wrong;
 }
 
-std::string complaint(const fs::path& path) {
+std::string weights_complaint(const fs::path& path) {
   try {
     const SavedModel model(path);
     for (const auto& [name, tensor] : model.tensors())
@@ -229,7 +226,7 @@ TEST_CASE("fp8 with scales stays fp8 for those who take the scales, and is scale
 TEST_CASE("mxfp4 scales at the ends of their range, and the byte that is no scale") {
   const fs::path file = vectors / "mxfp4_edge_scales.safetensors";
   const std::string mxfp4 = R"({"quant_method":"mxfp4"})";
-  CHECK(complaint(Checkpoint(file, mxfp4).path())
+  CHECK(weights_complaint(Checkpoint(file, mxfp4).path())
             .find("'gate_up_proj_scales' has a scale that is not finite") != std::string::npos);
 
   // With another byte in its place the rest can be read.
@@ -241,7 +238,7 @@ TEST_CASE("mxfp4 scales at the ends of their range, and the byte that is no scal
     if (changed.back()) bytes[i] = 127;
   }
   const TemporaryFolder folder;
-  write(folder.path() / "mended.safetensors", bytes);
+  write_text(folder.path() / "mended.safetensors", bytes);
   const Checkpoint checkpoint(folder.path() / "mended.safetensors", mxfp4);
   const SavedModel model(checkpoint.path());
   const auto ours = values_of(model, "gate_up_proj"), expected = values_of(model, "expected");
@@ -259,9 +256,9 @@ TEST_CASE("a model without a known quantisation has its tensors as they are") {
   const TemporaryFolder folder;
   gptq_layer().write(folder.path() / "model.safetensors");
   CHECK(dense_name(SavedModel(folder.path())).empty());
-  write(folder.path() / "config.json", R"({"quantization_config":{"quant_method":"later"}})");
+  write_text(folder.path() / "config.json", R"({"quantization_config":{"quant_method":"later"}})");
   CHECK(dense_name(SavedModel(folder.path())).empty());
-  write(folder.path() / "config.json", std::string(R"({"quantization_config":)") + gptq + "}");
+  write_text(folder.path() / "config.json", std::string(R"({"quantization_config":)") + gptq + "}");
   CHECK(dense_name(SavedModel(folder.path())) == "layer.weight");
   // 9 - 8, times 0.5.
   CHECK(values_of(SavedModel(folder.path()), "layer.weight") == std::vector<float>(64, 0.5f));
@@ -338,7 +335,7 @@ TEST_CASE("zero points of int8, and the names that fp8 models have for scales") 
 TEST_CASE("quantised weights that are not whole are refused with one line") {
   const auto refused = [](const SafetensorsWriter& writer, const std::string& config,
                           const std::string& words) {
-    const std::string line = complaint(Checkpoint(writer, config).path());
+    const std::string line = weights_complaint(Checkpoint(writer, config).path());
     CAPTURE(line, words);
     CHECK(line.find('\n') == line.npos);
     CHECK(line.find(words) != line.npos);
@@ -377,7 +374,7 @@ TEST_CASE("quantised weights that are not whole are refused with one line") {
           "'a.weight_scale_inv' is [4, 2], where [4, 8] has [2, 4] blocks");
   const std::string whole_row =
       R"({"quant_method":"gptq","bits":4,"group_size":9223372036854775807})";
-  CHECK(complaint(Checkpoint(gptq_layer(), whole_row).path()) == "");
+  CHECK(weights_complaint(Checkpoint(gptq_layer(), whole_row).path()) == "");
   SafetensorsWriter lacking;
   lacking.add("layer.qweight", "I32", {1, 8}, std::string(32, '\x99'));
   refused(lacking, gptq, "'layer.scales' is missing");
@@ -446,7 +443,7 @@ TEST_CASE("checkpoints of random tensors are read, or refused with one line") {
         writer, R"({"bits":4,"weight_block_size":[)" + std::to_string(1 + below(4)) + "," +
                     std::to_string(1 + below(4)) + R"(],"group_size":)" + group +
                     R"(,"quant_method":")" + methods[below(methods.size())] + "\"}");
-    const std::string line = complaint(checkpoint.path());
+    const std::string line = weights_complaint(checkpoint.path());
     CHECK(line.find('\n') == line.npos);
     read += line.empty();
   }

@@ -13,7 +13,7 @@ void draw_inputs(const Op& op, const Problem& problem, std::mt19937_64& random,
   }
 }
 
-void run_reference(const Op& op, const Problem& problem, ReferenceTensors& tensors) {
+void run_stages(const Op& op, const Problem& problem, ReferenceTensors& tensors) {
   Pool pool(1);
   const std::size_t stages = op.stages(problem).size();
   for (std::size_t stage = 0; stage < stages; ++stage) op.reference(problem, stage, tensors, pool);
@@ -26,13 +26,13 @@ void check_gradients(const Op& op, const Problem& forward, const Problem& backwa
   ReferenceTensors inputs = given;
   draw_inputs(op, forward, random, inputs);
   ReferenceTensors tensors = inputs;
-  run_reference(op, forward, tensors);
+  run_stages(op, forward, tensors);
   draw_inputs(op, backward, random, tensors);
   const auto dy = tensors.at("dy");
-  run_reference(op, backward, tensors);
+  run_stages(op, backward, tensors);
   const auto objective = [&](const ReferenceTensors& at) {
     ReferenceTensors values = at;
-    run_reference(op, forward, values);
+    run_stages(op, forward, values);
     double sum = 0;
     for (std::size_t i = 0; i < dy.size(); ++i) sum += dy[i] * values.at("y")[i];
     return sum;

@@ -17,8 +17,8 @@ namespace fftune::test {
 void draw_inputs(const Op& op, const Problem& problem, std::mt19937_64& random,
                  ReferenceTensors& tensors);
 
-/// Computes every stage of the problem.
-void run_reference(const Op& op, const Problem& problem, ReferenceTensors& tensors);
+/// Computes the reference of every stage.
+void run_stages(const Op& op, const Problem& problem, ReferenceTensors& tensors);
 
 /// Checks every element of every gradient {input, gradient} of the sum of dy ⊙ y. Tensors that the
 /// forward pass saves are handed to the backward pass. Inputs that are no noise are `given`.

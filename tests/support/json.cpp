@@ -2,7 +2,7 @@
 
 namespace fftune::testing {
 
-nlohmann::json parse_json(std::string_view text) {
+nlohmann::json json_of(std::string_view text) {
   return nlohmann::json::parse(text);
 }
 

@@ -7,6 +7,6 @@
 namespace fftune::testing {
 
 /// Throws where the text is no JSON.
-nlohmann::json parse_json(std::string_view text);
+nlohmann::json json_of(std::string_view text);
 
 }  // namespace fftune::testing

@@ -9,8 +9,6 @@
 #include <csignal>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <random>
 
@@ -19,9 +17,12 @@
 #include "fake_op.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
+#include "support/text_file.hpp"
 
 using namespace fftune;
 using testing::TemporaryFolder;
+using testing::text_of;
+using testing::write_text;
 
 namespace {
 
@@ -44,15 +45,6 @@ Outcome measured(const std::string& id, double us) {
   outcome.registers = 40;
   outcome.error = 0.001;
   return outcome;
-}
-
-std::string read(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void write(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
 }
 
 /// A journal in which three variants were measured.
@@ -146,10 +138,10 @@ TEST_CASE("a journal cut at any byte is repaired: whole lines are kept, and it c
   const TemporaryFolder folder;
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
   const auto path = journal_of_three(folder.path(), problem);
-  const auto whole = read(path);
+  const auto whole = text_of(path);
   for (std::size_t cut = 0; cut <= whole.size(); ++cut) {
     const auto text = whole.substr(0, cut);
-    write(path, text);
+    write_text(path, text);
     const auto lines = std::count(text.begin(), text.end(), '\n');
     {
       auto journal = Journal::open(folder.path(), facts_of_test(), "fake", true);
@@ -168,13 +160,13 @@ TEST_CASE("garbage in a journal never throws and never becomes a time") {
   const TemporaryFolder folder;
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
   const auto path = journal_of_three(folder.path(), problem);
-  const auto whole = read(path);
+  const auto whole = text_of(path);
   std::mt19937 random(3);
   for (int trial = 0; trial < 100; ++trial) {
     auto text = whole;
     for (int hit = 0; hit < 4; ++hit)
       text[random() % text.size()] = static_cast<char>(random() % 256);
-    write(path, text);
+    write_text(path, text);
     const auto journal = Journal::open(folder.path(), facts_of_test(), "fake", true);
     CHECK(journal.known_count() <= 3);
     for (int p = 0; p < 3; ++p)
@@ -182,7 +174,7 @@ TEST_CASE("garbage in a journal never throws and never becomes a time") {
           known && known->kind == OutcomeKind::measured)
         CHECK(known->median_us > 0);
   }
-  write(path, "\n[]\n7\nnull\n{}\n\"x\"\n");
+  write_text(path, "\n[]\n7\nnull\n{}\n\"x\"\n");
   CHECK(Journal::open(folder.path(), facts_of_test(), "fake", true).damaged_lines() == 6);
 }
 
@@ -192,7 +184,7 @@ TEST_CASE("only the op's own journals are resumed, the newest of them") {
   std::filesystem::create_directories(own);
   for (const auto* name : {"fake-20260101T000000Z-9.jsonl", "fake-20260201T000000Z-1.jsonl",
                            "fake-x-20270101T000000Z-1.jsonl", "fake-20280101T000000Z-1.txt"})
-    write(own / name, "");
+    write_text(own / name, "");
   CHECK(Journal::open(folder.path(), facts_of_test(), "fake", true).path().filename() ==
         "fake-20260201T000000Z-1.jsonl");
 }
@@ -202,9 +194,9 @@ TEST_CASE("the oldest journals of an op are removed, no other's, and never the o
   const auto own = folder.path() / facts_of_test().slug();
   std::filesystem::create_directories(own);
   for (int day = 10; day < 60; ++day)
-    write(own / ("fake-202601" + std::to_string(day) + "T000000Z-9.jsonl"), "");
-  write(own / "fake-x-20200101T000000Z-1.jsonl", "");
-  write(own / "quarantine.jsonl", "");
+    write_text(own / ("fake-202601" + std::to_string(day) + "T000000Z-9.jsonl"), "");
+  write_text(own / "fake-x-20200101T000000Z-1.jsonl", "");
+  write_text(own / "quarantine.jsonl", "");
   const auto path = Journal::open(folder.path(), facts_of_test(), "fake", false).path();
   CHECK(std::filesystem::exists(path));
   CHECK_FALSE(std::filesystem::exists(own / "fake-20260128T000000Z-9.jsonl"));
@@ -221,7 +213,7 @@ TEST_CASE("journals dated in the future neither take the own one's place nor are
   std::filesystem::create_directories(own);
   for (int i = 10; i < 42; ++i) {
     const auto path = own / ("fake-20990101T0000" + std::to_string(i) + "Z-9.jsonl");
-    write(path, "");
+    write_text(path, "");
     std::filesystem::last_write_time(
         path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
   }
@@ -246,12 +238,13 @@ TEST_CASE("a sweep whose journal was cut at any byte by a power loss resumes to 
   };
   FakeEvaluator whole(truth);
   const auto [winner, path] = sweep(whole, false);
-  const auto text = read(path);
+  const auto text = text_of(path);
   std::mt19937 random(5);
   // The repair is tested at every byte, above; this is a sweep for each.
   for (std::size_t cut = 0; cut <= text.size(); cut += 1 + random() % 60) {
     // Where the file system had made room already, zeros follow.
-    write(path, text.substr(0, cut) + std::string(random() % 4 == 0 ? random() % 600 : 0, '\0'));
+    write_text(path,
+               text.substr(0, cut) + std::string(random() % 4 == 0 ? random() % 600 : 0, '\0'));
     FakeEvaluator again(truth);
     INFO("cut after " << cut << " of " << text.size());
     CHECK(sweep(again, true).first == winner);
@@ -264,7 +257,7 @@ TEST_CASE("a sweep whose journal was cut at any byte by a power loss resumes to 
 
 TEST_CASE("a folder that cannot be written is one clear error") {
   const TemporaryFolder folder;
-  write(folder.path() / "file", "");
+  write_text(folder.path() / "file", "");
   try {
     Journal::open(folder.path() / "file", facts_of_test(), "fake", false);
     FAIL("opened below a file");
@@ -367,13 +360,13 @@ TEST_CASE("links and files that others planted are neither continued nor written
   const auto facts = facts_of_test();
   const auto victim = folder.path() / "victim";
   const std::string precious = "a line\nand a last one without an end";
-  write(victim, precious);
+  write_text(victim, precious);
   const auto own = Journal::open(folder.path() / "state", facts, "fake", false).path();
   const auto place = own.parent_path();
   std::filesystem::create_symlink(victim, place / "fake-29991231T000000Z-1.jsonl");
   std::filesystem::create_hard_link(victim, place / "fake-29991231T000000Z-2.jsonl");
   if (::geteuid() == 0) {
-    write(place / "fake-29991231T000000Z-3.jsonl", "{}\n");
+    write_text(place / "fake-29991231T000000Z-3.jsonl", "{}\n");
     REQUIRE(::chown((place / "fake-29991231T000000Z-3.jsonl").c_str(), 65534, 65534) == 0);
   }
   CHECK(Journal::open(folder.path() / "state", facts, "fake", true).path() == own);
@@ -394,7 +387,7 @@ TEST_CASE("links and files that others planted are neither continued nor written
     CHECK(!std::filesystem::is_symlink(journal.path()));
     journal.launch(Problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}}, {"f/p=1"});
   }
-  CHECK(read(victim) == precious);
+  CHECK(text_of(victim) == precious);
 }
 
 TEST_CASE("a journal is kept in no folder that others write to") {

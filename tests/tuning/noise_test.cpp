@@ -35,7 +35,7 @@ std::set<std::string> tie_set(const TuneResult& result) {
   return ids;
 }
 
-TuneResult tuned(FakeEvaluator& evaluator, const FakeCatalog& fake, std::uint64_t seed) {
+TuneResult tuned_by_seed(FakeEvaluator& evaluator, const FakeCatalog& fake, std::uint64_t seed) {
   auto options = evaluator.options();
   options.seed = seed;
   return tune(fake.catalog(), evaluator, fake.problem(), options);
@@ -51,7 +51,7 @@ TEST_CASE("ten sweeps pick the same, or one of the stated ties, under noise of 0
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
       FakeEvaluator evaluator(crowded, noise, 100 + seed);
       evaluator.registers = registers_of;
-      results.push_back(tuned(evaluator, fake, seed));
+      results.push_back(tuned_by_seed(evaluator, fake, seed));
       REQUIRE(results.back().record);
     }
     std::set<std::string> winners;
@@ -76,7 +76,7 @@ TEST_CASE("the record's interval covers the truth in at least 90% of 200 sweeps"
     int covered = 0;
     for (std::uint64_t seed = 0; seed < 200; ++seed) {
       FakeEvaluator evaluator(truth, noise, seed);
-      const auto result = tuned(evaluator, fake, seed);
+      const auto result = tuned_by_seed(evaluator, fake, seed);
       // The median of the half-normal distribution.
       const double median = 100 * (1 + noise * 0.6744897501960817);
       const auto& verdict = result.record->verdict;
@@ -92,12 +92,12 @@ TEST_CASE(
     "a verdict is decided where the noise is small, and undecided, with the reason, where not") {
   auto fake = FakeCatalog::of_variants(200);
   FakeEvaluator quiet(crowded, 0.002);
-  const auto sure = tuned(quiet, fake, 1);
+  const auto sure = tuned_by_seed(quiet, fake, 1);
   CHECK(sure.record->verdict.decided == true);
   CHECK(sure.record->verdict.noise < 0.02);
   CHECK(tie_set(sure).size() == 8);
   FakeEvaluator loud(crowded, 0.2);
-  const auto unsure = tuned(loud, fake, 1);
+  const auto unsure = tuned_by_seed(loud, fake, 1);
   CHECK(unsure.record->verdict.decided == false);
   bool said = false;
   for (const auto& note : unsure.notes) said = said || note.starts_with("undecided: ");
@@ -148,7 +148,7 @@ TEST_CASE("a clock that sinks under all alike leaves the choice of a GPU decided
     evaluator.stretch = [&](const std::string&) {
       return 1 + 0.1 * std::sin(20 * evaluator.clock);
     };
-    const auto result = tuned(evaluator, fake, 1);
+    const auto result = tuned_by_seed(evaluator, fake, 1);
     REQUIRE(result.record);
     INFO(static_cast<int>(kind));
     CHECK(result.record->verdict.noise > 0.02);
@@ -164,7 +164,7 @@ TEST_CASE(
   for (const double noise : {0.0, 0.05}) {
     FakeEvaluator evaluator(
         [](const Variant& v) { return 100 + 5 * static_cast<double>(v.config.at("p")); }, noise);
-    const auto result = tuned(evaluator, fake, 1);
+    const auto result = tuned_by_seed(evaluator, fake, 1);
     const int samples = evaluator.sampled.at("a/p=3 + b/p=3");
     CHECK(samples % 9 == 0);
     CHECK((samples > 9) == (noise > 0));

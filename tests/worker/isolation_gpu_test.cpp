@@ -18,7 +18,7 @@ using namespace fftune::test;
 namespace {
 
 /// A kernel of these ends within a millisecond, and is compiled within a second.
-Watchdog impatient() {
+Watchdog impatient_with_kernels() {
   Watchdog watchdog;
   watchdog.least_seconds = 2;
   watchdog.most_seconds = 4;
@@ -32,7 +32,7 @@ struct Gpu {
 
   explicit Gpu(const std::string& way) {
     try {
-      evaluator.emplace(WorkerCommand{WORKER_OF_TESTS, "gpu", way, "0"}, impatient());
+      evaluator.emplace(WorkerCommand{WORKER_OF_TESTS, "gpu", way, "0"}, impatient_with_kernels());
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::unavailable) throw;
       missing = error.what();
@@ -40,7 +40,7 @@ struct Gpu {
   }
 };
 
-Candidate odd(int p) {
+Candidate odd_kernel(int p) {
   return {0, {{"odd_kernels", {{"p", p}}}}, ""};
 }
 
@@ -76,13 +76,13 @@ TEST_CASE("the kernels that misbehave compile") {
 TEST_CASE("a new worker serves on within 2 s of a kernel's fault", "[gpu][timing]") {
   Gpu gpu("trap");
   if (!gpu.evaluator) FFTUNE_SKIP(gpu.missing);
-  gpu.evaluator->avoid({odd(0).id()});
+  gpu.evaluator->avoid({odd_kernel(0).id()});
   REQUIRE(gpu.evaluator->begin(misbehaving_problem()).refusal.empty());
-  REQUIRE(gpu.evaluator->verify(odd(1)).passed);
+  REQUIRE(gpu.evaluator->verify(odd_kernel(1)).passed);
   for (const int p : {5, 10, 15}) {
     const auto began = std::chrono::steady_clock::now();
-    CHECK(gpu.evaluator->verify(odd(p)).device_fault);
-    CHECK(gpu.evaluator->verify(odd(p + 1)).passed);
+    CHECK(gpu.evaluator->verify(odd_kernel(p)).device_fault);
+    CHECK(gpu.evaluator->verify(odd_kernel(p + 1)).passed);
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - began;
     CHECK(spent.count() < 2);
   }
@@ -103,7 +103,8 @@ TEST_CASE("kernels that misbehave cost themselves alone, and the GPU serves on",
   const auto result = tune(catalog, *gpu.evaluator, misbehaving_problem(), options);
   REQUIRE(result.record);
   CHECK(result.stopped.empty());
-  CHECK(result.record->stages[0].variant.id() == odd(misbehaving_kernels_best).recipe[0].id());
+  CHECK(result.record->stages[0].variant.id() ==
+        odd_kernel(misbehaving_kernels_best).recipe[0].id());
   REQUIRE(result.outcomes.size() >= misbehaving_kernels);
   for (std::size_t i = 0; i < misbehaving_kernels; ++i) {
     const auto& outcome = result.outcomes[i];
@@ -124,7 +125,7 @@ TEST_CASE("kernels that misbehave cost themselves alone, and the GPU serves on",
   Gpu after("none");
   REQUIRE(after.evaluator);
   REQUIRE(after.evaluator->begin(misbehaving_problem()).refusal.empty());
-  CHECK(after.evaluator->verify(odd(misbehaving_kernels_best)).passed);
-  CHECK(after.evaluator->time({odd(1)}, {}).front().samples_us.size() == 3);
+  CHECK(after.evaluator->verify(odd_kernel(misbehaving_kernels_best)).passed);
+  CHECK(after.evaluator->time({odd_kernel(1)}, {}).front().samples_us.size() == 3);
   CHECK(after.evaluator->deaths() == 0);
 }

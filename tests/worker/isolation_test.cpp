@@ -29,8 +29,6 @@ using fftune::testing::TemporaryFolder;
 
 namespace {
 
-const SourceSet no_sources{{}};
-
 WorkerCommand worker(const std::string& way) {
   return {WORKER_OF_TESTS, "worker", way};
 }

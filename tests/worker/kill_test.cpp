@@ -14,6 +14,7 @@
 
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
+#include "support/text_file.hpp"
 #include "tuning/tuner.hpp"
 #include "tuning/worker/worker_evaluator.hpp"
 #include "worker/misbehaving.hpp"
@@ -21,23 +22,17 @@
 using namespace fftune;
 using namespace fftune::test;
 using fftune::testing::TemporaryFolder;
+using fftune::testing::text_of;
 using nlohmann::json;
 using std::chrono::milliseconds;
 
 namespace {
-
-const SourceSet no_sources{{}};
 
 pid_t start_sweep(const std::filesystem::path& state, const std::filesystem::path& result) {
   const pid_t child = fork();
   if (child != 0) return child;
   execl(WORKER_OF_TESTS, WORKER_OF_TESTS, "sweep", "wrong", state.c_str(), result.c_str(), nullptr);
   _exit(127);
-}
-
-std::string text_of(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 /// How often each variant was timed, as the journals below `state` tell.

@@ -61,6 +61,8 @@ class MisbehavingOp final : public ToyOp {
   MisbehavingKernels kernels_;
 };
 
+inline const SourceSet no_sources{{}};
+
 inline Problem misbehaving_problem() {
   return ToyOp::problem(DType::f32, 2, 16, 16);
 }

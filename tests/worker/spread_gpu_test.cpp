@@ -22,7 +22,7 @@ int gpus() {
   return static_cast<int>(list_cuda_devices({}).found.size());
 }
 
-MultiDeviceEvaluator::Device device(int ordinal, std::vector<std::string> words) {
+MultiDeviceEvaluator::Device gpu_device(int ordinal, std::vector<std::string> words) {
   words.insert(words.begin(), WORKER_OF_TESTS);
   Watchdog watchdog;
   watchdog.least_seconds = 2;
@@ -31,7 +31,7 @@ MultiDeviceEvaluator::Device device(int ordinal, std::vector<std::string> words)
           [words, watchdog] { return std::make_unique<WorkerEvaluator>(words, watchdog); }};
 }
 
-TuneResult sweep(MultiDeviceEvaluator& evaluator, const std::string& way) {
+TuneResult sweep_gpus(MultiDeviceEvaluator& evaluator, const std::string& way) {
   const MisbehavingOp op(way);
   const Catalog catalog{{&op}, &misbehaving_sources()};
   TuneOptions options;
@@ -52,10 +52,11 @@ TEST_CASE("kernels that misbehave on several GPUs cost themselves alone", "[gpu]
   const auto way = GENERATE("trap", "illegal", "wrong");
   CAPTURE(way);
   std::vector<MultiDeviceEvaluator::Device> devices;
-  for (int i = 0; i < gpus(); ++i) devices.push_back(device(i, {"gpu", way, std::to_string(i)}));
+  for (int i = 0; i < gpus(); ++i)
+    devices.push_back(gpu_device(i, {"gpu", way, std::to_string(i)}));
   MultiDeviceEvaluator evaluator(std::move(devices));
   CHECK(evaluator.workers() == static_cast<std::size_t>(gpus()));
-  const auto result = sweep(evaluator, way);
+  const auto result = sweep_gpus(evaluator, way);
   CHECK(evaluator.workers() == static_cast<std::size_t>(gpus()));
   for (std::size_t i = 0; i < misbehaving_kernels; ++i) {
     const auto& outcome = result.outcomes[i];
@@ -73,10 +74,10 @@ TEST_CASE("a GPU that goes in the middle of a sweep leaves its part to the other
   const int going = GENERATE(0, 1);  // the reference too
   std::vector<MultiDeviceEvaluator::Device> devices;
   for (int i = 0; i < gpus(); ++i)
-    devices.push_back(i == going ? device(i, {"vanishing", "vanishing", std::to_string(i), id})
-                                 : device(i, {"gpu", "none", std::to_string(i)}));
+    devices.push_back(i == going ? gpu_device(i, {"vanishing", "vanishing", std::to_string(i), id})
+                                 : gpu_device(i, {"gpu", "none", std::to_string(i)}));
   MultiDeviceEvaluator evaluator(std::move(devices));
-  const auto result = sweep(evaluator, "none");
+  const auto result = sweep_gpus(evaluator, "none");
   const auto lost = "cuda:" + std::to_string(going) + " is lost, and its part goes to the others";
   CHECK(std::any_of(result.notes.begin(), result.notes.end(),
                     [&](const std::string& note) { return note.find(lost) == 0; }));

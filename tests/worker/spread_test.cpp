@@ -16,8 +16,6 @@ using namespace fftune::test;
 
 namespace {
 
-const SourceSet no_sources{{}};
-
 MultiDeviceEvaluator::Device device(std::vector<std::string> words) {
   const auto name = words.front();
   words.insert(words.begin(), WORKER_OF_TESTS);

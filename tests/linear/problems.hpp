@@ -1,0 +1,38 @@
+// Problems of linear for tests.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "core/error.hpp"
+#include "kernels/linear/linear.hpp"
+
+namespace fftune::test {
+
+using Options = std::map<std::string, std::string>;
+
+struct LinearSizes {
+  std::int64_t m, k, n;
+};
+
+/// As a caller writes it: not canonical.
+inline Problem linear_problem(const std::string& pass, const LinearSizes& sizes, DType dtype,
+                              Options options = {}) {
+  return {
+      "linear", pass, dtype, {{"m", sizes.m}, {"k", sizes.k}, {"n", sizes.n}}, std::move(options)};
+}
+
+/// Why a GPU has no forward pass of bf16 with these, or "".
+inline std::string linear_complaint(const LinearSizes& sizes, Options options) {
+  try {
+    canonical(linear_op(), linear_problem("fwd", sizes, DType::bf16, std::move(options)),
+              DeviceKind::cuda);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace fftune::test
