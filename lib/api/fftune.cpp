@@ -110,7 +110,9 @@ void describe_buffers(fftune_plan& handle, const Problem& problem, bool any_elem
     const auto& tensor = handle.tensors()[i];
     handle.least_bytes.push_back(std::min(tensor.bytes(), least.at(i).bytes()));
     const auto sum = std::find_if(written.begin(), written.end(), [&](std::size_t place) {
-      return tensor.begins_sum && tensor.name == handle.tensors()[place].name + "_before";
+      const std::string& output = handle.tensors()[place].name;
+      // A residual of the last stage may be the sum that the first one writes.
+      return tensor.name == output + "_before" || (tensor.name == "residual" && output == "sum");
     });
     handle.sums.push_back(sum == written.end() ? handle.buffer_count() : *sum);
   }
