@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -13,6 +12,7 @@
 #include "core/error.hpp"
 #include "tuning/decide/in_place.hpp"
 #include "tuning/decide/verdict.hpp"
+#include "tuning/search/cover.hpp"
 #include "tuning/search/enumerate.hpp"
 #include "tuning/search/group.hpp"
 #include "tuning/search/session.hpp"
@@ -71,9 +71,8 @@ bool has_more_than_fallbacks(const Op& op, DeviceKind kind, const std::vector<St
 WarmStarts warm_starts(const Session& session) {
   const auto& options = session.options();
   WarmStarts first{.on_record = {}, .others = options.try_first};
-  for (const auto* present : {&options.on_record, &options.same_bits_as})
-    if (const auto own = present->find(session.problem()); own != present->end())
-      first.on_record.insert(first.on_record.end(), own->second.begin(), own->second.end());
+  for (const Recipe& recipe : recipes_on_record(session))
+    first.on_record.insert(first.on_record.end(), recipe.begin(), recipe.end());
   return first;
 }
 
@@ -105,29 +104,6 @@ std::vector<GroupSpec> groups_of(Session& session, TuneResult& result) {
                 fmt::format("no family can run {} on {}{}{}", session.problem().text(), facts.name,
                             fast.refusals.empty() ? "" : ": ", fmt::join(fast.refusals, "; ")));
   return std::move(fast.groups);
-}
-
-/// The least time in which the fastest variants so far cover these stages, without those of one
-/// group; and by how many groups.
-struct Cover {
-  double us = std::numeric_limits<double>::infinity();
-  int groups = 0;
-};
-Cover least_cover(const std::vector<std::unique_ptr<VariantGroup>>& groups, const Span& span,
-                  const VariantGroup* without = nullptr) {
-  std::vector<Cover> from(span.stage_count + 1);
-  from.back().us = 0;
-  for (std::size_t stage = span.stage_count; stage-- > 0;)
-    for (const auto& group : groups) {
-      const Span& own = group->span();
-      const std::size_t next = stage + own.stage_count;
-      if (own.first_stage != span.first_stage + stage || next > span.stage_count ||
-          group.get() == without)
-        continue;
-      const double us = group->best_us() + from[next].us;
-      if (us < from[stage].us) from[stage] = {us, from[next].groups + 1};
-    }
-  return from.front();
 }
 
 class Tuning {
@@ -190,12 +166,21 @@ class Tuning {
     return order;
   }
 
+  /// The least time in which the fastest variants so far cover these stages, without those of one
+  /// group.
+  Cover cover(const Span& span, const VariantGroup* without = nullptr) const {
+    std::vector<Piece> pieces;
+    for (const auto& group : groups_)
+      if (group.get() != without) pieces.push_back({group->span(), group->best_us()});
+    return least_cover(pieces, span);
+  }
+
   /// A group's part of what the whole may be slower than the best: a stage of a hundredth of the
   /// time is not worth a long search.
   VariantGroup::Standing standing(const VariantGroup& group) const {
-    const Cover whole = least_cover(groups_, {0, stage_count_});
-    return {session_.options().least_gain * whole.us / std::max(whole.groups, 1),
-            least_cover(groups_, group.span(), &group).us};
+    const Cover whole = cover({0, stage_count_});
+    const auto parts = static_cast<double>(std::max<std::size_t>(whole.pieces.size(), 1));
+    return {session_.options().least_gain * whole.cost / parts, cover(group.span(), &group).cost};
   }
 
   void compile_first(const std::vector<std::pair<VariantGroup*, std::vector<std::size_t>>>& first) {
@@ -237,7 +222,7 @@ class Tuning {
   /// The number of variants to try, and their part of the time of the whole.
   double weight(std::size_t place) const {
     const VariantGroup& group = *groups_[place];
-    const double part = group.best_us() / least_cover(groups_, {0, stage_count_}).us;
+    const double part = group.best_us() / cover({0, stage_count_}).cost;
     return (static_cast<double>(std::min(group.variants().size(), most_weighed)) +
             group_overhead_variants) *
            (std::isfinite(part) ? std::clamp(part, least_part, 1.0) : 1.0);

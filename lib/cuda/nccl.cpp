@@ -9,6 +9,7 @@
 #include <future>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -92,7 +93,11 @@ struct NcclCommunicator::State {
       state->on_device([&] { (state->library.get()->*how)(state->communicator); });
     });
     const auto ended = ending.get_future();
-    std::thread(std::move(ending)).detach();
+    try {
+      std::thread(std::move(ending)).detach();
+    } catch (const std::system_error&) {
+      return;  // no thread is to be had: the communicator ends with the process
+    }
     ended.wait_for(std::chrono::seconds(2));
   }
 

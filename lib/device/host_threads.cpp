@@ -3,11 +3,9 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <mutex>
 #include <thread>
-#include <vector>
+
+#include "core/parallel_until.hpp"
 
 namespace fftune {
 namespace {
@@ -23,25 +21,11 @@ int usable_cores() {
 HostThreads::HostThreads() : max_threads_(usable_cores()) {}
 
 void HostThreads::run(int tasks, int threads, const std::function<void(int)>& body) {
-  std::atomic<int> next{0};
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    try {
-      for (int task = next++; task < tasks; task = next++) body(task);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      failure = std::current_exception();
-      next = tasks;
-    }
-  };
-  const int helpers = std::min({threads, tasks, max_threads_}) - 1;
-  {
-    std::vector<std::jthread> team;
-    for (int i = 0; i < helpers; ++i) team.emplace_back(work);
-    work();
-  }
-  if (failure) std::rethrow_exception(failure);
+  const auto count = [](int value) { return static_cast<std::size_t>(std::max(0, value)); };
+  parallel_until(count(tasks), count(std::min(threads, max_threads_)), [&](std::size_t task) {
+    body(static_cast<int>(task));
+    return true;
+  });
 }
 
 }  // namespace fftune

@@ -12,7 +12,7 @@ class HostThreads final : public Parallel {
   /// As many as this process may use.
   HostThreads();
   int max_threads() const override { return max_threads_; }
-  /// An exception of a body is thrown again here, once every thread has ended.
+  /// As parallel_until(): the first exception of a body is rethrown once every thread has ended.
   void run(int tasks, int threads, const std::function<void(int)>& body) override;
 
  private:

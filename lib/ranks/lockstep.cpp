@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -61,6 +62,23 @@ bool Lockstep::all_have(const std::string& text) const {
   // Both calls by every rank, whatever the first says.
   const double most = group_.largest(number), least = -group_.largest(-number);
   return most == least;
+}
+
+std::string Lockstep::of_rank_0(const std::string& text) const {
+  // Whole numbers below 2^48 are exact in a double, and no other rank's 0 is larger.
+  constexpr std::size_t bytes_each = 6;
+  const auto told = [&](std::uint64_t value) {
+    return static_cast<std::uint64_t>(
+        group_.largest(group_.rank() == 0 ? static_cast<double>(value) : 0));
+  };
+  std::string all(told(text.size()), '\0');
+  for (std::size_t at = 0; at < all.size(); at += bytes_each) {
+    std::uint64_t part = 0;
+    if (group_.rank() == 0) std::memcpy(&part, &text[at], std::min(bytes_each, text.size() - at));
+    part = told(part);
+    std::memcpy(&all[at], &part, std::min(bytes_each, all.size() - at));
+  }
+  return all;
 }
 
 void Lockstep::on_all(const std::string& what, const std::function<void()>& body) const {

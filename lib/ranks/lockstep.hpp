@@ -30,6 +30,9 @@ class Lockstep {
   /// Whether all ranks call it with the same text.
   bool all_have(const std::string& text) const;
 
+  /// Rank 0's text, on all ranks: six bytes a message, so short ones.
+  std::string of_rank_0(const std::string& text) const;
+
   /// Calls body(). If it throws on any rank, throws on all: the rank's own error there, and
   /// elsewhere that another rank could not do `what`.
   void on_all(const std::string& what, const std::function<void()>& body) const;

@@ -80,11 +80,15 @@ std::vector<std::string> disturbances_of(const Lockstep& ranks) {
 }  // namespace
 
 PresetRecord record_on_ranks(Lockstep& ranks, const Catalog& catalog, const RankSearchResult& found,
-                             const Recipe& start, const std::vector<StageCounts>& counts) {
+                             const std::vector<Recipe>& present,
+                             const std::vector<StageCounts>& counts) {
   const Op& op = ranks.op();
   const Problem& problem = ranks.problem();
   const Recipe untuned = default_recipe(op, problem, ranks.facts());
-  const auto contenders = contenders_of(ranks, {found.recipe, start, untuned});
+  std::vector<Recipe> recipes{found.recipe};
+  recipes.insert(recipes.end(), present.begin(), present.end());
+  recipes.push_back(untuned);
+  const auto contenders = contenders_of(ranks, recipes);
   if (contenders.empty())
     throw Error(ErrorKind::unavailable,
                 fmt::format("{}: no recipe was right twice: search again", problem.text()));

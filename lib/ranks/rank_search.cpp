@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <limits>
 #include <random>
+#include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -103,13 +105,15 @@ class RankSearcher {
   RankSearcher(Lockstep& ranks, const RankSearch& options)
       : ranks_(ranks), options_(options), begin_(std::chrono::steady_clock::now()) {}
 
-  RankSearchResult run(Recipe start) {
+  RankSearchResult run(Recipe start, const std::vector<Recipe>& present) {
     result_.recipe = std::move(start);
     const auto plan = ranks_.plan(result_.recipe);
     if (!plan) refuse("a rank cannot run it");
     if (const auto wrong = ranks_.verify(plan->executables()); !wrong.passed) refuse(wrong.failure);
     ranks_.compute_intermediates(*plan);
     result_.before = result_.after = seconds(*plan, std::numeric_limits<double>::infinity());
+    for (const Recipe& recipe : present)
+      if (recipe != result_.recipe) takes(recipe);
     result_.complete = search_covers() && search_variants();
     return std::move(result_);
   }
@@ -239,6 +243,26 @@ void require_writable(const Lockstep& ranks, const std::filesystem::path& preset
   });
 }
 
+/// The recipe of the record in rank 0's presets, on all ranks; empty if there is none.
+Recipe recorded(const Lockstep& ranks, const std::filesystem::path& presets) {
+  std::string ids;
+  ranks.on_all("read its presets", [&] {
+    if (ranks.group().rank() != 0) return;
+    const auto path =
+        preset_path(presets, preset_device(ranks.facts()).slug, std::string(ranks.op().name()));
+    if (!std::filesystem::exists(path)) return;
+    const Comparison comparison = comparison_of(ranks.op());
+    const auto records = by_compared_part(read_preset_file(path).records, comparison);
+    const auto found = records.find(compared_part(ranks.problem(), comparison));
+    if (found == records.end()) return;
+    for (const Variant& variant : found->second.recipe()) ids += variant.id() + '\n';
+  });
+  Recipe recipe;
+  std::istringstream lines(ranks.of_rank_0(ids));
+  for (std::string id; std::getline(lines, id);) recipe.push_back(Variant::parse(id));
+  return completed(ranks.op(), ranks.problem(), ranks.facts(), std::move(recipe));
+}
+
 void write(const Lockstep& ranks, const std::filesystem::path& presets,
            const PresetRecord& record) {
   ranks.on_all("write its presets", [&] {
@@ -267,11 +291,20 @@ RankSearchResult search_on_ranks(Backend& backend, const Group& group, const Cat
         fmt::format("this rank is on {} and others on another device: a record is for equal "
                     "devices; search without a folder of presets",
                     backend.facts().name));
-  if (writes) require_writable(ranks, options.presets);
+  std::vector<Recipe> present = options.present;
+  std::string texts;
+  for (const Recipe& recipe : present) texts += recipe_text(recipe) + '\n';
+  if (!ranks.all_have(texts)) present.clear();
+  if (writes) {
+    require_writable(ranks, options.presets);
+    if (auto recipe = recorded(ranks, options.presets); !recipe.empty())
+      present.push_back(std::move(recipe));
+  }
   RankSearcher searcher(ranks, options);
-  RankSearchResult result = searcher.run(start);
+  RankSearchResult result = searcher.run(start, present);
   if (!writes) return result;
-  result.record = record_on_ranks(ranks, catalog, result, start, searcher.counts());
+  present.push_back(start);
+  result.record = record_on_ranks(ranks, catalog, result, present, searcher.counts());
   result.recipe = result.record->recipe();
   write(ranks, options.presets, *result.record);
   return result;

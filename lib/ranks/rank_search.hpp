@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "registry/catalog.hpp"
 #include "runtime/group.hpp"
@@ -18,6 +19,9 @@ struct RankSearch {
   /// Folder of presets to which rank 0 writes a record; empty: none is made. Given on all ranks or
   /// on none; that of rank 0 counts.
   std::filesystem::path presets = {};
+  /// Recipes that the result must not be slower than, besides the one to begin with and that of the
+  /// record in `presets`. They are left out if they differ between ranks.
+  std::vector<Recipe> present = {};
   /// Seconds of one run of the plan by this rank's clock, given those that were measured.
   std::function<double(double)> clock = [](double seconds) { return seconds; };
 };
@@ -36,8 +40,8 @@ struct RankSearchResult {
 /// stages. A change that makes the plan faster stays, once its results are right on all ranks.
 /// All ranks call it with the same problem and run each candidate together. A time is the largest
 /// of the ranks', and so are all decisions, so every rank returns the same recipe. With `presets`
-/// the winner is timed anew, in turns with `start` and the default, and stage by stage. `problem`
-/// is canonical, with link=peers, and none that repeats another.
+/// the winner is timed anew, in turns with `start`, the default and the recipe on record there, and
+/// stage by stage. `problem` is canonical, with link=peers, and none that repeats another.
 /// Throws Error(invalid_input) if ranks begin with different recipes, Error(unavailable) if `start`
 /// is wrong or does not run, or the record cannot be written, and Error(device_fault) as
 /// Group::check() does: on all ranks.

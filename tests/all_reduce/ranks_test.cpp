@@ -431,6 +431,31 @@ void search_for_presets(const Task& task, const std::filesystem::path& folder) {
   }
 }
 
+/// A search that ends at once leaves a faster recipe on record in its place.
+void search_again(const Task& task, const std::filesystem::path& folder) {
+  const auto backend = open(task);
+  const Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{1} << 20});
+  const Problem problem = peers(*backend, task, DType::f32, 40, 4096, "none", "no");
+  const Recipe start = default_recipe(all_reduce_op(), problem, backend->facts());
+  const auto found_by = [&](const std::function<double(int call)>& clock) {
+    int calls = 0;
+    return search_on_ranks(*backend, group, builtin_catalog(), all_reduce_op(), problem, start,
+                           {.budget = std::chrono::milliseconds(0),
+                            .presets = folder,
+                            .clock = [&](double) { return clock(calls++); }})
+        .recipe;
+  };
+  constexpr int calls_each = 6;  // a first run and five samples
+  // The one recipe that it tries is faster than the one to begin with.
+  const Recipe recorded = found_by([](int call) { return call < calls_each ? 1.0 : 0.5; });
+  CHECK(recorded != start);
+  // It is as fast as the other in the search, and faster in turns with it.
+  const Recipe kept =
+      found_by([](int call) { return call >= 2 * calls_each && call % 2 == 1 ? 0.5 : 1.0; });
+  CAPTURE(task.rank, recipe_text(start), recipe_text(recorded));
+  CHECK(recipe_text(kept) == recipe_text(recorded));
+}
+
 /// A search whose record cannot be written is an error on all ranks before it begins.
 void search_without_folder(const Task& task, const std::filesystem::path& folder) {
   const auto backend = open(task);
@@ -754,6 +779,7 @@ TEST_CASE("a rank of a group that another case starts", "[.rank]") {
   const std::string kind = task.work.substr(0, task.work.find(':'));
   const std::string folder = task.work.substr(std::min(task.work.size(), kind.size() + 1));
   if (kind == "presets") search_for_presets(task, folder);
+  if (kind == "again") search_again(task, folder);
   if (kind == "no-folder") search_without_folder(task, folder);
   if (kind == "search-on") search_until_error(task, folder);
   if (task.work == "survive") survive(task);
@@ -792,6 +818,11 @@ TEST_CASE("a search on ranks writes a record, which all ranks choose, on the CPU
       CHECK(file.records.front().problem.size("ranks") == ranks);
     }
   }
+}
+
+TEST_CASE("a search on ranks that ends at once keeps the recipe on record") {
+  const testing::TemporaryFolder folder;
+  CHECK(start_ranks(2, "cpu", "again:" + folder.path().string()));
 }
 
 TEST_CASE("a search on ranks whose record cannot be written is an error on all of them") {

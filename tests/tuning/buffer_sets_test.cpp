@@ -1,12 +1,10 @@
 #include "measure/buffer_sets.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <limits>
 
 #include "measure/runner.hpp"
 #include "support/catch.hpp"
-#include "tuning/evaluate/local_evaluator.hpp"
 
 using namespace fftune;
 
@@ -89,21 +87,4 @@ TEST_CASE("a sample lasts long enough, and takes whole rounds of the sets where 
   CHECK(passes_per_sample(100e-6, 36) == 2);  // a round would take 3.6 ms
   CHECK(passes_per_sample(0.06, 3) == 1);
   CHECK(passes_per_sample(0, 1) == 4096);
-}
-
-TEST_CASE("a pool runs every task once, and starts none after one says no") {
-  for (const unsigned threads : {1u, 2u, 7u}) {
-    std::vector<std::atomic<int>> runs(100);
-    run_pool(100, threads, [&](std::size_t i) {
-      ++runs[i];
-      return true;
-    });
-    CHECK(std::all_of(runs.begin(), runs.end(), [](const auto& count) { return count == 1; }));
-  }
-  std::atomic<int> started{0};
-  run_pool(1000, 3, [&](std::size_t) { return ++started < 5; });
-  CHECK(started >= 5);
-  CHECK(started <= 8);
-  run_pool(0, 3, [](std::size_t) { return true; });
-  CHECK(compile_threads() >= 1);
 }

@@ -1,4 +1,5 @@
 // Tuning in place: an op made of ops gets the variants that are fastest within the whole.
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -174,4 +175,44 @@ TEST_CASE("however little time there is, no winner is slower than the recipe wit
   }
   CHECK(searches >= 10);
   CHECK(outdone >= 1);
+}
+
+TEST_CASE("however a search or a refresh ends, its winner is not slower than the one on record") {
+  const bool refresh = GENERATE(false, true);
+  const bool interrupted = GENERATE(false, true);
+  CAPTURE(refresh, interrupted);
+  const Recipe recorded{{"f", {{"p", 3}}}, {"g", {{"p", 6}}}, {"h", {{"p", 4}}}};
+  // By themselves others are faster, in the whole those on record.
+  const auto whole = [](const Recipe& recipe) {
+    return 300 + 50 * distance(recipe, {{"f", 3}, {"g", 6}, {"h", 4}});
+  };
+  int searches = 0, incomplete = 0;
+  double budget = interrupted ? 100 : 0.3;
+  for (int step = 1; step < 60; step += 3) {
+    auto fake = three_stages();
+    FakeEvaluator evaluator(alone);
+    evaluator.whole_us = whole;
+    evaluator.compile_seconds = 0.05;
+    std::atomic<bool> cancel{false};
+    evaluator.cancel = &cancel;
+    evaluator.cancel_after = interrupted ? step : 0;
+    auto options = evaluator.options(budget);
+    options.cancel = &cancel;
+    options.on_record[fake.problem()] = {recorded};
+    if (refresh) {
+      options.strategy = "exhaustive";
+      auto& only = options.only[fake.problem()] = recorded;
+      for (const Variant& variant : recorded)
+        only.push_back({variant.family, {{"p", variant.config.at("p") - 2}}});
+    }
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+    CAPTURE(step, budget);
+    if (!interrupted) budget *= 1.2;
+    if (!result.record) continue;
+    ++searches;
+    incomplete += result.record->verdict.complete == false;
+    CHECK(whole(result.record->recipe()) <= 300);
+  }
+  CHECK(searches >= 5);
+  CHECK(incomplete >= 1);
 }

@@ -155,3 +155,18 @@ TEST_CASE("fallbacks take part only where nothing else serves, and it is said") 
     CHECK_THROWS_AS(tune(fake.catalog(), evaluator, fake.problem(), evaluator.options()), Error);
   }
 }
+
+TEST_CASE("a family of all stages is timed beside parts that are faster by themselves alone") {
+  FakeCatalog fake(2);
+  fake.op.add("fused", {"a", "b"}, 3);
+  fake.op.add("f", {"a"}, 3);
+  fake.op.add("g", {"b"}, 3);
+  FakeEvaluator evaluator([](const Variant& v) { return v.family == "fused" ? 500.0 : 100.0; });
+  evaluator.whole_us = [](const Recipe&) { return 600.0; };
+  auto options = evaluator.options();
+  const bool recorded = GENERATE(true, false);  // or else untuned
+  if (recorded) options.on_record[fake.problem()] = {{{"fused", {{"p", 2}}}}};
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+  REQUIRE(result.record);
+  CHECK(result.record->stages[0].variant.family == "fused");
+}

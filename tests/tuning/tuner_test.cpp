@@ -511,7 +511,7 @@ TEST_CASE("a search that is ended at once keeps the winner on record") {
   evaluator.cancel_after = 1;
   auto options = evaluator.options();
   options.cancel = &cancel;
-  options.on_record[fake.problem()] = {{"f", {{"p", 77}}}};
+  options.on_record[fake.problem()] = {{{"f", {{"p", 77}}}}};
   const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
   CHECK(result.cancelled);
   REQUIRE(result.record);

@@ -105,7 +105,7 @@ std::vector<EndToEnd> verified_end_to_end(Session& session, const std::vector<Se
     if (!session.evaluator().lost().empty()) break;
     // Out of time, one that works is enough, as they come fastest first, beside those that the
     // winner must not be slower than.
-    const bool needed = combination.expected && !session.cancelled();
+    const bool needed = combination.on_record || (combination.expected && !session.cancelled());
     if (!contenders.empty() && !session.stop_reason().empty() && !needed) continue;
     const auto known = std::find_if(verified.begin(), verified.end(), [&](const EndToEnd& other) {
       return same(other.combination, combination);
@@ -153,7 +153,8 @@ void time_end_to_end(Session& session, std::vector<EndToEnd>& contenders, TuneRe
     TimeRequest request;
     session.launch(candidates);
     request.samples = combination_samples;
-    request.seconds = std::clamp(session.seconds_left() * 0.4, 0.1, 3.0);
+    request.seconds =
+        session.cancelled() ? 0.3 : std::clamp(session.seconds_left() * 0.4, 0.1, 3.0);
     const auto timings = session.evaluator().time(candidates, request);
     for (std::size_t i = 0; i < contenders.size(); ++i)
       take(session, contenders[i], timings[i], result);

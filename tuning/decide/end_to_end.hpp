@@ -31,8 +31,9 @@ struct GroupChoices {
 /// Choices in stage order that cover every stage once.
 struct Combination {
   std::vector<Part> parts;
-  double sum_us = 0;      // of the parts' medians: an estimate, the parts were timed apart
-  bool expected = false;  // timed end to end however little time is left
+  double sum_us = 0;       // of the parts' medians: an estimate, the parts were timed apart
+  bool expected = false;   // timed end to end however little time is left
+  bool on_record = false;  // likewise, and after an interruption too
 };
 
 /// Whether both are of the same variants.

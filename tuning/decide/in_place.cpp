@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "measure/statistics.hpp"
+#include "tuning/search/cover.hpp"
 
 namespace fftune {
 namespace {
@@ -98,22 +99,15 @@ class Descent {
 
   /// The choices that cover these stages in the least time by themselves.
   std::optional<Combination> cover(std::size_t begin, std::size_t end) const {
-    std::vector<std::optional<Combination>> from(end - begin + 1);
-    from.back() = Combination{};
-    for (std::size_t stage = end; stage-- > begin;)
-      for (const auto& choices : choices_) {
-        if (choices.empty() || span(choices.front()).first_stage != stage) continue;
-        const std::size_t next = stage + span(choices.front()).stage_count;
-        if (next > end || !from[next - begin]) continue;
-        const auto& fastest = choices.front();
-        const double sum = fastest.median_us + from[next - begin]->sum_us;
-        auto& best = from[stage - begin];
-        if (best && best->sum_us <= sum) continue;
-        best = Combination{{fastest}, sum};
-        const auto& rest = from[next - begin]->parts;
-        best->parts.insert(best->parts.end(), rest.begin(), rest.end());
-      }
-    return from.front();
+    std::vector<Piece> fastest;
+    for (std::size_t i = 0; i < groups_.size(); ++i)
+      fastest.push_back({groups_[i].group->span(),
+                         choices_[i].empty() ? infinity : choices_[i].front().median_us});
+    const Cover least = least_cover(fastest, {begin, end - begin});
+    if (least.cost == infinity) return {};
+    Combination combination{.parts = {}, .sum_us = least.cost};
+    for (const auto place : least.pieces) combination.parts.push_back(choices_[place].front());
+    return combination;
   }
 
   /// The present recipe with this choice in it; nothing if the stages beside it that lose their

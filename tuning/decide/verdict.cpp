@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "measure/statistics.hpp"
 #include "registry/catalog.hpp"
@@ -62,13 +63,14 @@ GroupChoices choices_of(const Searched& searched, std::size_t place, double tie_
   return result;
 }
 
-/// Adds a recipe, if its variants are in the groups and it is not in the list yet.
-void add_present(const std::optional<Combination>& present, std::vector<Combination>& all) {
-  if (!present) return;
+/// The recipe's place in the list, to which it is added unless it is there; null if its variants
+/// are not in the groups.
+Combination* add_present(const std::optional<Combination>& present, std::vector<Combination>& all) {
+  if (!present) return nullptr;
   auto known = std::find_if(all.begin(), all.end(),
                             [&](const Combination& other) { return same(other, *present); });
   if (known == all.end()) known = all.insert(known, *present);
-  known->expected = true;
+  return &*known;
 }
 
 /// The times of the last end-to-end measurement; zeros if there is none.
@@ -157,18 +159,24 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
 }
 
 /// Adds the combinations that are timed end to end whatever their stages take by themselves: the
-/// winner on record, which has the right bits, whatever else has, and the untuned choice, so that
-/// the new winner is never slower. A variant of all stages was timed as the whole already.
+/// recipes on record and the untuned choice, so that the new winner is never slower. Where every
+/// candidate is a variant of all stages, all were timed as the whole already.
 void add_expected(Session& session, const std::vector<Searched>& groups,
                   std::vector<Combination>& combinations) {
-  const auto& kept = session.options().same_bits_as;
-  if (const auto present = kept.find(session.problem()); present != kept.end())
-    add_present(combination_of(present->second, groups), combinations);
-  const Recipe untuned =
-      default_recipe(session.op(), session.problem(), session.evaluator().facts());
-  const bool alone_is_whole = untuned.size() == 1 && !is_tuned_in_place(session);
-  if (!alone_is_whole && are_measured(untuned, groups))
-    add_present(combination_of(untuned, groups), combinations);
+  const DeviceFacts& facts = session.evaluator().facts();
+  const bool are_whole =
+      !is_tuned_in_place(session) &&
+      std::all_of(combinations.begin(), combinations.end(),
+                  [](const Combination& other) { return other.parts.size() == 1; });
+  const auto add = [&](const Recipe& named) -> Combination* {
+    const Recipe recipe = completed(session.op(), session.problem(), facts, named);
+    if ((recipe.size() == 1 && are_whole) || !are_measured(recipe, groups)) return nullptr;
+    return add_present(combination_of(recipe, groups), combinations);
+  };
+  for (const Recipe& recipe : recipes_on_record(session))
+    if (auto* const added = add(recipe)) added->on_record = true;
+  if (auto* const added = add(default_recipe(session.op(), session.problem(), facts)))
+    added->expected = true;
 }
 
 /// Adds to the record what stands beside the winner's stages and times: the limit, whether the

@@ -23,6 +23,16 @@ std::vector<Compiled> not_started(std::size_t candidates) {
   return std::vector<Compiled>(candidates, one);
 }
 
+bool GuardedSink::operator()(std::size_t index, const Compiled& compiled) {
+  if (thrown_) return false;
+  try {
+    return sink_(index, compiled);
+  } catch (...) {
+    thrown_ = std::current_exception();
+    return false;
+  }
+}
+
 void Evaluator::try_each(const Candidates& candidates, const TrialCalls& calls) {
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     calls.begins(i);

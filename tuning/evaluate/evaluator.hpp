@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <cstddef>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <set>
@@ -114,7 +115,8 @@ bool is_doubtful(const std::vector<double>& samples_us, double limit_us);
 
 class Evaluator {
  public:
-  /// Called, one call at a time, as each candidate is compiled; false: start no further ones.
+  /// Called, one call at a time, as each candidate is compiled; false: start no further ones. An
+  /// exception means the same, is the last call, and is rethrown by compile().
   using CompileSink = std::function<bool(std::size_t index, const Compiled&)>;
 
   virtual ~Evaluator() = default;
@@ -149,6 +151,21 @@ class Evaluator {
 
   /// Why the device can do no more work (a sticky fault); empty while it can.
   virtual std::string lost() const = 0;
+};
+
+/// A compile sink that does not throw, for callers who still have the rest of a call to read.
+class GuardedSink {
+ public:
+  explicit GuardedSink(const Evaluator::CompileSink& sink) : sink_(sink) {}
+  bool operator()(std::size_t index, const Compiled& compiled);
+  /// Throws what the sink threw, if it did.
+  void rethrow() const {
+    if (thrown_) std::rethrow_exception(thrown_);
+  }
+
+ private:
+  const Evaluator::CompileSink& sink_;
+  std::exception_ptr thrown_;
 };
 
 // Samples in bursts that lie apart in time. Those of one burst share whatever lasts longer than it:

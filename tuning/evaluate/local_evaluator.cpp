@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "core/parallel_until.hpp"
 #include "tuning/evaluate/local_state.hpp"
 
 namespace fftune {
@@ -19,22 +19,6 @@ unsigned compile_threads() {
   const auto memory = pages * static_cast<double>(sysconf(_SC_PAGESIZE));
   const auto by_memory = static_cast<unsigned>(std::clamp(memory / (512 << 20), 1.0, 1024.0));
   return std::max(1u, std::min(std::thread::hardware_concurrency(), by_memory));
-}
-
-void run_pool(std::size_t count, unsigned threads, const std::function<bool(std::size_t)>& task) {
-  std::atomic<std::size_t> next{0};
-  std::atomic<bool> ended{false};
-  const auto work = [&] {
-    while (!ended) {
-      const std::size_t index = next++;
-      if (index >= count) return;
-      if (!task(index)) ended = true;
-    }
-  };
-  const std::size_t helpers = std::min<std::size_t>(threads, count);
-  std::vector<std::jthread> pool;
-  for (std::size_t i = 1; i < helpers; ++i) pool.emplace_back(work);
-  work();
 }
 
 namespace {
@@ -139,12 +123,14 @@ std::vector<Compiled> LocalEvaluator::compile(const Candidates& candidates,
                                               const CompileSink& sink) {
   auto results = not_started(candidates.size());
   std::mutex one_at_a_time;
-  run_pool(candidates.size(), compile_threads(), [&](std::size_t i) {
+  GuardedSink guarded(sink);
+  parallel_until(candidates.size(), compile_threads(), [&](std::size_t i) {
     if (state_->compiling) state_->compiling(i);
     results[i] = summary_of(state_->compile_all(candidates[i]));
     const std::lock_guard lock(one_at_a_time);
-    return sink(i, results[i]);
+    return guarded(i, results[i]);
   });
+  guarded.rethrow();
   return results;
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "core/parallel_until.hpp"
 #include "device/backend.hpp"
 #include "registry/part_family.hpp"
 #include "runtime/plan.hpp"
@@ -94,7 +95,7 @@ std::vector<CompileResult> LocalEvaluator::State::compile_all(const Candidate& c
 
 Executables LocalEvaluator::State::executables(const Candidate& candidate) {
   // At once, what is not compiled yet: the stages of the untuned recipe, before anything else runs.
-  run_pool(candidate.recipe.size(), compile_threads(), [&](std::size_t i) {
+  parallel_until(candidate.recipe.size(), compile_threads(), [&](std::size_t i) {
     compile_variant(candidate.recipe, i, i == 0);
     return true;
   });

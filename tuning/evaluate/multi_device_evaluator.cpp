@@ -71,6 +71,10 @@ struct MultiDeviceEvaluator::Trials {
     const std::lock_guard lock(mutex);
     if (!calls.ends(done.index, done.verified, done.timing)) stopped = true;
   }
+  void stop() {
+    const std::lock_guard lock(mutex);
+    stopped = true;
+  }
   /// `slower`: how many times as long as on the reference everything takes here.
   TimeRequest request(double slower) {
     const std::lock_guard lock(mutex);
@@ -240,6 +244,7 @@ std::vector<Compiled> MultiDeviceEvaluator::compile(const Candidates& candidates
   std::vector<bool> done(candidates.size());
   std::mutex one_at_a_time;
   bool stopped = false;
+  GuardedSink guarded(sink);
   const auto compile = [&](Evaluator& evaluator, const std::vector<std::size_t>& places) {
     Candidates part;
     for (const auto place : places) part.push_back(candidates[place]);
@@ -247,7 +252,7 @@ std::vector<Compiled> MultiDeviceEvaluator::compile(const Candidates& candidates
       const std::lock_guard lock(one_at_a_time);
       results[places[i]] = compiled;
       done[places[i]] = true;
-      if (!stopped) stopped = !sink(places[i], compiled);
+      if (!stopped) stopped = !guarded(places[i], compiled);
       return !stopped;
     });
   };
@@ -266,6 +271,7 @@ std::vector<Compiled> MultiDeviceEvaluator::compile(const Candidates& candidates
     if (!done[place]) rest.push_back(place);
   if (!rest.empty() && !stopped)
     on_reference([&](Evaluator& evaluator) { compile(evaluator, rest); });
+  guarded.rethrow();
   return results;
 }
 
@@ -319,7 +325,14 @@ void MultiDeviceEvaluator::try_each(const Candidates& candidates, const TrialCal
       if (!sentinel_) return;
       continue;
     }
-    on_all([&](Member& member) { try_on(member, trials); });
+    on_all([&](Member& member) {
+      try {
+        try_on(member, trials);
+      } catch (...) {  // on_all() rethrows it when the others have ended
+        trials.stop();
+        throw;
+      }
+    });
   }
 }
 

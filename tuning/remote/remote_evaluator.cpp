@@ -2,12 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <future>
 #include <limits>
-#include <mutex>
 #include <optional>
 #include <utility>
 
 #include "core/error.hpp"
+#include "tuning/evaluate/worker_thread.hpp"
 #include "tuning/protocol/messages.hpp"
 
 namespace fftune {
@@ -91,6 +92,7 @@ std::vector<Compiled> RemoteEvaluator::compile(const Candidates& candidates,
   auto results = not_started(candidates.size());
   std::vector<bool> done(candidates.size());
   bool stopped = false;
+  GuardedSink guarded(sink);
   ask(
       {{"call", "compile"}, {"candidates", message_of(candidates)}}, [](const JsonValue&) {},
       [&](const JsonValue& message) {
@@ -99,10 +101,11 @@ std::vector<Compiled> RemoteEvaluator::compile(const Candidates& candidates,
           throw Error(ErrorKind::invalid_input, "a candidate that is not being compiled");
         results[index] = read_message<Compiled>(member(message, "compiled"));
         done[index] = true;
-        if (stopped || sink(index, results[index])) return;
+        if (stopped || guarded(index, results[index])) return;
         stopped = true;
         channel_->send(line_of({{"call", "stop"}}));
       });
+  guarded.rethrow();
   return results;
 }
 
@@ -153,6 +156,24 @@ void serve_remote(LineChannel& channel, const std::function<std::unique_ptr<Eval
       channel.send(line_of(error_reply(error)));
     }
   });
+}
+
+void serve_remotes(std::vector<std::unique_ptr<LineChannel>> channels,
+                   const std::function<std::unique_ptr<Evaluator>(std::size_t)>& open) {
+  std::vector<std::unique_ptr<WorkerThread>> threads;
+  std::vector<std::future<void>> serving;
+  // If a thread cannot be started, the channels without one close before the others are awaited.
+  auto waiting = std::move(channels);
+  for (std::size_t i = 0; i < waiting.size(); ++i) {
+    threads.push_back(std::make_unique<WorkerThread>());
+    std::shared_ptr<LineChannel> channel = std::move(waiting[i]);  // a task can be copied
+    serving.push_back(threads.back()->start([channel = std::move(channel), &open, i]() mutable {
+      const auto own = std::move(channel);
+      serve_remote(*own, [&] { return open(i); });
+    }));
+  }
+  for (auto& each : serving) each.wait();
+  for (auto& each : serving) each.get();
 }
 
 }  // namespace fftune

@@ -2,6 +2,7 @@
 // answers calls over a remote channel, in the protocol of a worker (tuning/worker/serve.hpp).
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
@@ -47,6 +48,12 @@ class RemoteEvaluator : public Evaluator {
 
 /// Opens a device and answers for it until the channel is closed: the other end of the above. The
 /// thread that calls it is the one that the device's worker lives with.
+/// Throws Error for a message that is none.
 void serve_remote(LineChannel& channel, const std::function<std::unique_ptr<Evaluator>()>& open);
+
+/// The same for several devices, `open(i)` for channel i, each on a thread of its own. One that
+/// throws closes its channel; the first exception is rethrown when all have ended.
+void serve_remotes(std::vector<std::unique_ptr<LineChannel>> channels,
+                   const std::function<std::unique_ptr<Evaluator>(std::size_t)>& open);
 
 }  // namespace fftune

@@ -86,10 +86,8 @@ std::vector<GroupSpec> enumerate_only(const Op& op, const Problem& problem,
   }
   const Recipe wanted = completed(op, problem, facts, only);
   for (auto& group : groups) {
-    std::erase_if(group.variants, [&](const Variant& variant) {
-      return std::find(wanted.begin(), wanted.end(), variant) == wanted.end();
-    });
-    group.warm_starts = group.variants.size();
+    group.warm_starts = move_to_front(group.variants, wanted);
+    group.variants.resize(group.warm_starts);
   }
   std::erase_if(groups, [](const GroupSpec& group) { return group.variants.empty(); });
   return groups;

@@ -26,7 +26,8 @@ struct WarmStarts {
 Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& facts,
                       const WarmStarts& first, bool fallbacks);
 
-/// Those of `only` that the op's families and fallback families have, all as warm starts.
+/// Those of `only` that the op's families and fallback families have, all as warm starts, in the
+/// order of `only`.
 std::vector<GroupSpec> enumerate_only(const Op& op, const Problem& problem,
                                       const DeviceFacts& facts, const std::vector<Variant>& only);
 

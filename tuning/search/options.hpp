@@ -30,7 +30,8 @@ struct TuneOptions {
   bool baselines = true;     // time the op's baselines beside the winner
   Recipe
       try_first;  // warm start, e.g. a neighbouring problem's winner; illegal variants are skipped
-  std::map<Problem, Recipe> on_record;  // by problem: tried before all else, to be beaten or kept
+  /// By problem: what runs now, tried before all else and timed as a whole, to be beaten or kept.
+  std::map<Problem, std::vector<Recipe>> on_record;
   std::map<Problem, Recipe> same_bits_as;  // by problem: the recipe whose bits the winner must have
   // By problem: the only variants to try, even those that spill registers.
   std::map<Problem, std::vector<Variant>> only;

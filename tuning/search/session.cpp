@@ -144,4 +144,15 @@ void Session::tell() {
   if (options_.progress) options_.progress->update(progress_);
 }
 
+std::vector<Recipe> recipes_on_record(const Session& session) {
+  const TuneOptions& options = session.options();
+  std::vector<Recipe> all;
+  if (const auto own = options.on_record.find(session.problem()); own != options.on_record.end())
+    all = own->second;
+  if (const auto own = options.same_bits_as.find(session.problem());
+      own != options.same_bits_as.end())
+    all.push_back(own->second);
+  return all;
+}
+
 }  // namespace fftune

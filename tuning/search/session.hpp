@@ -101,6 +101,10 @@ class Session {
   Progress progress_;
 };
 
+/// The recipes that a search of the problem must not replace by a slower one: those that are on
+/// record, and the one whose bits its winner must have.
+std::vector<Recipe> recipes_on_record(const Session& session);
+
 /// The clock of the options, or the steady one.
 std::function<double()> clock_of(const TuneOptions& options);
 

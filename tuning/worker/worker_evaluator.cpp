@@ -30,6 +30,7 @@ std::vector<Compiled> CompileCall::run() {
     for (const auto place : places)
       if (ended == Ended::answered) supervisor_.faults().clear(candidates_[place].id());
   }
+  sink_.rethrow();
   return std::move(results_);
 }
 

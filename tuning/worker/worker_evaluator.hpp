@@ -60,7 +60,7 @@ class CompileCall {
 
   Supervisor& supervisor_;
   const Candidates& candidates_;
-  const Evaluator::CompileSink& sink_;
+  GuardedSink sink_;
   std::vector<Compiled> results_;
   std::vector<bool> done_;
   std::set<std::size_t> begun_;  // and not finished, in the call that is running

@@ -27,8 +27,8 @@
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "core/file_access.hpp"
+#include "core/parallel_until.hpp"
 #include "cuda/open.hpp"
-#include "tuning/evaluate/local_evaluator.hpp"
 #include "tuning/log.hpp"
 
 namespace fftune::tool {
@@ -146,7 +146,7 @@ std::set<std::string> compile_all(BundleBuilder& builder, const std::vector<Bund
   std::atomic<std::size_t> done{0};
   std::mutex mutex;
   std::set<std::string> failures;
-  run_pool(jobs.size(), static_cast<unsigned>(threads), [&](std::size_t i) {
+  parallel_until(jobs.size(), static_cast<std::size_t>(threads), [&](std::size_t i) {
     if (cancel) return false;
     const BundleJob& job = jobs[i];
     const auto program =

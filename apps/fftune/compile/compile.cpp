@@ -21,8 +21,8 @@
 #include "apps/fftune/terminal/interrupt.hpp"
 #include "apps/fftune/terminal/progress.hpp"
 #include "core/error.hpp"
+#include "core/parallel_until.hpp"
 #include "cuda/open.hpp"
-#include "tuning/evaluate/local_evaluator.hpp"
 #include "tuning/log.hpp"
 
 namespace fftune::tool {
@@ -148,7 +148,7 @@ std::vector<UnitResult> compile_all(Compiler& compiler, const std::vector<Compil
   std::vector<UnitResult> results(units.size());
   std::atomic<std::size_t> failed{0};
   ProgressBar progress(status, "compile " + arch, units.size(), static_cast<double>(units.size()));
-  run_pool(units.size(), static_cast<unsigned>(jobs), [&](std::size_t i) {
+  parallel_until(units.size(), static_cast<std::size_t>(jobs), [&](std::size_t i) {
     if (cancel) return false;
     results[i] = {true, compiler.compile(units[i].program)};
     if (!results[i].report.failure.empty()) ++failed;

@@ -15,6 +15,7 @@
 #include "apps/fftune/terminal/interrupt.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
+#include "core/parallel_until.hpp"
 #include "cuda/open.hpp"
 #include "runtime/choice.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
@@ -62,7 +63,7 @@ class Restamp {
           stale.obstacle.empty() && !both.first)
         both = {compiler(files_[stale.file].device.arch, before_),
                 compiler(files_[stale.file].device.arch, *session_.catalog.sources)};
-    run_pool(stages_.size(), compile_threads(), [&](std::size_t i) {
+    parallel_until(stages_.size(), compile_threads(), [&](std::size_t i) {
       StaleStage& stale = stages_[i];
       if (!stale.obstacle.empty()) return true;
       if (cancel) return false;

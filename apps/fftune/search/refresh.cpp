@@ -170,6 +170,7 @@ int run(const RefreshOptions& options, const Session& session) {
       }
       asked.push_back(&each);
       problems.push_back(each.record.problem);
+      tuning.on_record[each.record.problem] = {each.record.recipe()};
       tuning.only[each.record.problem] = refreshed_variants(each.record, session.catalog, facts);
     }
     std::size_t next = 0;

@@ -9,7 +9,6 @@
 #include <optional>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "apps/fftune/command_line/command.hpp"
@@ -123,11 +122,7 @@ void serve_devices(const Place& place, const std::vector<std::string>& names,
   std::vector<std::unique_ptr<LineChannel>> channels;
   for (const std::string& name : names)
     channels.push_back(connect_to(place.invitation, introduction(place.rank, names.size(), name)));
-  std::vector<std::jthread> serving;
-  for (std::size_t i = 0; i < names.size(); ++i)
-    serving.emplace_back([&channel = *channels[i], &name = names[i], &data] {
-      serve_remote(channel, [&] { return start_worker(name, data); });
-    });
+  serve_remotes(std::move(channels), [&](std::size_t i) { return start_worker(names[i], data); });
 }
 
 namespace {

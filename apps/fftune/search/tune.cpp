@@ -83,8 +83,8 @@ TuneOptions tune_options(const SearchOptions& options) {
 
 /// Where a search begins besides the families' defaults.
 struct Beginnings {
-  std::map<Problem, Recipe> own;  // by problem
-  Recipe parts;                   // of an op made of ops: what records name for its parts
+  std::map<Problem, std::vector<Recipe>> own;  // by problem
+  Recipe parts;  // of an op made of ops: what records name for its parts
 };
 
 /// The variants that the library runs on this device, from the folder `out` or its own, so that a
@@ -98,12 +98,12 @@ Beginnings beginnings_of(const SearchedOp& searched, const std::string& out,
   const PresetLibrary presets = load_presets(folders);
   for (const Problem& repeated : searched.problems) {
     const Problem problem = unrepeated(op, repeated);  // what records are of
-    Recipe& first = result.own[problem];
+    std::vector<Recipe>& first = result.own[problem];
     if (const auto named = searched.named.find(problem); named != searched.named.end())
       first = named->second;
     try {
-      if (const auto choice = choose(session.catalog, op, problem, facts, presets); choice.preset)
-        first.insert(first.end(), choice.recipe.begin(), choice.recipe.end());
+      if (auto choice = choose(session.catalog, op, problem, facts, presets); choice.preset)
+        first.push_back(std::move(choice.recipe));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::unavailable) throw;
     }
@@ -156,12 +156,13 @@ Sweep sweep(const SearchedOp& searched, const std::vector<std::string>& devices,
   require_out(options.out, preset, op_name, wait);
   Beginnings beginnings = beginnings_of(searched, options.out, facts, session);
   tuning.try_first = std::move(beginnings.parts);
-  tuning.on_record = present_winners(options.out, preset, op, problems);
-  if (options.same_bits) {
-    require_winners(tuning.on_record, op, problems, options.out, preset);
-    tuning.same_bits_as = tuning.on_record;
-  }
+  auto winners = present_winners(options.out, preset, op, problems);
+  for (const auto& [problem, winner] : winners) tuning.on_record[problem] = {winner};
   tuning.on_record.merge(beginnings.own);
+  if (options.same_bits) {
+    require_winners(winners, op, problems, options.out, preset);
+    tuning.same_bits_as = std::move(winners);
+  }
   Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume,
                                   data_text(tuning.seed, saved));
   if (options.resume)

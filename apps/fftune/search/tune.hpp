@@ -39,8 +39,8 @@ void add_search_options(Command& command, SearchOptions& options, bool several_h
 
 struct SearchedOp {
   const Op* op = nullptr;
-  std::vector<Problem> problems;         // canonical
-  std::map<Problem, Recipe> named = {};  // variants to try before all else, by problem
+  std::vector<Problem> problems;                      // canonical
+  std::map<Problem, std::vector<Recipe>> named = {};  // to try before all else, by problem
 };
 
 /// Prints the problems, one a line. Returns the exit code.

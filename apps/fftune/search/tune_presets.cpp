@@ -35,7 +35,7 @@ struct TunePresetsOptions {
 std::vector<SearchedOp> problems_of(const std::vector<PresetFile>& files,
                                     const TunePresetsOptions& options, DeviceKind kind,
                                     const Session& session) {
-  std::map<std::string, std::map<Problem, Recipe>> found;  // by the op's name
+  std::map<std::string, std::map<Problem, std::vector<Recipe>>> found;  // by the op's name
   for (const PresetFile& file : files) {
     for (const std::string& complaint : file.complaints)
       logging::warn("{}; it is skipped", complaint);
@@ -45,9 +45,8 @@ std::vector<SearchedOp> problems_of(const std::vector<PresetFile>& files,
         if (needs_group(record.problem))
           throw Error(ErrorKind::invalid_input, "link=" + needs_group_words(record.problem));
         const Op& op = session.catalog.op(record.problem.op);
-        Recipe& named =
-            found[record.problem.op][unrepeated(op, canonical(op, record.problem, kind))];
-        for (Variant& variant : record.recipe()) named.push_back(std::move(variant));
+        found[record.problem.op][unrepeated(op, canonical(op, record.problem, kind))].push_back(
+            record.recipe());
       } catch (const Error& error) {
         logging::warn("{}: {}: {}; it is skipped", file.path.string(), record.problem.text(),
                       error.what());

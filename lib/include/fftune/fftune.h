@@ -196,8 +196,13 @@ FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
  * is not const. The array itself is read before the call returns; the buffers are in use until the
  * run is complete on the stream. Outputs are written whole.
  *
- * FFTUNE_INVALID_INPUT: a NULL, another number of buffers, or one that is not aligned; nothing was
- * enqueued. FFTUNE_DEVICE_FAULT: the launch failed. A fault while the kernels run shows in the CUDA
+ * Overlap. A buffer of role "updated" is an input and an output in one: such ops work in place. A
+ * buffer of role "output" overlaps no other buffer of the run, with two exceptions: with
+ * accumulate=yes the gradient "dw" and its input "dw_before" may be one buffer, and the input
+ * "residual" may be the output "sum". Inputs may overlap each other.
+ *
+ * FFTUNE_INVALID_INPUT: a NULL, another number of buffers, one that is not aligned, or an output
+ * that overlaps another buffer; nothing was enqueued. FFTUNE_DEVICE_FAULT: the launch failed. A fault while the kernels run shows in the CUDA
  * runtime's own calls later, as for any kernel.
  *
  * Allocates nothing, never synchronises and may be captured in a CUDA graph. Runs of one plan may

@@ -1,0 +1,91 @@
+// Which buffers of a run may be in the same memory.
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "api/layer.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+fftune_status run(const library::Plan& plan, const std::vector<float*>& buffers) {
+  const std::vector<void*> all(buffers.begin(), buffers.end());
+  HostWorkspace workspace(plan);
+  return fftune_plan_run(plan.get(), all.data(), all.size(), workspace.data(), nullptr);
+}
+
+}  // namespace
+
+TEST_CASE("an output that overlaps another buffer is refused, and nothing is written") {
+  // x, w_gate, w_up [24, 16] and w_down, then y: x and y are [4, 16].
+  const auto plan = cpu_context().plan(ffn_json(4, 16, 24));
+  std::vector<float> memory(64 + 3 * 384 + 64, 0.25F);
+  float* const x = memory.data();
+  float* const gate = x + 64;
+  float* const up = gate + 384;
+  float* const down = up + 384;
+  float* const y = down + 384;
+  const auto refused = [&](float* output) {
+    const auto status = run(plan, {x, gate, up, down, output});
+    return status == FFTUNE_INVALID_INPUT && last_error_says("output 4 (y) overlaps buffer");
+  };
+  CHECK(refused(x));
+  CHECK(last_error_says("buffer 0 (x): give it memory of its own"));
+  CHECK(refused(x + 63));
+  CHECK(refused(gate + 100));
+  CHECK(last_error_says("buffer 1 (w_gate)"));
+  CHECK(refused(y - 1));
+  CHECK(last_error_says("buffer 3 (w_down)"));
+  CHECK(memory == std::vector<float>(memory.size(), 0.25F));
+  CHECK(run(plan, {x, gate, up, down, y}) == FFTUNE_OK);    // next to each other
+  CHECK(run(plan, {x, gate, gate, down, y}) == FFTUNE_OK);  // inputs in one place
+}
+
+TEST_CASE("two outputs in the same memory are refused") {
+  const auto plan = cpu_context().plan("{\"op\":\"moe-route\",\"m\":4,\"experts\":8,\"top-k\":2}");
+  std::vector<float> scores(32, 0), first(64), second(64);
+  REQUIRE(plan.buffer_count() == 3);
+  CHECK(run(plan, {scores.data(), first.data(), second.data()}) == FFTUNE_OK);
+  CHECK(run(plan, {scores.data(), first.data(), first.data()}) == FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("overlaps buffer"));
+}
+
+TEST_CASE("a gradient that is added to another may be in its place, and nowhere else") {
+  const auto plan = cpu_context().plan(
+      "{\"op\":\"linear\",\"pass\":\"bwd\",\"m\":3,\"k\":8,\"n\":8,\"accumulate\":\"yes\"}");
+  // dy, x, w, dw_before, dx, dw
+  std::vector<float> dy(24, 1), x(24, 2), w(64, 3), dw(128, 4), dx(24);
+  REQUIRE(run(plan, {dy.data(), x.data(), w.data(), dw.data(), dx.data(), dw.data()}) == FFTUNE_OK);
+  CHECK(dw[0] == 4 + 3 * 2);
+  CHECK(run(plan, {dy.data(), x.data(), w.data(), dw.data(), dx.data(), dw.data() + 8}) ==
+        FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("overlaps buffer 3 (dw_before)"));
+  CHECK(run(plan, {dy.data(), x.data(), w.data(), dw.data(), dy.data(), dw.data()}) ==
+        FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("output 4 (dx) overlaps buffer 0 (dy)"));
+}
+
+TEST_CASE("a launch refuses an output over an input, for any number of tokens") {
+  const auto plan =
+      cpu_context().plan("{\"op\":\"ffn\",\"dtype\":\"f32\",\"m\":{\"max\":70},\"d\":16,\"h\":24}");
+  std::vector<float> x(70 * 16, 1), weights(384, 1);
+  HostWorkspace workspace(plan);
+  const void* const inputs[]{x.data(), weights.data(), weights.data(), weights.data()};
+  void* outputs[]{x.data()};
+  fftune_run one{};
+  one.struct_size = sizeof one;
+  one.inputs = inputs;
+  one.input_count = 4;
+  one.outputs = outputs;
+  one.output_count = 1;
+  one.workspace = workspace.data();
+  one.tokens = 3;
+  CHECK(fftune_plan_launch(plan.get(), &one) == FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("fftune_plan_launch: output 4 (y) overlaps buffer 0 (x)"));
+  // With 3 tokens, memory behind theirs is free.
+  outputs[0] = x.data() + std::ptrdiff_t{3 * 16};
+  CHECK(fftune_plan_launch(plan.get(), &one) == FFTUNE_OK);
+}
