@@ -548,13 +548,13 @@ TEST_CASE(
       Heads{"Qwen2.5-7B", 3584, 18944, 28, 4, false}, Heads{"GLM-4-9B", 4096, 13696, 32, 2, false});
   CAPTURE(layer.model);
   const auto facts = facts_of_architecture("sm_90a");
-  const Problem problem = problem_of(DType::bf16, {{"batch", 1},
-                                                   {"d", layer.d},
-                                                   {"h", layer.h},
-                                                   {"heads", layer.heads},
-                                                   {"kv-heads", layer.kv_heads},
-                                                   {"dim", 128},
-                                                   {"cache", 2048}});
+  const Problem problem = persistent_problem(DType::bf16, {{"batch", 1},
+                                                           {"d", layer.d},
+                                                           {"h", layer.h},
+                                                           {"heads", layer.heads},
+                                                           {"kv-heads", layer.kv_heads},
+                                                           {"dim", 128},
+                                                           {"cache", 2048}});
   const auto recipe = choose(builtin_catalog(), layer_op(), problem, facts, {}).recipe;
   CHECK((recipe.front().family == persistent) == layer.in_one_launch);
 }
