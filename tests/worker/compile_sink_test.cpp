@@ -20,7 +20,7 @@ using namespace fftune::test;
 
 namespace {
 
-const WorkerCommand worker{WORKER_OF_TESTS, "worker", "none"};
+const WorkerCommand worker_of_tests{WORKER_OF_TESTS, "worker", "none"};
 
 Candidates candidates_from(int first, int last) {
   Candidates all;
@@ -41,7 +41,7 @@ TEST_CASE("an exception of the compile sink reaches the caller, and the device s
   std::jthread serving;  // ends with the evaluator, whose channel it serves
   std::unique_ptr<Evaluator> evaluator;
   if (place == "this process") evaluator = local();
-  if (place == "a worker") evaluator = std::make_unique<WorkerEvaluator>(worker);
+  if (place == "a worker") evaluator = std::make_unique<WorkerEvaluator>(worker_of_tests);
   if (place == "another host") {
     std::array<int, 2> ends;
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) == 0);
@@ -51,7 +51,7 @@ TEST_CASE("an exception of the compile sink reaches the caller, and the device s
   }
   if (place == "several workers") {
     const MultiDeviceEvaluator::Device one{
-        "worker", [] { return std::make_unique<WorkerEvaluator>(worker); }};
+        "worker", [] { return std::make_unique<WorkerEvaluator>(worker_of_tests); }};
     evaluator = std::make_unique<MultiDeviceEvaluator>(std::vector{one, one});
   }
   REQUIRE(evaluator->begin(misbehaving_problem()).refusal.empty());
@@ -75,8 +75,8 @@ TEST_CASE("an exception of the compile sink reaches the caller, and the device s
 }
 
 TEST_CASE("an exception of a trial's callback ends the trials of every device") {
-  const MultiDeviceEvaluator::Device one{"worker",
-                                         [] { return std::make_unique<WorkerEvaluator>(worker); }};
+  const MultiDeviceEvaluator::Device one{
+      "worker", [] { return std::make_unique<WorkerEvaluator>(worker_of_tests); }};
   MultiDeviceEvaluator evaluator({one, one});
   REQUIRE(evaluator.begin(misbehaving_problem()).refusal.empty());
   const auto all = candidates_from(0, 200);
