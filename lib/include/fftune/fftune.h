@@ -202,8 +202,8 @@ FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
  * "residual" may be the output "sum". Inputs may overlap each other.
  *
  * FFTUNE_INVALID_INPUT: a NULL, another number of buffers, one that is not aligned, or an output
- * that overlaps another buffer; nothing was enqueued. FFTUNE_DEVICE_FAULT: the launch failed. A fault while the kernels run shows in the CUDA
- * runtime's own calls later, as for any kernel.
+ * that overlaps another buffer; nothing was enqueued. FFTUNE_DEVICE_FAULT: the launch failed. A
+ * fault while the kernels run shows in the CUDA runtime's own calls later, as for any kernel.
  *
  * Allocates nothing, never synchronises and may be captured in a CUDA graph. Runs of one plan may
  * be in flight at once if each has its own workspace and outputs. */
