@@ -314,7 +314,7 @@ class PersistentLayers final : public Family {
   }
   static double queries_of_key(const Problem& problem) {
     return static_cast<double>(problem.size("heads")) /
-           static_cast<double>(problem.size("kv-heads"));
+           static_cast<double>(size_or(problem, "kv-heads", problem.size("heads")));
   }
   static bool has_many_tokens(const Problem& problem) {
     return problem.size("batch") * size_or(problem, "s", 1) > 1;

@@ -75,7 +75,8 @@ TEST_CASE("every feasible variant of the CPU families runs right") {
 
 TEST_CASE("every form is right in every variant of the families that have it") {
   const auto backend = open_cpu();
-  for (const auto& form : forward_forms)
+  for (const auto& form : forward_forms) {
+    if (form.empty()) continue;  // more families have the plain one
     for (const auto dtype : ffn_op().dtypes(DeviceKind::cpu))
       for (const auto& [m, d, h] : {std::tuple{3, 30, 70}, {70, 24, 150}}) {
         const auto problem = ffn_problem(DeviceKind::cpu, dtype, m, d, h, form);
@@ -89,6 +90,7 @@ TEST_CASE("every form is right in every variant of the families that have it") {
         }
         REQUIRE(served == (dtype == DType::fp8 ? 1 : 2));
       }
+  }
 }
 
 TEST_CASE("fp8 with scales of blocks is right in every form, at sizes that no block divides") {
