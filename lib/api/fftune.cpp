@@ -187,14 +187,15 @@ fftune_status check_buffer(const fftune_plan& handle, const char* function, std:
 /// FFTUNE_OK if no output overlaps another buffer: kernels read inputs behind what they write.
 fftune_status check_overlaps(const fftune_plan& handle, const char* function,
                              const void* const* buffers) {
-  const auto begin = [&](std::size_t place) {
+  const auto first = [&](std::size_t place) {
     return reinterpret_cast<std::uintptr_t>(buffers[place]);
   };
-  const auto end = [&](std::size_t place) { return begin(place) + handle.least_bytes[place]; };
+  const auto behind = [&](std::size_t place) { return first(place) + handle.least_bytes[place]; };
   for (const std::size_t output : handle.places_written_whole)
     for (std::size_t other = 0; other < handle.buffer_count(); ++other) {
-      if (begin(other) >= end(output) || end(other) <= begin(output) || other == output) continue;
-      if (handle.sums[other] == output && begin(other) == begin(output)) continue;
+      if (first(other) >= behind(output) || behind(other) <= first(output) || other == output)
+        continue;
+      if (handle.sums[other] == output && first(other) == first(output)) continue;
       return fail(FFTUNE_INVALID_INPUT,
                   "{}: output {} ({}) overlaps buffer {} ({}): give it memory of its own", function,
                   output, handle.tensors()[output].name, other, handle.tensors()[other].name);
