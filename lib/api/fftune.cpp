@@ -90,7 +90,7 @@ std::shared_ptr<Library> open_library(int device, const fftune_context_options& 
   return library;
 }
 
-void describe_buffers(fftune_plan& handle, const Problem& problem, bool any_element) {
+void describe_buffers(fftune_plan& handle, bool any_element) {
   for (std::size_t i = 0; i < handle.buffer_count(); ++i) {
     const auto& tensor = handle.tensors()[i];
     handle.alignments.push_back(any_element ? dtype_bytes(tensor.dtype) : vector_alignment);
@@ -103,12 +103,8 @@ void describe_buffers(fftune_plan& handle, const Problem& problem, bool any_elem
   const auto& written = handle.places_written_whole;
   handle.places_of_outputs.insert(handle.places_of_outputs.end(), written.begin(), written.end());
 
-  const Op& op = handle.plan ? handle.plan->op() : handle.token_plan->op();
-  const auto least =
-      handle.plan ? handle.tensors() : op.tensors(problem.with_size(op.token_size(), 1));
   for (std::size_t i = 0; i < handle.buffer_count(); ++i) {
     const auto& tensor = handle.tensors()[i];
-    handle.least_bytes.push_back(std::min(tensor.bytes(), least.at(i).bytes()));
     const auto sum = std::find_if(written.begin(), written.end(), [&](std::size_t place) {
       const std::string& output = handle.tensors()[place].name;
       // A residual of the last stage may be the sum that the first one writes.
@@ -151,7 +147,7 @@ std::unique_ptr<fftune_plan> make_plan(const std::shared_ptr<Library>& library,
     handle->plan = std::make_unique<const Plan>(backend, op, problem, choice.recipe);
     any_element |= runs_fallbacks_alone(op, choice.recipe);
   }
-  describe_buffers(*handle, problem, any_element);
+  describe_buffers(*handle, any_element);
   handle->description = describe({.op = &op,
                                   .problem = &problem,
                                   .facts = &facts,
@@ -184,21 +180,18 @@ fftune_status check_buffer(const fftune_plan& handle, const char* function, std:
   return FFTUNE_OK;
 }
 
-/// FFTUNE_OK if no output overlaps another buffer: kernels read inputs behind what they write.
-fftune_status check_overlaps(const fftune_plan& handle, const char* function,
-                             const void* const* buffers) {
-  const auto first = [&](std::size_t place) {
-    return reinterpret_cast<std::uintptr_t>(buffers[place]);
-  };
-  const auto behind = [&](std::size_t place) { return first(place) + handle.least_bytes[place]; };
+/// FFTUNE_OK if no output is in the place of another buffer: kernels read inputs behind what they
+/// write. Rows of views interleave, so that buffers that begin elsewhere may well be apart.
+fftune_status check_places(const fftune_plan& handle, const char* function,
+                           const void* const* buffers) {
   for (const std::size_t output : handle.places_written_whole)
     for (std::size_t other = 0; other < handle.buffer_count(); ++other) {
-      if (first(other) >= behind(output) || behind(other) <= first(output) || other == output)
+      if (buffers[other] != buffers[output] || other == output || handle.sums[other] == output)
         continue;
-      if (handle.sums[other] == output && first(other) == first(output)) continue;
       return fail(FFTUNE_INVALID_INPUT,
-                  "{}: output {} ({}) overlaps buffer {} ({}): give it memory of its own", function,
-                  output, handle.tensors()[output].name, other, handle.tensors()[other].name);
+                  "{}: output {} ({}) is in the place of buffer {} ({}): give it memory of its own",
+                  function, output, handle.tensors()[output].name, other,
+                  handle.tensors()[other].name);
     }
   return FFTUNE_OK;
 }
@@ -230,7 +223,7 @@ fftune_status check_run(const fftune_plan& handle, void* const* buffers, std::si
   for (std::size_t i = 0; i < count; ++i)
     if (const auto status = check_buffer(handle, function, i, buffers[i]); status != FFTUNE_OK)
       return status;
-  if (const auto status = check_overlaps(handle, function, buffers); status != FFTUNE_OK)
+  if (const auto status = check_places(handle, function, buffers); status != FFTUNE_OK)
     return status;
   return check_workspace(handle, function, workspace);
 }
@@ -287,7 +280,7 @@ fftune_status launch(const fftune_plan& handle, const fftune_run& run) {
   if (status == FFTUNE_OK)
     status = place_buffers(handle, "outputs", run.outputs, run.output_count,
                            handle.places_of_outputs, buffers.data());
-  if (status == FFTUNE_OK) status = check_overlaps(handle, "fftune_plan_launch", buffers.data());
+  if (status == FFTUNE_OK) status = check_places(handle, "fftune_plan_launch", buffers.data());
   if (status == FFTUNE_OK) status = check_workspace(handle, "fftune_plan_launch", run.workspace);
   if (status != FFTUNE_OK) return status;
   if (handle.plan)

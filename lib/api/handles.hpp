@@ -62,9 +62,8 @@ struct fftune_plan {
   std::vector<std::size_t> places_of_inputs;   // those that are only read
   std::vector<std::size_t> places_of_outputs;  // updated, then outputs
   std::string buffer_names;                    // "x, w, y"
-  // Facts that tell whether an output overlaps another buffer:
+  // Facts that tell whether an output is in the place of another buffer:
   std::vector<std::size_t> places_written_whole;  // those of role output
-  std::vector<std::size_t> least_bytes;           // of a run with the fewest tokens
   std::vector<std::size_t> sums;  // the output that a buffer may be; buffer_count(): none
   std::string description;
 

@@ -197,12 +197,13 @@ FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
  * run is complete on the stream. Outputs are written whole.
  *
  * Overlap. A buffer of role "updated" is an input and an output in one: such ops work in place. A
- * buffer of role "output" overlaps no other buffer of the run, with two exceptions: with
+ * buffer of role "output" must not overlap another buffer of the run, with two exceptions: with
  * accumulate=yes the gradient "dw" and its input "dw_before" may be one buffer, and the input
- * "residual" may be the output "sum". Inputs may overlap each other.
+ * "residual" may be the output "sum". Inputs may overlap each other. A run refuses an output that
+ * begins where another buffer does; other overlaps are not found.
  *
  * FFTUNE_INVALID_INPUT: a NULL, another number of buffers, one that is not aligned, or an output
- * that overlaps another buffer; nothing was enqueued. FFTUNE_DEVICE_FAULT: the launch failed. A
+ * in the place of another buffer; nothing was enqueued. FFTUNE_DEVICE_FAULT: the launch failed. A
  * fault while the kernels run shows in the CUDA runtime's own calls later, as for any kernel.
  *
  * Allocates nothing, never synchronises and may be captured in a CUDA graph. Runs of one plan may

@@ -92,7 +92,10 @@ class Part:
         settings = ((name, value) for name, value in vars(module).items()
                     if isinstance(value, _SETTINGS) and name[0] != "_" and name not in _OF_TRAINING)
         parameters = (name for name, value in module._parameters.items() if value is not None)
-        return cls(path, type(module), frozenset(parameters), frozenset((*settings, ("training", False))))
+        # Attention and dropout are random in training; products and norms, which have no parts, are not.
+        drops = isinstance(module, nn.Dropout) or next(module.children(), None) is not None
+        mode = [("training", False)] if drops else []
+        return cls(path, type(module), frozenset(parameters), frozenset((*settings, *mode)))
 
     def is_as_recognised(self, module: nn.Module | None) -> bool:
         if type(module) is not self.kind:
