@@ -336,7 +336,8 @@ def config_read_by(decoder: nn.Module) -> tuple[tuple[str, object], ...]:
 
 def reads_the_same(config, settings: tuple[tuple[str, object], ...]) -> bool:
     """Whether a configuration still has these settings."""
-    return all(getattr(config, name, None) == value for name, value in settings)
+    own = vars(config)
+    return all(own.get(name) == value for name, value in settings)
 
 
 def count_causal(model: nn.Module) -> int:

@@ -92,9 +92,10 @@ class Part:
         settings = ((name, value) for name, value in vars(module).items()
                     if isinstance(value, _SETTINGS) and name[0] != "_" and name not in _OF_TRAINING)
         parameters = (name for name, value in module._parameters.items() if value is not None)
-        # Attention and dropout are random in training; products and norms, which have no parts, are not.
-        drops = isinstance(module, nn.Dropout) or next(module.children(), None) is not None
-        mode = [("training", False)] if drops else []
+        # A part that drops features, or adds noise to scores, does so in training alone.
+        random = isinstance(module, nn.Dropout) or any(
+            word in name for name in vars(module) for word in ("dropout", "jitter", "noise"))
+        mode = [("training", False)] if random else []
         return cls(path, type(module), frozenset(parameters), frozenset((*settings, *mode)))
 
     def is_as_recognised(self, module: nn.Module | None) -> bool:
