@@ -8,7 +8,6 @@ rotation and norms of heads.
 """
 import inspect
 import itertools
-import types
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +29,7 @@ from .mxfp4 import LAYER_WEIGHTS, DenseExperts, DenseMixture, is_packed_mixture
 from .mlps import GatedMLP, fp8_mlp_forward, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
 from .norms import norm_forward, settings_of
 from .quantised import is_quantised, merge, numbers_of, packed_of
-from .recognise import (SCALES, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, identify,
+from .recognise import (SCALES, SETTINGS, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, holds, identify,
                         is_close, is_patched, kind_of, remembered, replace_forward, stand_in,
                         view_of)
 from .rotary import angles_of, rotation_of
@@ -75,7 +74,6 @@ class Angles:
 
 # Settings of modules that change no result without gradients.
 _OF_TRAINING = {"training", "gradient_checkpointing"}
-_SETTINGS = (bool, int, float, str, type(None), types.FunctionType, types.BuiltinFunctionType)
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class Part:
     @classmethod
     def of(cls, path: tuple[str, ...], module: nn.Module) -> "Part":
         settings = ((name, value) for name, value in vars(module).items()
-                    if isinstance(value, _SETTINGS) and name[0] != "_" and name not in _OF_TRAINING)
+                    if isinstance(value, SETTINGS) and name[0] != "_" and name not in _OF_TRAINING)
         parameters = (name for name, value in module._parameters.items() if value is not None)
         # A part that drops features, or adds noise to scores, does so in training alone.
         random = isinstance(module, nn.Dropout) or any(
@@ -108,12 +106,7 @@ class Part:
                 if type(value) is not nn.Parameter or name not in self.parameters:
                     return False
                 count += 1
-        return count == len(self.parameters) and self._has_settings(module)
-
-    def _has_settings(self, module: nn.Module) -> bool:
-        if torch.compiler.is_compiling():
-            return all(getattr(module, name, None) == value for name, value in self.settings)
-        return self.settings <= vars(module).items()  # in a fifth of the time
+        return count == len(self.parameters) and holds(module, self.settings)
 
 
 @dataclass(frozen=True)

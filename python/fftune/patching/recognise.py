@@ -103,7 +103,7 @@ def replace_forward(module: nn.Module, forward, settings: tuple) -> None:
 
 # They choose nothing, or are looked at in each call.
 _NO_SETTINGS = {"training", "gradient_checkpointing", "layer_idx", "layer_id"}
-_OF_SETTINGS = (bool, int, float, str, type(None), types.FunctionType, types.BuiltinFunctionType)
+SETTINGS = (bool, int, float, str, type(None), types.FunctionType, types.BuiltinFunctionType)
 
 
 def _settings_of(module: nn.Module) -> tuple[tuple[str, frozenset], ...]:
@@ -117,20 +117,22 @@ def state_of(part) -> frozenset | Callable:
     if not isinstance(part, nn.Module):
         return part
     return frozenset((name, value) for name, value in vars(part).items()
-                     if isinstance(value, _OF_SETTINGS) and name[0] != "_" and name not in _NO_SETTINGS
+                     if isinstance(value, SETTINGS) and name[0] != "_" and name not in _NO_SETTINGS
                      and "dropout" not in name)
+
+
+def holds(module: nn.Module, settings: frozenset) -> bool:
+    """Whether a module still has these settings."""
+    own = vars(module)
+    if torch.compiler.is_compiling():
+        return all(own.get(name) == value for name, value in settings)
+    return settings <= own.items()  # in a fifth of the time
 
 
 def has_settings(module: nn.Module) -> bool:
     """Whether a replaced module still has the settings with which it was recognised."""
-    for name, settings in module.__dict__.get("_fftune_settings", ()):
-        own = vars(module._modules[name] if name else module)
-        if torch.compiler.is_compiling():
-            if not all(own.get(key) == value for key, value in settings):
-                return False
-        elif not settings <= own.items():
-            return False
-    return True
+    return all(holds(module._modules[name] if name else module, settings)
+               for name, settings in module.__dict__.get("_fftune_settings", ()))
 
 
 def method_of(module: nn.Module, forward: types.FunctionType) -> types.MethodType:
