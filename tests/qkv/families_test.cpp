@@ -77,7 +77,7 @@ TEST_CASE("qkv is right on a GPU with heads of every size that tiles take", "[gp
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(3);
   int at = 0;
-  for (const std::int64_t dim : {16, 32, 48, 64, 80, 96, 128, 192, 256})
+  for (const std::int64_t dim : {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256})
     for (const std::int64_t m : {at % 2 == 0 ? 13 : 1, at % 2 == 0 ? 1001 : 40}) {
       ++at;
       auto of = qkv_sizes(m, 264, 16, 4, dim);

@@ -69,8 +69,10 @@ std::optional<std::string> refuse_heads(const GemmProblem& gemm) {
     return fmt::format(
         "{} features are rotated: a thread has both of each pair where they are a multiple of {}",
         qkv.form.rotary, step);
-  for (const std::int64_t bn : {64, 96, 128, 192, 256})
-    if (qkv.fits_heads(bn)) return std::nullopt;
+  const auto fits = [&](int bn) { return qkv.fits_heads(bn); };
+  if (std::ranges::any_of(sm90::usual_columns, fits) ||
+      std::ranges::any_of(sm90::columns_between, fits))
+    return std::nullopt;
   return fmt::format("no tile has whole heads of {} features, {} of q or {} of k at a time",
                      qkv.form.dim, qkv.heads, qkv.kv_heads);
 }

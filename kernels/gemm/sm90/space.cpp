@@ -62,7 +62,7 @@ double busiest(const Workload& work, int sms, int bm, int bn, int split_k) {
 double busiest_usual(const Workload& work, int sms) {
   double least = std::numeric_limits<double>::infinity();
   for (const int bm : {64, 128, 192, 256})
-    for (const int bn : {64, 96, 128, 192, 256})
+    for (const int bn : usual_columns)
       for (const int split_k : {1, 2, 4})
         if ((bm > 64 || work.m <= 128) && bm * bn * work.b_operands() <= 128 * 384 &&
             may_split(work.row_tiles(bm) * ceil_div(work.n, bn) * work.results, split_k, sms))
@@ -238,7 +238,8 @@ void add_tile_constraints(Drafts& space, const SharedWorkload& work, const Devic
         });
 }
 
-void add_problem_constraints(Drafts& space, const SharedWorkload& work, const DeviceFacts& facts) {
+void add_problem_constraints(Drafts& space, const GemmProblem& gemm, const SharedWorkload& work,
+                             const DeviceFacts& facts) {
   const auto limit = limits_of(space);
   const int sms = std::max(facts.multiprocessors, 1);
   limit(
@@ -255,14 +256,21 @@ void add_problem_constraints(Drafts& space, const SharedWorkload& work, const De
         const bool plain = !work->grouped_rows() && work->tensors_per_stage == 1;
         return plain || t.swap_ab() || plan.wgmma_columns <= 32 || plan.wgmma_columns % 32 == 0;
       });
-  limit("widths between the usual ones are for waves that they fill better",
-        {"bm", "bn", "split_k"}, [=](const Tile& t) {
-          if (t.bn != 80 && t.bn != 112 && t.bn != 160 && t.bn != 224) return true;
-          const int less = t.bn == 80 ? 64 : t.bn == 112 ? 96 : t.bn == 160 ? 128 : 192;
-          const int more = t.bn == 80 ? 96 : t.bn == 112 ? 128 : t.bn == 160 ? 192 : 256;
-          const auto most = [&](int bn) { return busiest(*work, sms, t.bm, bn, t.split_k); };
-          return most(t.bn) < most(less) && most(t.bn) < most(more);
-        });
+  // Each lies between two usual ones.
+  static_assert(columns_between.size() + 1 == usual_columns.size());
+  const auto heads_fit = [&gemm](int bn) { return gemm.epilogue.qkv.fits_heads(bn); };
+  const bool heads_need_them =
+      work->form.is_qkv() && std::ranges::none_of(usual_columns, heads_fit);
+  limit(
+      "widths between the usual ones are for waves that they fill better, or for heads that no "
+      "usual one has whole",
+      {"bm", "bn", "split_k"}, [=](const Tile& t) {
+        const auto at = std::ranges::find(columns_between, t.bn) - columns_between.begin();
+        if (heads_need_them || at == std::ssize(columns_between)) return true;
+        const auto most = [&](int bn) { return busiest(*work, sms, t.bm, bn, t.split_k); };
+        const auto own = static_cast<std::size_t>(at);
+        return most(t.bn) < most(usual_columns[own]) && most(t.bn) < most(usual_columns[own + 1]);
+      });
   // Judged before the parameters behind the schedule: it rules out most numbers of rows.
   limit(
       "tiles of other numbers of rows have A on the side of wgmma that comes in steps of 8, 64 "
@@ -600,7 +608,7 @@ Drafts drafts_of(const GemmProblem& gemm, const DeviceFacts& facts,
       .parameter("group_m", "tile rows in a band of the raster order",
                  Draft::set_apart<&Tile::group_m>, std::move(bands));
   add_tile_constraints(space, shared, facts);
-  add_problem_constraints(space, shared, facts);
+  add_problem_constraints(space, gemm, shared, facts);
   if (shared->form.is_qkv()) add_heads(space, gemm);
   if (shared->grouped_rows()) add_grouped_rows(space, gemm, shared);
   if (shared->promotes())

@@ -2,8 +2,8 @@
 // the cost model that ranks them.
 #pragma once
 
+#include <array>
 #include <string>
-
 #include <vector>
 
 #include "core/config_reader.hpp"
@@ -13,6 +13,11 @@
 #include "kernels/gemm/sm90/config.cuh"
 
 namespace fftune::sm90 {
+
+/// Columns of tiles. Those between the usual ones are for waves that they fill better, and for
+/// heads that no usual tile has whole.
+inline constexpr std::array usual_columns{64, 96, 128, 192, 256};
+inline constexpr std::array columns_between{80, 112, 160, 224};
 
 /// A configuration: the kernel's template argument, its run-time arguments, and whether a
 /// kernel before it sorts the rows, or the tokens of a grouped reduction.
