@@ -659,8 +659,9 @@ TEST_CASE(
   of_one.stages[0].source_hash =
       builtin_catalog().sources->hash(family_of(layer_op(), persistent).sources());
   CHECK(chosen(of_one, of_one.problem).recipe == Recipe{variant});
-  // The estimates of the parts decide, except for the norms and attention, which have none.
-  CHECK(chosen(record, problem(7, 2048)).recipe == record.recipe());
+  // The estimates of the parts decide, except for the norms, which have none. Groups of CTAs divide
+  // the keys of 6 sequences as evenly as those of 8.
+  CHECK(chosen(record, problem(6, 2048)).recipe == record.recipe());
   const Problem asked = problem(199, 2048);
   PresetRecord slow = recorded(200);
   CHECK(chosen(slow, asked).recipe == slow.recipe());

@@ -60,7 +60,23 @@ bool cuts_sequences(const Layer& layer, const attention_decode_grid& grid) {
   return !same_lengths(layer) || layer.b % grid.groups != 0;
 }
 
-/// Seconds of a launch: the cache at the speed of the memory, and what comes before and after it.
+/// Round trips to L2 for partial results of the groups that share a sequence. A thread loads those
+/// of 8 groups at once, 4 where it has fewer registers (decode.cu).
+double round_trips(const Layer& layer, const attention_decode_config& config,
+                   const attention_decode_grid& grid) {
+  const std::int64_t groups = grid.groups, threads = config.threads();
+  const std::int64_t rows = std::min<std::int64_t>(layer.group() * layer.s, config.rows());
+  const std::int64_t quads = rows * ceil_div<std::int64_t>(layer.dim, 4);
+  const bool whole = layer.b % groups == 0 || groups % layer.b == 0;
+  const std::int64_t others = ceil_div(groups, layer.b) - (whole ? 1 : 0);
+  const std::int64_t at_once = threads * config.ctas_per_sm > 256 ? 4 : 8;
+  return static_cast<double>(ceil_div(quads, threads) * ceil_div(others, at_once));
+}
+
+/// Seconds of a launch: the cache at the speed of the memory, the ends of the sequences of a CTA,
+/// and adding up the sequences that several CTAs share. The constants are fitted to the times of
+/// 960 variants of 80 problems on an H200 and an H100: what this takes is 1.4% slower than the
+/// fastest of a problem in the mean, and 9% at most (tests/landscapes/default_test.cpp).
 double seconds(const Layer& layer, const DeviceFacts& facts, const attention_form& form,
                const attention_decode_config& config) {
   const attention_decode_plan plan = attention_decode_plan_of(form, config);
@@ -69,32 +85,41 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const attention_for
   const int row_blocks = attention_decode_row_blocks(config, static_cast<int>(layer.group()),
                                                      static_cast<int>(layer.s));
   const auto bytes = static_cast<double>(4 * layer.b * layer.kv_heads * keys * layer.dim);
-  // Memory delivers at full speed with some 64 KiB of each SM in flight, and at a tenth less with
+  // Memory delivers at full speed with some 64 KiB of each SM in flight, and at a ninth less with
   // half of that. Warps wait for each other's arithmetic if there are few, and several CTAs of an
-  // SM read from more places at once. The constants are those of searches on an H200.
+  // SM read from more places at once.
   const double in_flight =
       2.0 * config.ctas_per_sm * config.warps * (config.stages - 1) * plan.slice_bytes;
   const double halvings = std::log2(8.0 / std::min(8, config.warps * config.ctas_per_sm));
-  const double speed = facts.memory_bandwidth *
-                       std::pow(std::min(1.0, in_flight / (64 * 1024)), 0.15) /
-                       (1 + 0.03 * std::pow(halvings, 3)) / (1 + 0.03 * (config.ctas_per_sm - 1));
+  const double speed = 0.9 * facts.memory_bandwidth *
+                       std::pow(std::min(1.0, in_flight / (64 * 1024)), 0.17) /
+                       (1 + 0.011 * std::pow(halvings, 3)) / (1 + 0.01 * (config.ctas_per_sm - 1));
   // Another block of rows finds most in L2.
   const double reads = 1 + 0.3 * (row_blocks - 1);
   // The group with most tiles.
   const double tiles = std::ceil(static_cast<double>(keys) / config.tile()) *
                        static_cast<double>(layer.b) / grid.groups;
-  const double uneven = std::ceil(tiles) / tiles;
+  const double uneven = std::pow(std::ceil(tiles) / tiles, 1.4);
   const auto ctas = static_cast<double>(facts.multiprocessors * config.ctas_per_sm);
   const double idle = std::max(1.0, 0.95 * ctas / (grid.heads * grid.groups));
-  // Filling the stages, adding up, and the next launch.
-  const double cut =
-      cuts_sequences(layer, grid) ? 0.03e-6 * grid.groups / static_cast<double>(layer.b) : 0;
-  const double fixed = 4e-6 + cut;
+  const double stream = reads * bytes / speed * uneven * idle;
+  // At the end of a sequence a CTA waits for its warps, and then for the next queries: loads of its
+  // keys go on meanwhile, and hide that where it has many. A sequence that is cut ends twice.
+  constexpr double end = 1.7e-6, hides = 1.7;
+  const bool whole = layer.b % grid.groups == 0 || grid.groups % layer.b == 0;
+  const double ends = std::max(1.0, static_cast<double>(layer.b) / grid.groups) + (whole ? 0 : 0.5);
+  const double sequences =
+      ends * std::pow(std::pow(stream / ends, hides) + std::pow(end, hides), 1 / hides) +
+      4e-9 * tiles;  // the larger tile where nothing else tells
+  const double fill = 0.35 * in_flight * facts.multiprocessors / facts.memory_bandwidth;
   // Alone, a launch has nothing to prefetch beneath, and much of its prefetch arrives twice. A
   // search in place finds the gain behind another kernel.
   const double asked_twice = 0.4 * config.prefetch * 1024.0 * ctas / speed;
-  return reads * bytes / speed * uneven * idle + 0.1 * in_flight * facts.multiprocessors / speed +
-         fixed + asked_twice;
+  // In a layer few warps fall behind the next launches', which begin meanwhile: with 4 instead of 8
+  // one token took 65 us instead of 55 in a layer of OLMo-2-1B, and alone hardly longer.
+  const double crowded = 1e-6 * halvings;
+  return sequences + fill + crowded + 1.9e-6 + 2e-6 * round_trips(layer, config, grid) +
+         asked_twice;
 }
 
 TypedSpace<attention_decode_config> configs_of(const Layer& layer, const DeviceFacts& facts) {

@@ -241,15 +241,18 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
   });
 }
 
-/// More than 8 tokens take two MMAs for each 16 bytes of a weight. Then tiles of wgmma whose rows
-/// are features stream a large weight faster: with 16 sequences an H100 took 202.6 us for a layer
-/// of Llama-3.1-8B and 79.1 for one of Llama-3.2-1B, 214.1 and 81.8 by these kernels. For 3072 x
-/// 3072 alone it took 9.6 and 9.3. Heads of q, k and v have no such tiles.
+/// More than 8 tokens take two MMAs for each 16 bytes of a weight, and more of a block's time for
+/// the sums of its warps. Then tiles of wgmma whose rows are features stream weights faster: of 75
+/// products of 16 tokens in layers of an H200, all but heads of q, k and v, which have no such
+/// tiles, and small ones with many features for their k. With 16 sequences an H100 took 202.6 us
+/// for a layer of Llama-3.1-8B and 79.1 for one of Llama-3.2-1B, 214.1 and 81.8 with these kernels
+/// for `ffn`.
 bool is_preferred(const GemmChain& chain, const DeviceFacts& facts) {
   constexpr double large = 24e6;
   const GemmProblem& gemm = chain.front();
-  const double bytes = 2.0 * gemm.b_operands() * static_cast<double>(gemm.n * gemm.k);
-  return gemm.m <= 8 || bytes < large || is_qkv(gemm) ||
+  const std::int64_t features = gemm.b_operands() * gemm.n;
+  const double bytes = 2.0 * static_cast<double>(features * gemm.k);
+  return gemm.m <= 8 || (features > 3 * gemm.k && bytes < large) || is_qkv(gemm) ||
          sm90_engine.can_implement(chain, facts).has_value();
 }
 
