@@ -202,7 +202,12 @@ class CpuBackend final : public Backend {
 
   Limits limits(DType) override {
     const std::lock_guard lock(limits_mutex_);
-    if (!limits_) limits_ = measure_cpu_limits(engine_->pool, facts_.l2_bytes, free_bytes());
+    if (!limits_) {
+      // Memory as that of the tensors: the roofline is what they could reach.
+      const auto memory = allocate(cpu_limits_bytes(facts_.l2_bytes, free_bytes()));
+      limits_ = measure_cpu_limits(engine_->pool,
+                                   {static_cast<std::byte*>(memory->data()), memory->bytes()});
+    }
     return *limits_;
   }
 

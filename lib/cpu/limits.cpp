@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "cpu/blas.hpp"
@@ -56,40 +56,41 @@ std::uint64_t sum_of(const std::byte* data, std::size_t bytes) {
   return std::accumulate(sums.begin(), sums.end(), std::uint64_t{0});
 }
 
-/// By all threads, over `bytes` that no cache holds. The rates are those of the fastest piece: a
-/// piece takes a few milliseconds, so that some run undisturbed on a busy machine too, and before
-/// it comes again all the others have been through the cache.
-MemoryRates memory_rates(Parallel& pool, std::size_t bytes) {
-  // Left uninitialised: the first touch, by the threads that copy, is the run that is not counted.
-  const std::unique_ptr<std::byte[]> from(new std::byte[bytes]);
-  const std::unique_ptr<std::byte[]> to(new std::byte[bytes]);
+/// By all threads, over memory that no cache holds; a copy is from one half of it to the other. The
+/// rates are those of the fastest piece: a piece takes a few milliseconds, so that some run
+/// undisturbed on a busy machine too, and before it comes again all the others have been through
+/// the cache.
+MemoryRates memory_rates(Parallel& pool, std::span<std::byte> memory) {
+  constexpr std::size_t small_page = 4096;
   const int threads = pool.max_threads();
   const auto parts = static_cast<std::size_t>(threads);
-  const std::size_t pieces = std::max<std::size_t>(bytes / (std::size_t{32} << 20), 1);
-  const std::size_t part = bytes / pieces / parts / 64 * 64;
+  const std::size_t pieces = std::max<std::size_t>(memory.size() / (std::size_t{32} << 20), 2);
+  const std::size_t part = memory.size() / pieces / parts / 64 * 64;
   const auto on_parts = [&](std::size_t piece, const auto& body) {
     pool.run(threads, threads,
-             [&](int i) { body((piece * parts + static_cast<std::size_t>(i)) * part); });
+             [&](int i) { body(&memory[(piece * parts + static_cast<std::size_t>(i)) * part]); });
   };
+  // Pages are made by the threads that use them.
   for (std::size_t piece = 0; piece < pieces; ++piece)
-    on_parts(piece, [&](std::size_t at) {
-      std::memset(&from[at], 1, part);
-      std::memset(&to[at], 0, part);
+    on_parts(piece, [&](std::byte* first) {
+      for (std::size_t at = 0; at < part; at += small_page) first[at] = std::byte{1};
     });
-  const auto rate = [&](const auto& body) {
+  const auto rate = [&](std::size_t count, const auto& body) {
     double best = infinity;
     const auto start = Clock::now();
-    for (std::size_t run = 0; run < pieces || seconds_since(start) < 0.3; ++run) {
+    for (std::size_t run = 0; run < count || seconds_since(start) < 0.3; ++run) {
       const auto begin = Clock::now();
-      on_parts(run % pieces, body);
+      on_parts(run % count, body);
       best = std::min(best, seconds_since(begin));
     }
     return static_cast<double>(part * parts) / best;
   };
   MemoryRates rates;
-  rates.copy = 2 * rate([&](std::size_t at) { std::memcpy(&to[at], &from[at], part); });
+  const std::size_t half = pieces / 2;
+  rates.copy =
+      2 * rate(half, [&](std::byte* from) { std::memcpy(from + half * parts * part, from, part); });
   std::atomic<std::uint64_t> sink{0};  // so that the reads are not optimised away
-  rates.read = rate([&](std::size_t at) { sink += sum_of(&from[at], part); });
+  rates.read = rate(pieces, [&](const std::byte* from) { sink += sum_of(from, part); });
   return rates;
 }
 
@@ -112,20 +113,23 @@ double gemm_rate(int threads, std::int64_t n) {
 
 }  // namespace
 
-Limits measure_cpu_limits(Parallel& pool, std::int64_t cache_bytes, std::size_t free_bytes) {
+std::size_t cpu_limits_bytes(std::int64_t cache_bytes, std::size_t free_bytes) {
   const std::size_t wanted =
       std::max<std::size_t>(4 * static_cast<std::size_t>(cache_bytes), std::size_t{64} << 20);
-  const std::size_t bytes = std::min(wanted, free_bytes / 4);
+  return std::min(wanted, free_bytes / 4);
+}
+
+Limits measure_cpu_limits(Parallel& pool, std::span<std::byte> memory) {
   const std::int64_t n = 1536;
   Limits limits;
   // At few tokens nearly all traffic is reading weights, which many CPUs do faster than they copy.
-  const MemoryRates rates = memory_rates(pool, bytes);
+  const MemoryRates rates = memory_rates(pool, memory);
   limits.bytes_per_second = std::max(rates.copy, rates.read);
   const bool blas = !blas_version().starts_with(no_blas);
   if (blas) limits.flops_per_second = gemm_rate(pool.max_threads(), n);
   limits.method =
       fmt::format("{} of {} MiB by {} thread{}; {}", rates.read > rates.copy ? "read" : "copy",
-                  bytes >> 20, pool.max_threads(), pool.max_threads() == 1 ? "" : "s",
+                  memory.size() >> 20, pool.max_threads(), pool.max_threads() == 1 ? "" : "s",
                   blas ? fmt::format("{} sgemm of {}^3 (bf16 too)", blas_version(), n)
                        : "no limit of arithmetic: " + blas_version());
   return limits;
