@@ -173,21 +173,12 @@ std::vector<Problem> paired_problems(const Op& op, const ProblemOptions& chosen)
   return all;
 }
 
-/// The problems that each of the families serves, at most `most`. A problem is asked of every
-/// family before the next: its parts, which most families ask for, are then made once.
-std::vector<std::vector<const Problem*>> served_by(const std::vector<const Family*>& families,
-                                                   const std::vector<Problem>& problems,
-                                                   const DeviceFacts& facts, std::size_t most,
-                                                   const std::atomic<bool>& cancel) {
-  std::vector<std::vector<const Problem*>> served(families.size());
-  for (const Problem& problem : problems)
-    for (std::size_t i = 0; i < families.size(); ++i) {
-      if (cancel) return served;
-      if (served[i].size() < most && !families[i]->refusal(problem, facts))
-        served[i].push_back(&problem);
-    }
-  return served;
-}
+/// A family, its programs, and the problems whose programs are not among them yet.
+struct FamilyUnits {
+  const Family* family;
+  Units units = {};
+  std::vector<const Problem*> served = {};
+};
 
 }  // namespace
 
@@ -200,20 +191,19 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
   const auto take = [&](Units& units) {
     for (CompileUnit& unit : units.take()) all.push_back(std::move(unit));
   };
-  std::vector<const Family*> families;
+  std::vector<FamilyUnits> families;
   for (const Family* each : op.families()) {
     const std::string_view name = each->name();
     if (each->device_kind() != DeviceKind::cuda || (!family.empty() && name != family)) continue;
     // Families of parts, as layer.attention_decode, are compiled with these.
     if (family.empty() && nested && name.find('.') != std::string::npos) continue;
-    families.push_back(each);
+    families.push_back({each});
   }
-  std::vector<Units> units(families.size());
   // Some families have 10⁵ variants, whose programs take gigabytes: those of the sample are made.
-  const auto add = [&](std::size_t of, const std::vector<const Problem*>& served) {
-    const Family& each = *families[of];
+  const auto add = [&](FamilyUnits& own) {
+    const Family& each = *own.family;
     std::vector<Candidate> candidates;
-    for (const Problem* problem : served) {
+    for (const Problem* problem : own.served) {
       if (cancel) return;
       for (Config& config : each.space(*problem, facts).feasible())
         candidates.push_back({problem, std::move(config)});
@@ -230,29 +220,33 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
         tried[at] = true;
         const auto& [problem, config] = candidates[at];
         added =
-            units[of].add(std::string(each.name()), Variant{std::string(each.name()), config}.id(),
+            own.units.add(std::string(each.name()), Variant{std::string(each.name()), config}.id(),
                           *problem, each.program(*problem, facts, config));
       }
     }
   };
-  // Asks the families that have no program yet; true if one still has none.
+  // Asks the families that have no program yet about problems, at most `most` that each serves;
+  // true if one still has none. A problem is asked of every family before the next: its parts,
+  // which most families ask for, are then made once.
   const auto add_all = [&](const std::vector<Problem>& from, std::size_t most) {
-    std::vector<const Family*> asked;
-    std::vector<std::size_t> places;
-    for (std::size_t i = 0; i < families.size(); ++i)
-      if (units[i].empty()) {
-        asked.push_back(families[i]);
-        places.push_back(i);
-      }
-    const auto served = served_by(asked, from, facts, most, cancel);
-    for (std::size_t i = 0; i < asked.size(); ++i) add(places[i], served[i]);
-    return std::any_of(units.begin(), units.end(), [](const Units& each) { return each.empty(); });
+    for (const Problem& problem : from)
+      for (FamilyUnits& each : families)
+        if (!cancel && each.units.empty() && each.served.size() < most &&
+            !each.family->refusal(problem, facts))
+          each.served.push_back(&problem);
+    bool none = false;
+    for (FamilyUnits& each : families) {
+      if (each.units.empty()) add(each);
+      each.served.clear();
+      none = none || each.units.empty();
+    }
+    return none;
   };
   constexpr std::size_t any = std::numeric_limits<std::size_t>::max();
   if (add_all(problems, any) && !cancel && add_all(rare_problems(op, chosen), any) && !cancel &&
       add_all(model_problems(op, chosen), any) && !cancel)
     add_all(paired_problems(op, chosen), 1);
-  for (Units& each : units) take(each);
+  for (FamilyUnits& each : families) take(each.units);
   std::vector<std::pair<const Problem*, Baseline>> served;
   for (const Problem& problem : problems)
     if (family.empty() && !cancel)
