@@ -70,6 +70,7 @@ class AllReduce final : public DescribedOp {
     };
     std::vector<TensorSpec> tensors{matrix("x", Role::input)};
     if (form.adds) tensors.push_back(matrix("residual", Role::input));
+    if (form.adds && form.normalises) tensors.back().may_alias = "sum";
     if (form.normalises) {
       tensors.push_back({"w", form.dtype, {form.d}, Role::input, 1});
       // In gemma's convention w is the factor's distance from 1.

@@ -37,7 +37,9 @@ class TensorList {
       shape.insert(shape.end(), {heads, features});
     else
       shape.push_back(row);
-    return add({name, layer_.dtype, shape, role, 1});
+    TensorSpec& spec = add({name, layer_.dtype, shape, role, 1});
+    spec.behind = row - (heads - 1) * features - layer_.dim;
+    return spec;
   }
   TensorSpec& add_output(const char* name, bool of_keys) {
     const std::int64_t heads = of_keys ? layer_.kv_heads : layer_.heads;

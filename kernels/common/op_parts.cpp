@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "core/error.hpp"
 
@@ -117,6 +118,20 @@ std::vector<OptionField> gated_save_options(const std::string& order) {
                       "; or its input, from which the backward pass computes them",
                   {"preact", "input"}, "bwd")};
 }
+std::string initial_name(std::string_view gradient) {
+  return std::string(gradient) + "_before";
+}
+
+std::vector<TensorSpec> initial_values(std::vector<TensorSpec> gradients) {
+  for (TensorSpec& tensor : gradients) {
+    tensor.may_alias = std::exchange(tensor.name, initial_name(tensor.name));
+    tensor.role = Role::input;
+    tensor.sums_tokens = false;
+    tensor.alike = 0;
+  }
+  return gradients;
+}
+
 
 TensorArgument tensor_of(const TensorPlaces& places, std::string_view name) {
   const std::size_t place = places.at(name);

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <iterator>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -108,6 +110,10 @@ std::string frozen_contradiction(const Problem& problem);
 /// `order` names the order of the saved rows if it is not that of the tokens: ", in the order of
 /// the mask".
 std::vector<OptionField> gated_save_options(const std::string& order = "");
+/// With accumulate=yes: the name of the input to which a gradient is added, and the inputs to which
+/// several are.
+std::string initial_name(std::string_view gradient);
+std::vector<TensorSpec> initial_values(std::vector<TensorSpec> gradients);
 
 /// The stage of an op that has one for each pass, by the pass.
 constexpr const char* stage_forward = "forward";
@@ -141,6 +147,12 @@ Value largest_magnitude(std::span<const Value> values) {
     if (own > largest || std::isnan(own)) largest = own;
   }
   return largest;
+/// Moves `more` behind the others.
+template <typename Value>
+void append(std::vector<Value>& all, std::vector<Value> more) {
+  all.insert(all.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+}
+
 }
 
 /// As Op::families() lists them.

@@ -38,9 +38,9 @@ class CrossEntropy final : public DescribedOp {
     std::vector<TensorSpec> tensors;
     if (problem.pass == "bwd") tensors.push_back(loss_gradient(form, m));
     tensors.push_back({"logits", problem.dtype, {m, vocab}, Role::input, 2});
-    for (TensorSpec& tensor : label_tensors(form, m, vocab)) tensors.push_back(std::move(tensor));
+    append(tensors, label_tensors(form, m, vocab));
     if (problem.pass == "fwd") {
-      for (TensorSpec& tensor : loss_tensors(form, m)) tensors.push_back(std::move(tensor));
+      append(tensors, loss_tensors(form, m));
       return tensors;
     }
     tensors.push_back(log_sum_exp(m));

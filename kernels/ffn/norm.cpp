@@ -175,6 +175,7 @@ std::vector<TensorSpec> norm_tensors(const Problem& problem, Role role) {
   if (!form_of(problem).normalises) return tensors;
   for (TensorSpec tensor : rmsnorm_op().tensors(norm_of(problem))) {
     tensor.name = name_here(tensor.name);
+    tensor.may_alias.clear();  // one kernel of all stages reads rows that another block adds
     if (tensor.name == "normalised") tensor.role = Role::intermediate;
     if (tensor.name != "x" && tensor.role == role) tensors.push_back(std::move(tensor));
   }

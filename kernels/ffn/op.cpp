@@ -72,9 +72,9 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   if (form.bias) tensors.push_back({"b_down", wide, {d}, Role::input, 1});
   if (form.y_scale) tensors.push_back(y_scale_tensor(d));
   if (form.residual) tensors.push_back({"residual", wide, {m, d}, Role::input, 1});
-  const auto append_norm_tensors = [&](Role role) {
-    for (TensorSpec& tensor : norm_tensors(problem, role)) tensors.push_back(std::move(tensor));
-  };
+  // The last stage may add the sum that the first one writes.
+  if (form.residual && form.adds_before) tensors.back().may_alias = "sum";
+  const auto append_norm_tensors = [&](Role role) { append(tensors, norm_tensors(problem, role)); };
   append_norm_tensors(Role::input);
   tensors.push_back({"y", wide, {m, d}, Role::output, 1});
   if (form.saves) {
@@ -86,9 +86,7 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   for (const auto& weights : {packed, packed_last})
     for (const PackedWeight& weight : weights) tensors.push_back(expanded_tensor(weight));
   if (quantises(problem)) {
-    const auto add = [&](const QuantisedRows& rows) {
-      for (TensorSpec& tensor : quantised_tensors(rows)) tensors.push_back(std::move(tensor));
-    };
+    const auto add = [&](const QuantisedRows& rows) { append(tensors, quantised_tensors(rows)); };
     add(quantised_x(problem));
     if (has_hidden_stage(problem))
       tensors.push_back({"hidden", dtype, {m, h}, Role::intermediate, 1});
@@ -118,16 +116,13 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   tensors.push_back({"w_gate", dtype, {h, d}, Role::input, by_d});
   tensors.push_back({"w_up", dtype, {h, d}, Role::input, by_d});
   tensors.push_back({"w_down", dtype, {d, h}, Role::input, by_h});
-  const auto of_weights = [&, d = d, h = h](const std::string& suffix, Role role) {
-    for (const char* name : {"dw_gate", "dw_up"})
-      tensors.push_back({name + suffix, dtype, {h, d}, role, 1});
-    tensors.push_back({"dw_down" + suffix, dtype, {d, h}, role, 1});
-    for (auto gradient = tensors.end() - 3; gradient != tensors.end(); ++gradient)
-      (role == Role::input ? gradient->begins_sum : gradient->sums_tokens) = true;
-  };
-  if (form_of(problem).accumulates) of_weights("_before", Role::input);
+  std::vector<TensorSpec> gradients{{"dw_gate", dtype, {h, d}, Role::output, 1},
+                                    {"dw_up", dtype, {h, d}, Role::output, 1},
+                                    {"dw_down", dtype, {d, h}, Role::output, 1}};
+  for (TensorSpec& gradient : gradients) gradient.sums_tokens = true;
+  if (form_of(problem).accumulates) append(tensors, initial_values(gradients));
   tensors.push_back({"dx", dtype, {m, d}, Role::output, 1});
-  if (!frozen) of_weights("", Role::output);
+  if (!frozen) append(tensors, std::move(gradients));
   if (again)
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::intermediate));
   if (again || !frozen) tensors.push_back(inner("hidden", Role::intermediate));
@@ -137,27 +132,25 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
 
 std::vector<OptionField> option_fields() {
   std::vector<OptionField> options{{"act", "activation of the gate", activation_names()}};
-  const auto append = [&](const std::vector<OptionField>& more) {
-    options.insert(options.end(), more.begin(), more.end());
-  };
-  append(gated_save_options());
-  append({rare_option(
-              "bias",
-              "biases of every row: down adds b_down to y; both also adds b_up to the activation's "
-              "input (gate=no)",
-              {"none", "down", "both"}, "fwd"),
-          y_scale_option(), residual_option(),
-          rare_option("gate",
-                      "whether the activation's result gates another product, or is hidden itself",
-                      {"yes", "no"}, "fwd"),
-          rare_option("scales",
-                      "granularity of fp8 scales: a whole tensor, or blocks of 128 elements (in a "
-                      "weight 128 x 128)",
-                      {"tensor", "block"}, "fwd"),
-          batch_invariant_option(), accumulate_option("the weights"),
-          frozen_option("the weights")});
-  append(norm_options());
-  append(packed_options());
+  append(options, gated_save_options());
+  append(
+      options,
+      {rare_option(
+           "bias",
+           "biases of every row: down adds b_down to y; both also adds b_up to the activation's "
+           "input (gate=no)",
+           {"none", "down", "both"}, "fwd"),
+       y_scale_option(), residual_option(),
+       rare_option("gate",
+                   "whether the activation's result gates another product, or is hidden itself",
+                   {"yes", "no"}, "fwd"),
+       rare_option("scales",
+                   "granularity of fp8 scales: a whole tensor, or blocks of 128 elements (in a "
+                   "weight 128 x 128)",
+                   {"tensor", "block"}, "fwd"),
+       batch_invariant_option(), accumulate_option("the weights"), frozen_option("the weights")});
+  append(options, norm_options());
+  append(options, packed_options());
   options.push_back(quantise_option());
   return options;
 }

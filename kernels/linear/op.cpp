@@ -69,11 +69,9 @@ class Linear final : public DescribedOp {
     tensors.push_back({"x", dtype, {m, k}, Role::input, 1});
     tensors.back().kept = form.backward;
     const auto packed = packed_weights(problem);
-    for (const PackedWeight& weight : packed)
-      for (TensorSpec& tensor : packed_tensors(weight, by_k)) tensors.push_back(std::move(tensor));
+    for (const PackedWeight& weight : packed) append(tensors, packed_tensors(weight, by_k));
     if (quantises(problem))
-      for (TensorSpec& tensor : quantised_weight("w", n, k, quantised_scaling(problem), by_k))
-        tensors.push_back(std::move(tensor));
+      append(tensors, quantised_weight("w", n, k, quantised_scaling(problem), by_k));
     else if (packed.empty())
       tensors.push_back({"w", dtype, {n, k}, Role::input, by_k});
     if (!form.backward) {
@@ -82,21 +80,15 @@ class Linear final : public DescribedOp {
       if (form.residual) tensors.push_back({"residual", dtype, {m, n}, Role::input, 1});
       tensors.push_back({"y", form.wide ? DType::f32 : dtype, {m, n}, Role::output, 1});
       for (const PackedWeight& weight : packed) tensors.push_back(expanded_tensor(weight));
-      if (quantises(problem))
-        for (TensorSpec& tensor : quantised_tensors(quantised_x(problem)))
-          tensors.push_back(std::move(tensor));
+      if (quantises(problem)) append(tensors, quantised_tensors(quantised_x(problem)));
       return tensors;
     }
-    const auto of_weights = [&](const std::string& suffix, Role role) {
-      const std::size_t first = tensors.size();
-      tensors.push_back({"dw" + suffix, dtype, {n, k}, role, 1});
-      if (form.bias) tensors.push_back({"dbias" + suffix, dtype, {n}, role, 1});
-      for (std::size_t i = first; i < tensors.size(); ++i)
-        (role == Role::input ? tensors[i].begins_sum : tensors[i].sums_tokens) = true;
-    };
-    if (form.accumulates) of_weights("_before", Role::input);
+    std::vector<TensorSpec> gradients{{"dw", dtype, {n, k}, Role::output, 1}};
+    if (form.bias) gradients.push_back({"dbias", dtype, {n}, Role::output, 1});
+    for (TensorSpec& gradient : gradients) gradient.sums_tokens = true;
+    if (form.accumulates) append(tensors, initial_values(gradients));
     tensors.push_back({"dx", dtype, {m, k}, Role::output, 1});
-    of_weights("", Role::output);
+    append(tensors, std::move(gradients));
     return tensors;
   }
 

@@ -72,13 +72,9 @@ class LinearCrossEntropy final : public DescribedOp {
     const auto add = [&](std::vector<TensorSpec> more) {
       for (TensorSpec& tensor : more) tensors.push_back(std::move(tensor));
     };
-    const auto of_weights = [&](const std::string& suffix, Role role) {
-      const std::size_t first = tensors.size();
-      tensors.push_back({"dw" + suffix, dtype, {vocab, d}, role, 1});
-      if (form.bias) tensors.push_back({"dbias" + suffix, dtype, {vocab}, role, 1});
-      for (std::size_t i = first; i < tensors.size(); ++i)
-        (role == Role::input ? tensors[i].begins_sum : tensors[i].sums_tokens) = true;
-    };
+    std::vector<TensorSpec> gradients{{"dw", dtype, {vocab, d}, Role::output, 1}};
+    if (form.bias) gradients.push_back({"dbias", dtype, {vocab}, Role::output, 1});
+    for (TensorSpec& gradient : gradients) gradient.sums_tokens = true;
     if (form.backward) tensors.push_back(cross_entropy::loss_gradient(form.loss, m));
     tensors.push_back({"x", dtype, {m, d}, Role::input, 1});
     tensors.back().kept = form.backward;
@@ -87,10 +83,10 @@ class LinearCrossEntropy final : public DescribedOp {
     if (form.bias) tensors.push_back({"bias", dtype, {vocab}, Role::input, 1});
     add(cross_entropy::label_tensors(form.loss, m, vocab));
     if (form.backward) tensors.push_back(cross_entropy::log_sum_exp(m));
-    if (form.accumulates) of_weights("_before", Role::input);
+    if (form.accumulates) append(tensors, initial_values(gradients));
     if (!form.backward) add(cross_entropy::loss_tensors(form.loss, m));
     if (form.gradients) tensors.push_back({"dx", dtype, {m, d}, Role::output, 1});
-    if (form.d_w()) of_weights("", Role::output);
+    if (form.d_w()) append(tensors, std::move(gradients));
     tensors.push_back({"logits", dtype, {m, vocab}, Role::intermediate, 1});
     if (form.gradients) tensors.push_back({"dlogits", dtype, {m, vocab}, Role::intermediate, 1});
     return tensors;

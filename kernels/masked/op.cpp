@@ -80,17 +80,12 @@ class MaskedLinear final : public MaskedOp {
       for (std::size_t i = 1; i < tensors.size(); ++i) tensors[i].kept = true;
       for (const char* name : {"w_true", "w_false"})
         tensors.push_back({name, dtype, {n, k}, Role::input, by_n});
-      if (accumulates(problem))
-        for (const char* name : {"dw_true_before", "dw_false_before"}) {
-          tensors.push_back({name, dtype, {n, k}, Role::input, 1});
-          tensors.back().begins_sum = true;
-        }
+      std::vector<TensorSpec> gradients{{"dw_true", dtype, {n, k}, Role::output, 1},
+                                        {"dw_false", dtype, {n, k}, Role::output, 1}};
+      for (TensorSpec& gradient : gradients) gradient.sums_tokens = true;
+      if (accumulates(problem)) append(tensors, initial_values(gradients));
       tensors.push_back({"dx", dtype, {m, k}, Role::output, 1});
-      if (frozen) return tensors;
-      for (const char* name : {"dw_true", "dw_false"}) {
-        tensors.push_back({name, dtype, {n, k}, Role::output, 1});
-        tensors.back().sums_tokens = true;
-      }
+      if (!frozen) append(tensors, std::move(gradients));
       return tensors;
     }
     return {{"x", dtype, {m, k}, Role::input, 1},
@@ -116,18 +111,15 @@ std::vector<TensorSpec> ffn_tensors(const Problem& problem) {
     tensors.push_back(inner);
   };
   // gate and up have h x d, down d x h.
-  const auto of_each = [&](const std::string& prefix, const std::string& suffix, Role role,
-                           double by_d, double by_h) {
-    const std::size_t first = tensors.size();
+  const auto of_each = [&](const std::string& prefix, Role role, double by_d, double by_h) {
+    std::vector<TensorSpec> all;
     for (const char* expert : expert_suffixes) {
       for (const char* name : {"gate", "up"})
-        tensors.push_back({prefix + name + expert + suffix, dtype, {h, d}, role, by_d});
-      tensors.push_back({prefix + "down" + expert + suffix, dtype, {d, h}, role, by_h});
+        all.push_back({prefix + name + expert, dtype, {h, d}, role, by_d});
+      all.push_back({prefix + "down" + expert, dtype, {d, h}, role, by_h});
     }
-    for (std::size_t i = first; i < tensors.size(); ++i) {
-      tensors[i].begins_sum = !suffix.empty();
-      tensors[i].sums_tokens = role == Role::output;
-    }
+    for (TensorSpec& tensor : all) tensor.sums_tokens = role == Role::output;
+    return all;
   };
   if (backward) tensors.push_back({"dy", dtype, {m, d}, Role::input, 1});
   if (!saved || !frozen) tensors.push_back({"x", dtype, {m, d}, Role::input, 1});
@@ -136,12 +128,12 @@ std::vector<TensorSpec> ffn_tensors(const Problem& problem) {
   if (saved)
     for (const char* name : {"gate", "up"}) sorted(name, Role::input);
   // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
-  of_each("w_", "", Role::input, 1 / std::sqrt(static_cast<double>(d)),
-          1 / std::sqrt(static_cast<double>(h)));
-  if (accumulates(problem)) of_each("dw_", "_before", Role::input, 1, 1);
+  append(tensors, of_each("w_", Role::input, 1 / std::sqrt(static_cast<double>(d)),
+                          1 / std::sqrt(static_cast<double>(h))));
+  if (accumulates(problem)) append(tensors, initial_values(of_each("dw_", Role::output, 1, 1)));
   if (backward) {
     tensors.push_back({"dx", dtype, {m, d}, Role::output, 1});
-    if (!frozen) of_each("dw_", "", Role::output, 1, 1);
+    if (!frozen) append(tensors, of_each("dw_", Role::output, 1, 1));
   } else {
     tensors.push_back({"y", dtype, {m, d}, Role::output, 1});
   }

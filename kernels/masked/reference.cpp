@@ -78,7 +78,7 @@ class Definition {
                  std::int64_t k) {
     for (const Expert& expert : experts_) {
       Matrix sum = accumulates(*problem_)
-                       ? large_copy(tensors_->at(dw + expert.name + "_before"), *parallel_)
+                       ? large_copy(tensors_->at(initial_name(dw + expert.name)), *parallel_)
                        : matrix(n, k);
       if (!expert.tokens.empty()) {
         const Rows left(*this, a.in, a.sorted, expert, n), right(*this, b.in, b.sorted, expert, k);

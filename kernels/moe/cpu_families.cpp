@@ -245,7 +245,7 @@ Program cpu_d_biases_program(const Problem& problem, const DeviceFacts&, const C
   for (const BiasGradient& gradient : bias_gradients(problem))
     all.push_back({.bias = places.at(gradient.bias),
                    .rows = places.at(gradient.rows),
-                   .before = places.at(std::string(gradient.bias) + "_before"),
+                   .before = places.at(initial_name(gradient.bias)),
                    .of_tokens = gradient.rows == "dy",
                    .width = gradient.width});
   const std::size_t offsets = places.at("offsets"), tokens = places.at("tokens"),

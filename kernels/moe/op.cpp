@@ -122,10 +122,11 @@ void add_packed_weights(const Problem& problem, double by_d, double by_h,
 }
 
 /// The experts' weights or gradients, each of all experts in one tensor.
-void add_weights(const Problem& problem, const std::string& prefix, const std::string& suffix,
-                 Role role, bool are_sums, std::vector<TensorSpec>& tensors) {
+void add_weights(const Problem& problem, const std::string& prefix, Role role,
+                 std::vector<TensorSpec>& tensors) {
   const Shape shape = shape_of(problem);
   // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
+  const bool are_sums = role == Role::output;
   double by_d = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.d));
   double by_h = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.h));
   if (!packed_gate_up(problem).empty()) return add_packed_weights(problem, by_d, by_h, tensors);
@@ -135,16 +136,15 @@ void add_weights(const Problem& problem, const std::string& prefix, const std::s
   const DType dtype = element_dtype(problem);
   if (packing_of(problem) == Packing::separate)
     for (const char* name : {"gate", "up"})
-      tensors.push_back({prefix + name + suffix, dtype, {experts, shape.h, shape.d}, role, by_d});
+      tensors.push_back({prefix + name, dtype, {experts, shape.h, shape.d}, role, by_d});
   else
-    tensors.push_back(
-        {prefix + "gate_up" + suffix, dtype, {experts, 2 * shape.h, shape.d}, role, by_d});
-  tensors.push_back({prefix + "down" + suffix, dtype, {experts, shape.d, shape.h}, role, by_h});
+    tensors.push_back({prefix + "gate_up", dtype, {experts, 2 * shape.h, shape.d}, role, by_d});
+  tensors.push_back({prefix + "down", dtype, {experts, shape.d, shape.h}, role, by_h});
   for (std::size_t i = first; i < tensors.size(); ++i) {
     if (!are_sums) tensors[i].read_share = share_of_experts(problem);
-    tensors[i].read_in_parts = role == Role::input && !are_sums;
+    tensors[i].read_in_parts = !are_sums;
     // Experts differ in their rows and in the rows' weights.
-    if (role == Role::output) tensors[i].alike = tensors[i].elements() / experts;
+    if (are_sums) tensors[i].alike = tensors[i].elements() / experts;
   }
 }
 
@@ -187,31 +187,27 @@ void add_scales(const Problem& problem, std::vector<TensorSpec>& tensors) {
 
 /// The experts' biases or their gradients, of gate and up, of down, or of both.
 struct Biases {
-  std::string prefix = "b_", suffix = {};
+  std::string prefix = "b_";
   Role role = Role::input;
   bool gate_up = true, down = true;
 };
 void add_biases(const Problem& problem, const Biases& biases, std::vector<TensorSpec>& tensors) {
   if (!has_bias(problem)) return;
   const Shape shape = shape_of(problem);
-  const std::size_t first = tensors.size();
-  const bool are_read = biases.role == Role::input && biases.suffix.empty();
   const auto add = [&](bool is_there, const char* name, std::int64_t width) {
     if (!is_there) return;
-    tensors.push_back({biases.prefix + name + biases.suffix,
-                       wide_dtype(problem),
-                       {shape.all_experts(), width},
-                       biases.role,
-                       1});
-    if (biases.role == Role::output) tensors.back().alike = width;
+    tensors.push_back(
+        {biases.prefix + name, wide_dtype(problem), {shape.all_experts(), width}, biases.role, 1});
+    if (biases.role == Role::output)
+      tensors.back().alike = width;
+    else
+      tensors.back().read_share = share_of_experts(problem);
   };
   const bool separate = packing_of(problem) == Packing::separate;
   add(biases.gate_up && separate, "gate", shape.h);
   add(biases.gate_up && separate, "up", shape.h);
   add(biases.gate_up && !separate, "gate_up", 2 * shape.h);
   add(biases.down, "down", shape.d);
-  for (std::size_t i = first; i < tensors.size() && are_read; ++i)
-    tensors[i].read_share = share_of_experts(problem);
 }
 
 /// Rows in the sorted order: those behind the last offset are of no expert.
@@ -231,7 +227,7 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   std::vector<TensorSpec> tensors{{"x", dtype, {shape.m, shape.d}, Role::input, x_by}};
   add_ids(problem, tensors);
   tensors.push_back(weights_tensor(problem));
-  add_weights(problem, "w_", "", Role::input, false, tensors);
+  add_weights(problem, "w_", Role::input, tensors);
   add_scales(problem, tensors);
   add_biases(problem, {}, tensors);
   if (has_residual(problem))
@@ -244,9 +240,7 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   const auto add = [&](const char* name, DType type, std::int64_t width) {
     tensors.push_back(sorted_rows(problem, name, type, width, Role::intermediate));
   };
-  if (quantises(problem))
-    for (TensorSpec& tensor : quantised_tensors(ffn::quantised_x(problem)))
-      tensors.push_back(std::move(tensor));
+  if (quantises(problem)) append(tensors, quantised_tensors(ffn::quantised_x(problem)));
   add("hidden", element_dtype(problem), shape.h);
   if (scales == Scales::token || scales == Scales::block)
     add("hidden_scale", DType::f32, ceil_div(shape.h, scale_block));
@@ -272,18 +266,15 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   if (!again)
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::input));
   for (std::size_t i = 1; i < tensors.size(); ++i) tensors[i].kept = true;
-  add_weights(problem, "w_", "", Role::input, false, tensors);
+  add_weights(problem, "w_", Role::input, tensors);
   add_biases(problem, {.gate_up = again, .down = reads_down_bias(problem)}, tensors);
-  if (accumulates(problem)) {
-    add_weights(problem, "dw_", "_before", Role::input, true, tensors);
-    add_biases(problem, {.prefix = "db_", .suffix = "_before"}, tensors);
-  }
+  std::vector<TensorSpec> gradients;
+  add_weights(problem, "dw_", Role::output, gradients);
+  add_biases(problem, {.prefix = "db_", .role = Role::output}, gradients);
+  if (accumulates(problem)) append(tensors, initial_values(gradients));
   tensors.push_back({"dx", dtype, {shape.m, shape.d}, Role::output, 1});
   tensors.push_back({"d_weights", DType::f32, {shape.m, shape.top_k}, Role::output, 1});
-  if (!frozen) {
-    add_weights(problem, "dw_", "", Role::output, true, tensors);
-    add_biases(problem, {.prefix = "db_", .role = Role::output}, tensors);
-  }
+  if (!frozen) append(tensors, std::move(gradients));
   add_route(problem, tensors);
   if (again)
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::intermediate));
@@ -339,7 +330,7 @@ StageSpec plain_stage(const Problem& problem, const std::string& name,
     for (const BiasGradient& gradient : bias_gradients(problem)) {
       stage.inputs.emplace_back(gradient.rows);
       stage.outputs.emplace_back(gradient.bias);
-      if (accumulates(problem)) stage.inputs.push_back(std::string(gradient.bias) + "_before");
+      if (accumulates(problem)) stage.inputs.push_back(initial_name(gradient.bias));
     }
   } else {
     stage.inputs = {"d_hidden", "gate", "up", "weights", "places"};

@@ -173,7 +173,7 @@ Matrix Definition::product(std::int64_t n, std::int64_t k, bool transposed,
 
 void Definition::reduction(const std::string& dw, const Term& a, const Term& b, std::int64_t n,
                            std::int64_t k) {
-  Matrix sums = accumulates(problem_) ? large_copy(tensors_.at(dw + "_before"), parallel_)
+  Matrix sums = accumulates(problem_) ? large_copy(tensors_.at(initial_name(dw)), parallel_)
                                       : matrix(shape_.all_experts() * n, k);
   Matrix a_rows, b_rows;
   for (std::int64_t expert = 0; expert < shape_.all_experts(); ++expert) {
@@ -425,7 +425,7 @@ void Definition::d_biases() {
     const bool of_tokens = gradient.rows == "dy";
     const Matrix& rows = at(gradient.rows.data());
     const auto width = count(gradient.width);
-    Matrix sums = accumulates(problem_) ? tensors_.at(std::string(gradient.bias) + "_before")
+    Matrix sums = accumulates(problem_) ? tensors_.at(initial_name(gradient.bias))
                                         : matrix(shape_.all_experts(), gradient.width);
     for (std::int64_t expert = 0; expert < shape_.all_experts(); ++expert)
       for (auto row = count(first_row(expert)); row < count(first_row(expert + 1)); ++row) {

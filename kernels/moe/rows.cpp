@@ -224,7 +224,7 @@ class DBiases final : public StageFamily {
                         {tensor_of(places, gradient.rows), tensor_of(places, "offsets"),
                          tensor_if(of_tokens, "tokens"),
                          tensor_if(of_tokens && !weighs_before(problem), "row_weights"),
-                         tensor_or_null(places, std::string(gradient.bias) + "_before"),
+                         tensor_or_null(places, initial_name(gradient.bias)),
                          tensor_of(places, gradient.bias), gradient.width});
       launch.programmatic = facts.compute_capability >= 90;
     }

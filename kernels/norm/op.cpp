@@ -131,6 +131,7 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   std::vector<TensorSpec> tensors{matrix("x", Role::input)};
   if (!layer.backward) {
     if (layer.adds || layer.adds_after) tensors.push_back(matrix("residual", Role::input));
+    if (layer.adds) tensors.back().may_alias = "sum";
     tensors.push_back(w);
     if (layer.centres) tensors.push_back(vector("b", Role::input));
     tensors.push_back(matrix("y", Role::output));

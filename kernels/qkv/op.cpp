@@ -65,8 +65,7 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
     tensors.push_back({name, dtype, {elements}, Role::input, 1});
   };
   if (layer.packed) {
-    for (const PackedWeight& own : packed)
-      for (TensorSpec& tensor : packed_tensors(own, by_d)) tensors.push_back(std::move(tensor));
+    for (const PackedWeight& own : packed) append(tensors, packed_tensors(own, by_d));
     if (quantises(problem))
       for (TensorSpec& tensor :
            quantised_weight("w", layer.columns(), layer.d, layer.scaling, by_d))
@@ -98,7 +97,7 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
     tensors.push_back({name, dtype, {rows, count, layer.dim}, role, 1});
   };
   if (layer.cache) {
-    for (const char* name : {"k_cache", "v_cache"})
+    for (const char* name : {"k_cache", "v_cache"}) {
       tensors.push_back(
           {name, dtype, {layer.cache_rows, layer.kv_heads, layer.cache_head}, Role::updated, 1});
     TensorSpec slots{"slots", layer.wide_slots ? DType::i64 : DType::i32, {layer.m}};
@@ -113,11 +112,11 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   if (!layer.in_two_stages()) return tensors;
   if (layer.joined()) {
     for (const PackedWeight& own : packed) tensors.push_back(expanded_tensor(own));
-    if (quantises(problem))
-      for (TensorSpec& tensor : quantised_tensors(quantised_x(problem)))
-        tensors.push_back(std::move(tensor));
+    if (quantises(problem)) append(tensors, quantised_tensors(quantised_x(problem)));
     tensors.push_back({"qkv_raw", dtype, {layer.m, layer.columns()}, Role::intermediate, 1});
     return tensors;
+      tensors.back().behind = layer.cache_head - layer.dim;
+    }
   }
   heads("q_raw", Role::intermediate, layer.m, layer.heads);
   for (const char* name : {"k_raw", "v_raw"})

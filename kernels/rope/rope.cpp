@@ -51,7 +51,9 @@ TensorSpec rows_of(const Layer& layer, const char* name, Role role, std::int64_t
     shape.insert(shape.end(), {heads, layer.dim});
   else
     shape.push_back(strides.row);
-  return {name, layer.dtype, shape, role, 1};
+  TensorSpec spec{name, layer.dtype, shape, role, 1};
+  spec.behind = std::max<std::int64_t>(spec.elements() - extent(layer, strides, heads), 0);
+  return spec;
 }
 
 std::vector<TensorSpec> tensors_of(const Layer& layer) {

@@ -90,6 +90,28 @@ std::shared_ptr<Library> open_library(int device, const fftune_context_options& 
   return library;
 }
 
+/// The extents of a plan's buffers. One that does not grow by the same bytes with each token counts
+/// as with one token.
+std::vector<BufferExtent> buffer_extents(const fftune_plan& handle) {
+  std::vector<BufferExtent> extents;
+  if (handle.plan) {
+    for (const auto& tensor : handle.tensors()) extents.push_back({tensor.extent_bytes()});
+    return extents;
+  }
+  const TokenPlan& plan = *handle.token_plan;
+  const auto tensors_of = [&](std::int64_t tokens) {
+    return plan.op().tensors(plan.most().with_size(plan.op().token_size(), tokens));
+  };
+  const auto of_one = tensors_of(1), of_two = tensors_of(2);
+  for (std::size_t i = 0; i < handle.buffer_count(); ++i) {
+    const std::size_t one = of_one[i].extent_bytes(), two = of_two[i].extent_bytes();
+    const BufferExtent grown{one, two - std::min(one, two)};
+    const bool is_linear = grown.of(plan.most_tokens()) == handle.tensors()[i].extent_bytes();
+    extents.push_back(is_linear ? grown : BufferExtent{one});
+  }
+  return extents;
+}
+
 void describe_buffers(fftune_plan& handle, bool any_element) {
   for (std::size_t i = 0; i < handle.buffer_count(); ++i) {
     const auto& tensor = handle.tensors()[i];
@@ -103,14 +125,12 @@ void describe_buffers(fftune_plan& handle, bool any_element) {
   const auto& written = handle.places_written_whole;
   handle.places_of_outputs.insert(handle.places_of_outputs.end(), written.begin(), written.end());
 
+  handle.extents = buffer_extents(handle);
   for (std::size_t i = 0; i < handle.buffer_count(); ++i) {
-    const auto& tensor = handle.tensors()[i];
-    const auto sum = std::find_if(written.begin(), written.end(), [&](std::size_t place) {
-      const std::string& output = handle.tensors()[place].name;
-      // A residual of the last stage may be the sum that the first one writes.
-      return tensor.name == output + "_before" || (tensor.name == "residual" && output == "sum");
+    const auto alias = std::find_if(written.begin(), written.end(), [&](std::size_t place) {
+      return handle.tensors()[place].name == handle.tensors()[i].may_alias;
     });
-    handle.sums.push_back(sum == written.end() ? handle.buffer_count() : *sum);
+    handle.aliases.push_back(alias == written.end() ? handle.buffer_count() : *alias);
   }
 }
 
@@ -180,19 +200,25 @@ fftune_status check_buffer(const fftune_plan& handle, const char* function, std:
   return FFTUNE_OK;
 }
 
-/// FFTUNE_OK if no output is in the place of another buffer: kernels read inputs behind what they
-/// write. Rows of views interleave, so that buffers that begin elsewhere may well be apart.
-fftune_status check_places(const fftune_plan& handle, const char* function,
-                           const void* const* buffers) {
-  for (const std::size_t output : handle.places_written_whole)
+/// FFTUNE_OK if no output overlaps another buffer: kernels read inputs behind what they write.
+fftune_status check_overlaps(const fftune_plan& handle, const char* function, std::int64_t tokens,
+                             const void* const* buffers) {
+  const auto first = [&](std::size_t place) {
+    return reinterpret_cast<std::uintptr_t>(buffers[place]);
+  };
+  const auto behind = [&](std::size_t place) {
+    return first(place) + handle.extents[place].of(tokens);
+  };
+  for (const std::size_t output : handle.places_written_whole) {
+    const std::uintptr_t begin = first(output), end = behind(output);
     for (std::size_t other = 0; other < handle.buffer_count(); ++other) {
-      if (buffers[other] != buffers[output] || other == output || handle.sums[other] == output)
-        continue;
+      if (first(other) >= end || behind(other) <= begin || other == output) continue;
+      if (handle.aliases[other] == output && first(other) == begin) continue;
       return fail(FFTUNE_INVALID_INPUT,
-                  "{}: output {} ({}) is in the place of buffer {} ({}): give it memory of its own",
-                  function, output, handle.tensors()[output].name, other,
-                  handle.tensors()[other].name);
+                  "{}: output {} ({}) overlaps buffer {} ({}): give it memory of its own", function,
+                  output, handle.tensors()[output].name, other, handle.tensors()[other].name);
     }
+  }
   return FFTUNE_OK;
 }
 
@@ -223,7 +249,7 @@ fftune_status check_run(const fftune_plan& handle, void* const* buffers, std::si
   for (std::size_t i = 0; i < count; ++i)
     if (const auto status = check_buffer(handle, function, i, buffers[i]); status != FFTUNE_OK)
       return status;
-  if (const auto status = check_places(handle, function, buffers); status != FFTUNE_OK)
+  if (const auto status = check_overlaps(handle, function, 1, buffers); status != FFTUNE_OK)
     return status;
   return check_workspace(handle, function, workspace);
 }
@@ -280,7 +306,10 @@ fftune_status launch(const fftune_plan& handle, const fftune_run& run) {
   if (status == FFTUNE_OK)
     status = place_buffers(handle, "outputs", run.outputs, run.output_count,
                            handle.places_of_outputs, buffers.data());
-  if (status == FFTUNE_OK) status = check_places(handle, "fftune_plan_launch", buffers.data());
+  // A plan for one token count has these extents for any.
+  if (status == FFTUNE_OK)
+    status = check_overlaps(handle, "fftune_plan_launch", std::max<std::int64_t>(run.tokens, 1),
+                            buffers.data());
   if (status == FFTUNE_OK) status = check_workspace(handle, "fftune_plan_launch", run.workspace);
   if (status != FFTUNE_OK) return status;
   if (handle.plan)

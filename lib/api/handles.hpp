@@ -46,6 +46,14 @@ struct Library {
   }
 };
 
+/// Bytes of a buffer from its first element to the end of its last one, with some tokens.
+struct BufferExtent {
+  std::size_t one_token = 0, more_token = 0;
+  std::size_t of(std::int64_t tokens) const {
+    return one_token + static_cast<std::size_t>(tokens - 1) * more_token;
+  }
+};
+
 }  // namespace fftune
 
 struct fftune_context {
@@ -62,9 +70,10 @@ struct fftune_plan {
   std::vector<std::size_t> places_of_inputs;   // those that are only read
   std::vector<std::size_t> places_of_outputs;  // updated, then outputs
   std::string buffer_names;                    // "x, w, y"
-  // Facts that tell whether an output is in the place of another buffer:
+  // Facts that tell whether an output overlaps another buffer:
   std::vector<std::size_t> places_written_whole;  // those of role output
-  std::vector<std::size_t> sums;  // the output that a buffer may be; buffer_count(): none
+  std::vector<fftune::BufferExtent> extents;
+  std::vector<std::size_t> aliases;  // the output that a buffer may be; buffer_count(): none
   std::string description;
 
   const std::vector<fftune::TensorSpec>& tensors() const {

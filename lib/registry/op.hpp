@@ -108,13 +108,16 @@ struct TensorSpec {
   /// then depends on byte i too. An op has one at most.
   std::string pattern = {};
   /// Whether the rows are in the order of the marks (sorted_by_mark), instead of the tokens'.
+  /// For a view with strides: the elements of its shape behind its last one. They belong to nobody.
+  std::int64_t behind = 0;
   bool sorted = false;
   /// For an output that does not count tokens: it is a sum over them, to which each token adds the
   /// contribution of its own rows and its mark. Where all such outputs are, the reference of more
   /// tokens goes on from that of fewer: S(m + 1) = S(m) + S({token m}).
   bool sums_tokens = false;
-  /// For an input: the initial value of such a sum, as for gradients that are added to others.
-  bool begins_sum = false;
+  /// For an input: the output that may be the same buffer, such as the gradient that is added to
+  /// it. One that does not count tokens is the initial value of that output, a sum over them.
+  std::string may_alias = {};
   /// For an output whose rows differ in size, as averages over few and over many values do: how
   /// many neighbouring elements of a row have the same size. The bound of an element then follows
   /// from the size of these, instead of that of the whole tensor. 0: all elements.
@@ -147,6 +150,10 @@ struct KnownModel {
   std::map<std::string, std::string> options = {};
 };
 
+  /// Bytes from the first element to the end of the last one.
+  std::size_t extent_bytes() const {
+    return bytes() - static_cast<std::size_t>(behind) * dtype_bytes(dtype);
+  }
 struct StageSpec {
   std::string name;                 // "gate_up"
   std::vector<std::string> inputs;  // tensor names

@@ -197,7 +197,7 @@ std::vector<double> References::given(std::size_t tensor, std::size_t part) cons
   const auto rows = counts ? own.tokens.size() : static_cast<std::size_t>(rows_->rows(tensor));
   auto values = large_vector<double>(rows * width, *parallel_);
   // The initial value of a sum is added once, in the first part.
-  if (spec.begins_sum && part > 0) return values;
+  if (!counts && !spec.may_alias.empty() && part > 0) return values;
   const auto& tokens = spec.sorted ? own.by_marks : own.tokens;
   for_each_row(rows, width, *parallel_, [&](std::size_t i) {
     const std::size_t row = counts ? static_cast<std::size_t>(tokens[i]) : i;

@@ -1,4 +1,4 @@
-// Which buffers of a run may be in the same place.
+// Which buffers of a run may overlap.
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -19,7 +19,7 @@ fftune_status run(const library::Plan& plan, const std::vector<float*>& buffers)
 
 }  // namespace
 
-TEST_CASE("an output in the place of another buffer is refused, and nothing is written") {
+TEST_CASE("an output that overlaps another buffer is refused, and nothing is written") {
   // x, w_gate, w_up [24, 16] and w_down, then y: x and y are [4, 16].
   const auto plan = cpu_context().plan(ffn_json(4, 16, 24));
   std::vector<float> memory(64 + 3 * 384 + 64, 0.25F);
@@ -30,13 +30,15 @@ TEST_CASE("an output in the place of another buffer is refused, and nothing is w
   float* const y = down + 384;
   const auto refused = [&](float* output) {
     const auto status = run(plan, {x, gate, up, down, output});
-    return status == FFTUNE_INVALID_INPUT &&
-           last_error_says("output 4 (y) is in the place of buffer");
+    return status == FFTUNE_INVALID_INPUT && last_error_says("output 4 (y) overlaps buffer");
   };
   CHECK(refused(x));
   CHECK(last_error_says("buffer 0 (x): give it memory of its own"));
   CHECK(refused(gate));
   CHECK(last_error_says("buffer 1 (w_gate)"));
+  CHECK(refused(x + 63));  // the last element of x, and the first ones of w_gate
+  CHECK(refused(down + 383));
+  CHECK(last_error_says("buffer 3 (w_down)"));
   CHECK(memory == std::vector<float>(memory.size(), 0.25F));
   CHECK(run(plan, {x, gate, up, down, y}) == FFTUNE_OK);    // next to each other
   CHECK(run(plan, {x, gate, gate, down, y}) == FFTUNE_OK);  // inputs in one place
@@ -48,7 +50,10 @@ TEST_CASE("two outputs in the same memory are refused") {
   REQUIRE(plan.buffer_count() == 3);
   CHECK(run(plan, {scores.data(), first.data(), second.data()}) == FFTUNE_OK);
   CHECK(run(plan, {scores.data(), first.data(), first.data()}) == FFTUNE_INVALID_INPUT);
-  CHECK(last_error_says("is in the place of buffer"));
+  CHECK(last_error_says("overlaps buffer"));
+  CHECK(run(plan, {scores.data(), first.data(), first.data() + 7}) == FFTUNE_INVALID_INPUT);
+  CHECK(run(plan, {scores.data(), first.data() + 7, first.data()}) == FFTUNE_INVALID_INPUT);
+  CHECK(run(plan, {scores.data(), first.data() + 8, first.data()}) == FFTUNE_OK);
 }
 
 TEST_CASE("a gradient that is added to another may be in its place, and nowhere else") {
@@ -60,10 +65,51 @@ TEST_CASE("a gradient that is added to another may be in its place, and nowhere 
   CHECK(dw[0] == 4 + 3 * 2);
   CHECK(run(plan, {dy.data(), x.data(), dw.data(), dw.data() + 64, dx.data(), dw.data()}) ==
         FFTUNE_INVALID_INPUT);
-  CHECK(last_error_says("is in the place of buffer 2 (w)"));
+  CHECK(last_error_says("overlaps buffer 2 (w)"));
   CHECK(run(plan, {dy.data(), x.data(), w.data(), dw.data(), dy.data(), dw.data()}) ==
         FFTUNE_INVALID_INPUT);
-  CHECK(last_error_says("output 4 (dx) is in the place of buffer 0 (dy)"));
+  CHECK(last_error_says("output 4 (dx) overlaps buffer 0 (dy)"));
+  CHECK(run(plan, {dy.data(), x.data(), w.data(), dw.data(), dx.data(), dw.data() + 8}) ==
+        FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("output 5 (dw) overlaps buffer 3 (dw_before)"));
+}
+
+TEST_CASE("a residual may be the sum that it is part of, and no part of it") {
+  const auto plan = cpu_context().plan(
+      "{\"op\":\"rmsnorm\",\"m\":2,\"d\":8,\"residual\":\"yes\",\"save\":\"nothing\"}");
+  REQUIRE(plan.buffer_count() == 5);
+  std::vector<float> x(16, 1), sum(32, 2), w(8, 1), y(16);  // x, residual, w, y, sum
+  CHECK(run(plan, {x.data(), sum.data(), w.data(), y.data(), sum.data()}) == FFTUNE_OK);
+  CHECK(sum[15] == 3);
+  CHECK(run(plan, {x.data(), sum.data(), w.data(), y.data(), sum.data() + 8}) ==
+        FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("output 4 (sum) overlaps buffer 1 (residual)"));
+  CHECK(run(plan, {x.data(), sum.data(), w.data(), sum.data(), y.data()}) == FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("output 3 (y) overlaps buffer 1 (residual)"));
+}
+
+TEST_CASE("an op may write its updated buffer in place, and no output over it") {
+  const auto plan = cpu_context().plan("{\"op\":\"scale\",\"m\":2,\"h\":8}");
+  std::vector<float> x(16, 2), factor(8, 3);
+  REQUIRE(plan.buffer_count() == 2);
+  CHECK(run(plan, {x.data(), factor.data()}) == FFTUNE_OK);
+  CHECK(x.back() == 6);
+  // q, slots and caches: q is the one output of role output.
+  const auto qkv = cpu_context().plan(
+      "{\"op\":\"qkv\",\"m\":1,\"d\":8,\"heads\":1,\"dim\":8,\"cache\":\"yes\",\"cache-slots\":4,"
+      "\"cache-head\":16}");
+  REQUIRE(qkv.buffer_count() == 8);  // x, w_q, w_k, w_v, k_cache, v_cache, slots, q
+  std::vector<float> caches(4 * 16 + 8, 5), weights(64, 1), row(8, 1);
+  std::int32_t slot = 0;
+  const auto status = [&](float* q) {
+    return run(qkv, {row.data(), weights.data(), weights.data(), weights.data(), caches.data(),
+                     caches.data() + 8, reinterpret_cast<float*>(&slot), q});
+  };
+  CHECK(status(caches.data() + 48) == FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("output 7 (q) overlaps buffer 4 (k_cache)"));
+  // Rows of k and v lie beside each other, and q begins behind the last one of v.
+  CHECK(status(caches.data() + 64) == FFTUNE_OK);
+  CHECK(caches.back() == 8);
 }
 
 TEST_CASE("a launch refuses an output over an input, for any number of tokens") {
@@ -82,7 +128,9 @@ TEST_CASE("a launch refuses an output over an input, for any number of tokens") 
   one.workspace = workspace.data();
   one.tokens = 3;
   CHECK(fftune_plan_launch(plan.get(), &one) == FFTUNE_INVALID_INPUT);
-  CHECK(last_error_says("fftune_plan_launch: output 4 (y) is in the place of buffer 0 (x)"));
+  CHECK(last_error_says("fftune_plan_launch: output 4 (y) overlaps buffer 0 (x)"));
+  outputs[0] = x.data() + std::ptrdiff_t{3 * 16 - 1};
+  CHECK(fftune_plan_launch(plan.get(), &one) == FFTUNE_INVALID_INPUT);
   // With 3 tokens, memory behind theirs is free.
   outputs[0] = x.data() + std::ptrdiff_t{3 * 16};
   CHECK(fftune_plan_launch(plan.get(), &one) == FFTUNE_OK);
