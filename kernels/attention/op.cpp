@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "core/saturated.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/attention/test_data.hpp"
 #include "kernels/common/op_parts.hpp"
@@ -19,6 +20,27 @@ constexpr std::int64_t most_tokens = std::int64_t{1} << 24;
 /// The value of an option that is a number, given or not.
 double number_of(const Problem& problem, const std::string& name) {
   return problem.options.contains(name) ? problem.number(name) : 0;
+}
+
+/// Sizes that are left out (SizeField::when_absent).
+std::optional<std::int64_t> usual_kv(const Problem& problem) {
+  // Packed sequences have offsets of their own for keys whose number is stated.
+  const bool same_offsets = problem.has("layout", "thd") && !problem.sizes.contains("page");
+  return same_offsets ? std::nullopt : same_as("s")(problem);
+}
+std::optional<std::int64_t> usual_pages(const Problem& problem) {
+  const std::int64_t page = size_or(problem, "page", 0);
+  if (page == 0) return std::nullopt;
+  const std::int64_t kv = size_or(problem, "kv", size_or(problem, "s", 0));
+  return saturated_product(size_or(problem, "b", 0), kv / page + (kv % page != 0));
+}
+std::optional<std::int64_t> usual_q_row(const Problem& problem) {
+  return saturated_product(size_or(problem, "heads", 0), size_or(problem, "dim", 0));
+}
+std::optional<std::int64_t> usual_kv_row(const Problem& problem) {
+  if (problem.sizes.contains("page")) return std::nullopt;
+  return saturated_product(size_or(problem, "kv-heads", size_or(problem, "heads", 0)),
+                           size_or(problem, "kv-head", size_or(problem, "dim", 0)));
 }
 
 class TensorList {
@@ -211,9 +233,8 @@ OpFacts facts() {
            rare_size("kv",
                      "keys of a sequence, in layout thd of all sequences together, with pages the "
                      "most of a sequence; s if left out",
-                     most_tokens, 8192),
-           rare_size("kv-heads", "heads of k and v, which divide those of q; heads if left out",
-                     most_heads, 8),
+                     most_tokens, 8192, usual_kv),
+           kv_heads_size("heads of k and v, which divide those of q", most_heads, 8),
            rare_size("window",
                      "keys to the left that a query sees, itself included; all if left out",
                      most_tokens, 1024),
@@ -228,13 +249,16 @@ OpFacts facts() {
             .max = most_tokens,
             .example = 4096,
             .rare = true,
-            .performance_neutral = true},
+            .performance_neutral = true,
+            .when_absent = usual_pages},
            rare_size("q-row",
                      "stride of q between tokens, in elements, for a part of a packed row; "
                      "heads * dim if left out",
-                     most_stride, 6144),
-           rare_size("k-row", "as q-row, for k; kv-heads * dim if left out", most_stride, 6144),
-           rare_size("v-row", "as q-row, for v; kv-heads * dim if left out", most_stride, 6144),
+                     most_stride, 6144, usual_q_row),
+           rare_size("k-row", "as q-row, for k; kv-heads * kv-head if left out", most_stride, 6144,
+                     usual_kv_row),
+           rare_size("v-row", "as q-row, for v; kv-heads * kv-head if left out", most_stride, 6144,
+                     usual_kv_row),
            {.name = "kv-head",
             .help =
                 "stride of k and of v between heads, in elements, a multiple of dim; dim if left "
@@ -242,7 +266,8 @@ OpFacts facts() {
             .max = most_stride,
             .example = 256,
             .rare = true,
-            .performance_neutral = true}},
+            .performance_neutral = true,
+            .when_absent = same_as("dim")}},
       .options =
           {{.name = "mask",
             .help =

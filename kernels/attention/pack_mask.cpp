@@ -30,23 +30,24 @@ MaskData data_of(const Problem& problem) {
 }
 
 OpFacts facts() {
-  return {
-      .name = "pack-mask",
-      .summary = "a mask of bytes as bits, with flags of its tiles, for attention",
-      .passes = {"fwd"},
-      .sizes = {{.name = "s",
-                 .help = "queries of a sequence",
-                 .max = std::int64_t{1} << 24,
-                 .default_on_cuda = {512, 2048, 8192},
-                 .default_on_cpu = {512},
-                 .example = 2048},
-                {.name = "b", .help = "sequences", .max = 65536, .example = 4},
-                rare_size("kv", "keys of a sequence; s if left out", std::int64_t{1} << 24, 8192),
-                rare_size("heads", "masks of a sequence; 1 if left out", most_heads, 32)},
-      .options = {mask_data_option()},
-      .token_size = "s",
-      .rows_are_alike = false,
-      .families = {pack_mask_cuda_families, pack_mask_cpu_families}};
+  return {.name = "pack-mask",
+          .summary = "a mask of bytes as bits, with flags of its tiles, for attention",
+          .passes = {"fwd"},
+          .sizes = {{.name = "s",
+                     .help = "queries of a sequence",
+                     .max = std::int64_t{1} << 24,
+                     .default_on_cuda = {512, 2048, 8192},
+                     .default_on_cpu = {512},
+                     .example = 2048},
+                    {.name = "b", .help = "sequences", .max = 65536, .example = 4},
+                    rare_size("kv", "keys of a sequence; s if left out", std::int64_t{1} << 24,
+                              8192, same_as("s")),
+                    rare_size("heads", "masks of a sequence; 1 if left out", most_heads, 32,
+                              usually(1))},
+          .options = {mask_data_option()},
+          .token_size = "s",
+          .rows_are_alike = false,
+          .families = {pack_mask_cuda_families, pack_mask_cpu_families}};
 }
 
 class PackMask final : public DescribedOp {

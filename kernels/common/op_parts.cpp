@@ -27,12 +27,32 @@ std::vector<StageSpec> DescribedOp::stages(const Problem& problem) const {
   return {stage};
 }
 
-SizeField rare_size(std::string name, std::string help, std::int64_t max, std::int64_t example) {
+WhenAbsent same_as(std::string size) {
+  return [size = std::move(size)](const Problem& problem) -> std::optional<std::int64_t> {
+    const auto entry = problem.sizes.find(size);
+    return entry == problem.sizes.end() ? std::nullopt : std::optional(entry->second);
+  };
+}
+
+WhenAbsent usually(std::int64_t value) {
+  return [value](const Problem&) { return value; };
+}
+
+SizeField rare_size(std::string name, std::string help, std::int64_t max, std::int64_t example,
+                    WhenAbsent when_absent) {
   return {.name = std::move(name),
           .help = std::move(help),
           .max = max,
           .example = example,
-          .rare = true};
+          .rare = true,
+          .when_absent = std::move(when_absent)};
+}
+
+SizeField kv_heads_size(std::string help, std::int64_t max, std::int64_t example) {
+  SizeField field = rare_size("kv-heads", std::move(help) + "; heads if left out", max, example,
+                              same_as("heads"));
+  field.compared_when_absent = true;
+  return field;
 }
 
 OptionField rare_option(std::string name, std::string help, std::vector<std::string> choices,
@@ -98,6 +118,20 @@ OptionField accumulate_option(const std::string& of) {
       {"no", "yes"}, "bwd");
 }
 
+std::string initial_name(std::string_view gradient) {
+  return std::string(gradient) + "_before";
+}
+
+std::vector<TensorSpec> initial_values(std::vector<TensorSpec> gradients) {
+  for (TensorSpec& tensor : gradients) {
+    tensor.may_alias = std::exchange(tensor.name, initial_name(tensor.name));
+    tensor.role = Role::input;
+    tensor.sums_tokens = false;
+    tensor.alike = 0;
+  }
+  return gradients;
+}
+
 OptionField frozen_option(const std::string& of) {
   return rare_option("frozen", "whether " + of + " have no gradients", {"no", "yes"}, "bwd");
 }
@@ -118,20 +152,6 @@ std::vector<OptionField> gated_save_options(const std::string& order) {
                       "; or its input, from which the backward pass computes them",
                   {"preact", "input"}, "bwd")};
 }
-std::string initial_name(std::string_view gradient) {
-  return std::string(gradient) + "_before";
-}
-
-std::vector<TensorSpec> initial_values(std::vector<TensorSpec> gradients) {
-  for (TensorSpec& tensor : gradients) {
-    tensor.may_alias = std::exchange(tensor.name, initial_name(tensor.name));
-    tensor.role = Role::input;
-    tensor.sums_tokens = false;
-    tensor.alike = 0;
-  }
-  return gradients;
-}
-
 
 TensorArgument tensor_of(const TensorPlaces& places, std::string_view name) {
   const std::size_t place = places.at(name);

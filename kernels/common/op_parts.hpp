@@ -5,10 +5,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
-#include <span>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -74,9 +75,17 @@ class DescribedOp : public Op {
   OpFacts facts_;
 };
 
+/// For SizeField::when_absent: the value of another size, or a number.
+using WhenAbsent = std::function<std::optional<std::int64_t>(const Problem&)>;
+WhenAbsent same_as(std::string size);
+WhenAbsent usually(std::int64_t value);
+
 /// Fields that may be left out (SizeField::rare, OptionField::rare): a size, an option, and an
 /// option that is a number, `usual` if left out.
-SizeField rare_size(std::string name, std::string help, std::int64_t max, std::int64_t example);
+SizeField rare_size(std::string name, std::string help, std::int64_t max, std::int64_t example,
+                    WhenAbsent when_absent = nullptr);
+/// Heads of k and v, as many as those of q if left out.
+SizeField kv_heads_size(std::string help, std::int64_t max, std::int64_t example);
 OptionField rare_option(std::string name, std::string help, std::vector<std::string> choices,
                         std::string pass = {});
 OptionField rare_number(std::string name, std::string help, std::string usual, NumberRange range,
@@ -101,6 +110,10 @@ OptionField batch_invariant_option();
 bool is_batch_invariant(const Problem& problem);
 /// Whether gradients are accumulated; `of` says whose: "the weights".
 OptionField accumulate_option(const std::string& of);
+/// With accumulate=yes: the name of the input to which a gradient is added, and the inputs to which
+/// several are.
+std::string initial_name(std::string_view gradient);
+std::vector<TensorSpec> initial_values(std::vector<TensorSpec> gradients);
 /// Whether the backward pass computes the gradient of x alone; `of` says whose are left out.
 OptionField frozen_option(const std::string& of);
 bool is_frozen(const Problem& problem);
@@ -110,10 +123,6 @@ std::string frozen_contradiction(const Problem& problem);
 /// `order` names the order of the saved rows if it is not that of the tokens: ", in the order of
 /// the mask".
 std::vector<OptionField> gated_save_options(const std::string& order = "");
-/// With accumulate=yes: the name of the input to which a gradient is added, and the inputs to which
-/// several are.
-std::string initial_name(std::string_view gradient);
-std::vector<TensorSpec> initial_values(std::vector<TensorSpec> gradients);
 
 /// The stage of an op that has one for each pass, by the pass.
 constexpr const char* stage_forward = "forward";
@@ -138,6 +147,12 @@ inline StageSpec whole_stage(std::string name, const std::vector<TensorSpec>& te
   return stage;
 }
 
+/// Moves `more` behind the others.
+template <typename Value>
+void append(std::vector<Value>& all, std::vector<Value> more) {
+  all.insert(all.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+}
+
 /// The largest magnitude; NaN if any value is NaN, so that a scale that comes from it is NaN too.
 template <typename Value>
 Value largest_magnitude(std::span<const Value> values) {
@@ -147,12 +162,6 @@ Value largest_magnitude(std::span<const Value> values) {
     if (own > largest || std::isnan(own)) largest = own;
   }
   return largest;
-/// Moves `more` behind the others.
-template <typename Value>
-void append(std::vector<Value>& all, std::vector<Value> more) {
-  all.insert(all.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
-}
-
 }
 
 /// As Op::families() lists them.

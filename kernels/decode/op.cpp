@@ -390,7 +390,8 @@ std::vector<SizeField> size_fields() {
                     .max = 1 << 24,
                     .example = 256,
                     .rare = true,
-                    .performance_neutral = true});
+                    .performance_neutral = true,
+                    .when_absent = same_as("cache")});
   return fields;
 }
 

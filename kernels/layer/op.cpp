@@ -253,6 +253,21 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   return inputs;
 }
 
+// Sizes that are left out (SizeField::when_absent).
+
+std::optional<std::int64_t> usual_rotary(const Problem& problem) {
+  return problem.has("rotation", "none") ? std::nullopt : same_as("dim")(problem);
+}
+std::optional<std::int64_t> table_positions(const Problem& problem) {
+  const bool has_table = problem.has("angles", "table") && !problem.has("rotation", "none");
+  return has_table ? std::optional<std::int64_t>(4096) : std::nullopt;
+}
+std::optional<std::int64_t> usual_pages(const Problem& problem) {
+  const std::int64_t page = size_or(problem, "page", 0);
+  if (page == 0) return std::nullopt;
+  return size_or(problem, "batch", 0) * ceil_div(size_or(problem, "cache", 0), page);
+}
+
 /// Those of rope that say how angles come about, as in qkv.
 std::vector<OptionField> angle_options() {
   std::vector<OptionField> fields;
@@ -431,8 +446,8 @@ OpFacts facts() {
             .help = "keys that the cache has room for, of a sequence",
             .max = 1 << 24,
             .example = 2048},
-           rare_size("kv-heads", "heads of k, and of v; heads if left out", 1024, 4),
-           rare_size("s", "new tokens of each sequence; 1 if left out", 1 << 24, 512),
+           kv_heads_size("heads of k, and of v", 1024, 4),
+           rare_size("s", "new tokens of each sequence; 1 if left out", 1 << 24, 512, usually(1)),
            rare_size("layers", "number of layers, each with its own weights and caches",
                      most_layers, 16),
            rare_size("experts", "experts to choose from, with ffn=moe", moe_route::most_experts,
@@ -448,10 +463,12 @@ OpFacts facts() {
                1 << 24, 1408),
            rare_size("groups", "groups of experts: a token uses the best ones; left out: none", 32,
                      8),
-           rare_size("top-groups", "groups that a token uses; all if left out", 32, 4),
+           rare_size("top-groups", "groups that a token uses; all if left out", 32, 4,
+                     same_as("groups")),
            rare_size("window", "keys of a query at most, the nearest; all if left out", 1 << 30,
                      4096),
-           rare_size("rotary", "features of a head to rotate; all if left out", 512, 32),
+           rare_size("rotary", "features of a head to rotate; all if left out", 512, 32,
+                     usual_rotary),
            rare_size("ranks",
                      "ranks of a group, each with its slice: heads, kv-heads, h and shared-h are "
                      "the slice's; one GPU has all if left out",
@@ -465,18 +482,20 @@ OpFacts facts() {
             .max = 1 << 26,
             .example = 4096,
             .rare = true,
-            .performance_neutral = true},
+            .performance_neutral = true,
+            .when_absent = usual_pages},
            rare_size(
                "kv-head",
                "elements from a head of the caches to the next one, a multiple of dim; dim if "
                "left out",
-               1 << 24, 256),
+               1 << 24, 256, same_as("dim")),
            {.name = "positions",
             .help = "rows of the table of angles; 4096 if left out",
             .max = 1 << 30,
             .example = 4096,
             .rare = true,
-            .performance_neutral = true}},
+            .performance_neutral = true,
+            .when_absent = table_positions}},
       .options = option_fields(),
       .token_size = "batch",
       .rows_are_alike = false};

@@ -77,7 +77,8 @@ OpFacts facts() {
                  .example = 2048},
                 {.name = "b", .help = "sequences", .max = 65536, .example = 4},
                 {.name = "heads", .help = "matrices of a sequence", .max = 65536, .example = 32},
-                rare_size("n", "columns: keys; s if left out", std::int64_t{1} << 24, 2048)},
+                rare_size("n", "columns: keys; s if left out", std::int64_t{1} << 24, 2048,
+                          same_as("s"))},
       .options =
           {{.name = "mask",
             .help = "columns that a row may see: all, those up to its position, or by bytes",

@@ -216,7 +216,8 @@ OpFacts facts() {
       .sizes = {row_tokens(), top_k_size(), experts_size(),
                 rare_size("groups",
                           "groups of experts: a token uses the best ones; none if left out", 32, 8),
-                rare_size("top-groups", "groups that a token uses; all if left out", 32, 4)},
+                rare_size("top-groups", "groups that a token uses; all if left out", 32, 4,
+                          same_as("groups"))},
       .options =
           {{"score", "function of a logit that gives an expert's score", {"softmax", "sigmoid"}},
            rare_option("order",

@@ -94,6 +94,11 @@ bool is_whole(double number) {
   return number == std::floor(number);
 }
 
+/// Where a prefix is shared.
+std::optional<std::int64_t> usual_beams(const Problem& problem) {
+  return problem.sizes.contains("prefix") ? std::optional<std::int64_t>(1) : std::nullopt;
+}
+
 OpFacts facts() {
   return {
       .name = "ngram-block",
@@ -113,7 +118,7 @@ OpFacts facts() {
                           "ids of a prefix that rows share, before their own; none if left out",
                           most_ids, 8192),
                 rare_size("beams", "rows after each other that share a prefix; 1 if left out",
-                          most_beams, 8)},
+                          most_beams, 8, usual_beams)},
       .options = {{"ids", "element type of the ids", {"i32", "i64"}},
                   {"lengths",
                    "lengths of rows and prefixes: all of len and prefix, or each its own",

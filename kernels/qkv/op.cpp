@@ -32,6 +32,23 @@ std::vector<OptionField> angle_options() {
   return fields;
 }
 
+/// Sizes that are left out (SizeField::when_absent): features of heads that are rotated, the rows
+/// of a table, and the form of a cache.
+std::optional<std::int64_t> usual_rotary(const Problem& problem) {
+  return is(problem, "rotation", "none") || !problem.options.contains("rotation")
+             ? std::nullopt
+             : same_as("dim")(problem);
+}
+std::optional<std::int64_t> table_positions(const Problem& problem) {
+  if (!usual_rotary(problem) || problem.options.contains("angles")) return std::nullopt;
+  return usual_positions;
+}
+WhenAbsent if_cached(const char* size) {
+  return [size](const Problem& problem) {
+    return is(problem, "cache", "yes") ? same_as(size)(problem) : std::nullopt;
+  };
+}
+
 /// Some a little past the table's end, which then stands for them.
 void draw_positions(std::uint64_t seed, std::int64_t bound, std::span<double> positions) {
   std::mt19937_64 random(seed);
@@ -100,6 +117,8 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
     for (const char* name : {"k_cache", "v_cache"}) {
       tensors.push_back(
           {name, dtype, {layer.cache_rows, layer.kv_heads, layer.cache_head}, Role::updated, 1});
+      tensors.back().behind = layer.cache_head - layer.dim;
+    }
     TensorSpec slots{"slots", layer.wide_slots ? DType::i64 : DType::i32, {layer.m}};
     slots.draw = [rows = layer.cache_rows](std::uint64_t seed, std::span<double> values) {
       draw_slots(seed, rows, values);
@@ -115,8 +134,6 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
     if (quantises(problem)) append(tensors, quantised_tensors(quantised_x(problem)));
     tensors.push_back({"qkv_raw", dtype, {layer.m, layer.columns()}, Role::intermediate, 1});
     return tensors;
-      tensors.back().behind = layer.cache_head - layer.dim;
-    }
   }
   heads("q_raw", Role::intermediate, layer.m, layer.heads);
   for (const char* name : {"k_raw", "v_raw"})
@@ -199,19 +216,21 @@ OpFacts facts() {
                 {.name = "d", .help = "features of a token"},
                 {.name = "heads", .help = "heads of q", .max = most_heads, .example = 16},
                 {.name = "dim", .help = "features of a head", .max = most_features, .example = 64},
-                rare_size("kv-heads", "heads of k, and of v; heads if left out", most_heads, 4),
+                kv_heads_size("heads of k, and of v", most_heads, 4),
                 rare_size("rotary", "features of a head to rotate, an even number; all if left out",
-                          most_features, 32),
+                          most_features, 32, usual_rotary),
                 {.name = "positions",
                  .help = "rows of the table of angles; 4096 if left out",
                  .example = 4096,
                  .rare = true,
-                 .performance_neutral = true},
+                 .performance_neutral = true,
+                 .when_absent = table_positions},
                 {.name = "cache-slots",
                  .help = "rows of the caches; m if left out",
                  .example = 65536,
                  .rare = true,
-                 .performance_neutral = true},
+                 .performance_neutral = true,
+                 .when_absent = if_cached("m")},
                 {.name = "cache-head",
                  .help =
                      "elements from a head of the caches to the next one, a multiple of dim; dim "
@@ -219,7 +238,8 @@ OpFacts facts() {
                  .max = 1 << 20,
                  .example = 128,
                  .rare = true,
-                 .performance_neutral = true}},
+                 .performance_neutral = true,
+                 .when_absent = if_cached("dim")}},
       .options = option_fields(),
       .families = {families},
       .baselines = baselines};

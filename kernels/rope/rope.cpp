@@ -147,6 +147,40 @@ void complete_stage(const Problem& problem, StageSpec& stage) {
   stage.flops = 3 * tokens * static_cast<double>((layer.heads + layer.kv_heads) * layer.rotary);
 }
 
+// Sizes that are left out (SizeField::when_absent): the table's rows, and strides of q or k.
+
+std::optional<std::int64_t> table_positions(const Problem& problem) {
+  return problem.has("angles", "table") ? same_as("s")(problem) : std::nullopt;
+}
+
+std::optional<std::int64_t> usual_row(const Problem& problem, bool of_k) {
+  if (of_k && !problem.sizes.contains("kv-heads")) return std::nullopt;
+  return saturated_product(size_or(problem, of_k ? "kv-heads" : "heads", 0),
+                           size_or(problem, "dim", 0));
+}
+
+WhenAbsent row_of(bool of_k) {
+  return [=](const Problem& problem) { return usual_row(problem, of_k); };
+}
+
+WhenAbsent outer_of(bool of_k) {
+  return [=](const Problem& problem) -> std::optional<std::int64_t> {
+    const auto row = usual_row(problem, of_k);
+    if (!row || problem.has("layout", "thd")) return std::nullopt;
+    const std::int64_t inner = size_or(problem, problem.has("layout", "sbhd") ? "b" : "s", 0);
+    return saturated_product(inner, size_or(problem, of_k ? "k-row" : "q-row", *row));
+  };
+}
+
+WhenAbsent head_of(bool of_k) {
+  return [=](const Problem& problem) -> std::optional<std::int64_t> {
+    // Heads with a stride of their own may be farther apart than tokens.
+    const auto row = usual_row(problem, of_k);
+    if (!row || size_or(problem, of_k ? "k-row" : "q-row", *row) < *row) return std::nullopt;
+    return same_as("dim")(problem);
+  };
+}
+
 OpFacts facts() {
   return {
       .name = "rope",
@@ -164,26 +198,28 @@ OpFacts facts() {
                 rare_size("kv-heads", "heads of k, rotated in the same launch; none if left out",
                           most_heads, 8),
                 rare_size("rotary", "features of a head to rotate, an even number; all if left out",
-                          most_features, 64),
+                          most_features, 64, same_as("dim")),
                 {.name = "positions",
                  .help = "rows of the table of angles; s if left out",
                  .example = 4096,
                  .rare = true,
-                 .performance_neutral = true},
+                 .performance_neutral = true,
+                 .when_absent = table_positions},
                 rare_size("q-row",
                           "stride of q between tokens, in elements, for a part of a packed row; "
                           "heads * dim if left out",
-                          most_stride, 6144),
+                          most_stride, 6144, row_of(false)),
                 rare_size("q-outer",
                           "stride of q between sequences in bshd, between positions in sbhd; "
                           "contiguous if left out",
-                          most_stride, 12582912),
+                          most_stride, 12582912, outer_of(false)),
                 rare_size("q-head", "stride of q between heads; dim if left out", most_stride,
-                          262144),
-                rare_size("k-row", "as q-row, for k; kv-heads * dim if left out", most_stride,
-                          6144),
-                rare_size("k-outer", "as q-outer, for k", most_stride, 12582912),
-                rare_size("k-head", "as q-head, for k; dim if left out", most_stride, 262144)},
+                          262144, head_of(false)),
+                rare_size("k-row", "as q-row, for k; kv-heads * dim if left out", most_stride, 6144,
+                          row_of(true)),
+                rare_size("k-outer", "as q-outer, for k", most_stride, 12582912, outer_of(true)),
+                rare_size("k-head", "as q-head, for k; dim if left out", most_stride, 262144,
+                          head_of(true))},
       .options =
           {{"layout",
             "order of q and k: [s, b, heads, dim], [b, s, heads, dim], or packed sequences",

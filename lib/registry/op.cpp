@@ -189,6 +189,27 @@ std::size_t kept_bytes(const std::vector<TensorSpec>& tensors) {
   return bytes;
 }
 
+std::optional<std::int64_t> size_or_absent(const SizeField& field, const Problem& problem) {
+  const auto stated = problem.sizes.find(field.name);
+  if (stated != problem.sizes.end()) return stated->second;
+  return field.when_absent ? field.when_absent(problem) : std::nullopt;
+}
+
+Problem without_defaults(const std::vector<SizeField>& fields, std::string_view token_size,
+                         Problem problem) {
+  constexpr std::int64_t other_tokens = 4099;
+  for (const SizeField& field : fields) {
+    const auto stated = problem.sizes.find(field.name);
+    if (stated == problem.sizes.end() || !field.when_absent) continue;
+    Problem absent = problem;
+    absent.sizes.erase(field.name);
+    if (field.when_absent(absent) == stated->second &&
+        field.when_absent(absent.with_size(token_size, other_tokens)) == stated->second)
+      problem = std::move(absent);
+  }
+  return problem;
+}
+
 Problem canonical(const Op& op, Problem problem, DeviceKind kind) {
   if (problem.op != op.name()) reject(op, fmt::format("the problem is of op '{}'", problem.op));
   if (problem.pass.empty()) problem.pass = op.passes().front();
@@ -206,6 +227,7 @@ Problem canonical(const Op& op, Problem problem, DeviceKind kind) {
   }
   check_sizes(op, problem);
   check_options(op, problem);
+  problem = without_defaults(op.sizes(), op.token_size(), std::move(problem));
   if (const auto contradiction = op.contradiction(problem); !contradiction.empty())
     reject(op, contradiction);
   check_extents(op, problem);

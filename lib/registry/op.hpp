@@ -26,15 +26,24 @@ struct SizeField {
   std::vector<std::int64_t> default_on_cuda = {};
   std::vector<std::int64_t> default_on_cpu = {};
   std::int64_t example = 1024;  // a typical value, for listings and for compiling without a problem
-  /// May be left out, with the meaning that `help` says; the canonical form leaves it out too, and
-  /// problems with and without it share no presets, unless it is performance-neutral.
+  /// May be left out, with the meaning that `help` says. Problems with and without it share no
+  /// presets, unless it is performance-neutral or `compared_when_absent`.
   bool rare = false;
   /// The field decides neither which variants are legal nor how fast they are, such as the rows of
   /// a table from which a token reads one. Problems and records have it as any other, but presets
   /// are compared without it: a record serves problems with any value and without one, and replaces
   /// those that differ in such fields alone.
   bool performance_neutral = false;
+  /// For a rare size: the value that leaving it out means in a problem that does. Empty, or
+  /// nothing: leaving it out is another form, such as no window. The canonical form leaves out what
+  /// is the value for any number of tokens.
+  std::function<std::optional<std::int64_t>(const Problem&)> when_absent = nullptr;
+  /// Presets are compared as if every problem stated it: heads of k and v, as many as those of q.
+  bool compared_when_absent = false;
 };
+
+/// The value of the size, or the one that leaving it out means; nothing if that is another form.
+std::optional<std::int64_t> size_or_absent(const SizeField& field, const Problem& problem);
 
 /// The numbers that a numeric option may take, both ends included.
 struct NumberRange {
@@ -99,6 +108,8 @@ struct TensorSpec {
   /// Fills all elements of an input that is no noise, such as ids or offsets: the same for the same
   /// seed. Empty: normal values.
   std::function<void(std::uint64_t seed, std::span<double> values)> draw = {};
+  /// For a view with strides: the elements of its shape behind its last one. They belong to nobody.
+  std::int64_t behind = 0;
   /// The share of its bytes that the op should read, for the roofline: less than 1 where the data
   /// decide which of many weights take part.
   double read_share = 1;
@@ -108,8 +119,6 @@ struct TensorSpec {
   /// then depends on byte i too. An op has one at most.
   std::string pattern = {};
   /// Whether the rows are in the order of the marks (sorted_by_mark), instead of the tokens'.
-  /// For a view with strides: the elements of its shape behind its last one. They belong to nobody.
-  std::int64_t behind = 0;
   bool sorted = false;
   /// For an output that does not count tokens: it is a sum over them, to which each token adds the
   /// contribution of its own rows and its mark. Where all such outputs are, the reference of more
@@ -141,6 +150,10 @@ struct TensorSpec {
 
   std::int64_t elements() const;
   std::size_t bytes() const;
+  /// Bytes from the first element to the end of the last one.
+  std::size_t extent_bytes() const {
+    return bytes() - static_cast<std::size_t>(behind) * dtype_bytes(dtype);
+  }
 };
 
 /// The sizes that a layer of a known model has, but for the tokens, and its options.
@@ -150,10 +163,6 @@ struct KnownModel {
   std::map<std::string, std::string> options = {};
 };
 
-  /// Bytes from the first element to the end of the last one.
-  std::size_t extent_bytes() const {
-    return bytes() - static_cast<std::size_t>(behind) * dtype_bytes(dtype);
-  }
 struct StageSpec {
   std::string name;                 // "gate_up"
   std::vector<std::string> inputs;  // tensor names
@@ -294,9 +303,14 @@ Cost cost_of(const Op& op, const Problem& problem);
 /// The bytes that the forward pass keeps for this problem of the pass bwd; else 0.
 std::size_t kept_bytes(const std::vector<TensorSpec>& tensors);
 
-/// Fills in defaults, those of rare options excepted, writes numbers in their shortest form, and
-/// checks names, choices and ranges; throws Error(invalid_input) with one line that names the
-/// field. The canonical form is what presets store and compare.
+/// The problem without sizes of the value that leaving them out means for any number of tokens.
+Problem without_defaults(const std::vector<SizeField>& fields, std::string_view token_size,
+                         Problem problem);
+
+/// Fills in defaults, those of rare options excepted, leaves out rare sizes that state them, writes
+/// numbers in their shortest form, and checks names, choices and ranges; throws
+/// Error(invalid_input) with one line that names the field. The canonical form is what presets
+/// store and compare.
 Problem canonical(const Op& op, Problem problem, DeviceKind kind);
 
 /// The place of a tensor in op.tensors(problem), if it is there; tensor_index throws

@@ -94,9 +94,11 @@ std::optional<double> estimate_of(const Op& op, const Problem& problem, const De
 std::string far_words(const Op& op, const Problem& problem, const Problem& record) {
   constexpr double far_in_tokens = 4, far_in_sizes = 2;
   std::string words;
-  for (const auto& [name, value] : compared_part(record, comparison_of(op)).sizes) {
-    const auto own = problem.sizes.find(name);
-    if (own == problem.sizes.end()) continue;
+  const Comparison comparison = comparison_of(op);
+  const auto sizes = compared_part(problem, comparison).sizes;
+  for (const auto& [name, value] : compared_part(record, comparison).sizes) {
+    const auto own = sizes.find(name);
+    if (own == sizes.end()) continue;
     const double times = static_cast<double>(own->second) / static_cast<double>(value);
     const double limit = name == op.token_size() ? far_in_tokens : far_in_sizes;
     if (times <= limit && times >= 1 / limit) continue;

@@ -155,8 +155,9 @@ std::string device_words(DeviceMatch match, const PresetDevice& preset, const De
 std::string shape_words(const Problem& record, const Problem& problem,
                         const Comparison& comparison) {
   std::string differing;
+  const auto wanted = compared_part(problem, comparison).sizes;
   for (const auto& [name, value] : compared_part(record, comparison).sizes)
-    if (problem.sizes.at(name) != value) differing += fmt::format(" {}={}", name, value);
+    if (wanted.at(name) != value) differing += fmt::format(" {}={}", name, value);
   std::string pattern;
   for (const auto& name : comparison.patterns) {
     const auto here = problem.options.find(name), there = record.options.find(name);
@@ -220,10 +221,11 @@ PresetLibrary::PresetLibrary() : indexes_(std::make_shared<Indexes>()) {}
 
 std::shared_ptr<const PresetLibrary::Index> PresetLibrary::index_of(
     const std::string& op, const DeviceFacts& device, const Comparison& comparison) const {
-  const auto key = fmt::format(
-      "{}|{}|{}|{}|{}|{}|{}|{}|{}", op, static_cast<int>(device.kind), device.name, device.arch,
-      device.multiprocessors, comparison.token_size, fmt::join(comparison.numbers, ","),
-      fmt::join(comparison.patterns, ","), fmt::join(comparison.neutral, ","));
+  const auto key =
+      fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", op, static_cast<int>(device.kind), device.name,
+                  device.arch, device.multiprocessors, comparison.token_size,
+                  fmt::join(comparison.numbers, ","), fmt::join(comparison.patterns, ","),
+                  fmt::join(comparison.neutral, ","), comparison.unified != nullptr);
   const std::lock_guard lock(indexes_->mutex);
   auto& known = indexes_->known[key];
   if (!known) known = make_index(op, device, comparison);

@@ -27,8 +27,18 @@ PresetDevice preset_device(const DeviceFacts& facts) {
 
 Comparison comparison_of(const Op& op) {
   Comparison comparison{std::string(op.token_size())};
-  for (const auto& size : op.sizes())
+  std::vector<SizeField> rare = op.sizes();
+  for (const auto& size : rare)
     if (size.performance_neutral) comparison.neutral.insert(size.name);
+  std::erase_if(rare, [](const SizeField& size) { return !size.when_absent; });
+  if (!rare.empty())
+    comparison.unified = [tokens = comparison.token_size, rare](Problem problem) {
+      problem = without_defaults(rare, tokens, std::move(problem));
+      for (const SizeField& size : rare)
+        if (const auto value = size_or_absent(size, problem); size.compared_when_absent && value)
+          problem.sizes[size.name] = *value;
+      return problem;
+    };
   for (const auto& option : op.options()) {
     if (option.number) comparison.numbers.insert(option.name);
     if (option.pattern || option.routing) comparison.patterns.insert(option.name);
@@ -44,7 +54,7 @@ Comparison comparison_of(const Catalog& catalog, std::string_view op) {
 }
 
 Problem compared_part(const Problem& problem, const Comparison& comparison) {
-  Problem part = problem;
+  Problem part = comparison.unified ? comparison.unified(problem) : problem;
   for (const auto& name : comparison.neutral) {
     part.sizes.erase(name);
     part.options.erase(name);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -99,14 +100,17 @@ struct Comparison {
   std::set<std::string> numbers{};
   std::set<std::string> patterns{};
   std::set<std::string> neutral{};
+  /// Makes problems that say the same the same problem: rare sizes are left out where that means
+  /// their value, but stated where the op compares them anyway. Empty: they stay as they are.
+  std::function<Problem(Problem)> unified{};
 };
 
 Comparison comparison_of(const Op& op);
 /// Comparison of an op by its name; if the catalog lacks the op, every field counts.
 Comparison comparison_of(const Catalog& catalog, std::string_view op);
 
-/// The problem without its performance-neutral fields. Records for which this is the same serve the
-/// same problems equally well: a file needs one of them.
+/// The unified problem without its performance-neutral fields. Records for which this is the same
+/// serve the same problems equally well: a file needs one of them.
 Problem compared_part(const Problem& problem, const Comparison& comparison);
 
 /// The records by compared_part() of their problems. If several have the same, the one measured

@@ -146,10 +146,7 @@ ProblemOptions SavedInputs::complete(ProblemOptions given, DeviceKind kind) cons
     const auto size = sizes.find(field.name);
     if (size == sizes.end() || field.name == op_->token_size() || is_given(given.sizes, field.name))
       continue;
-    // Left out, kv-heads are as many as heads.
-    const bool usual = field.name == "kv-heads" && sizes.contains("heads") &&
-                       sizes.find("heads")->second == size->second;
-    if (!usual) given.sizes[field.name] = fmt::format("{}", size->second);
+    given.sizes[field.name] = fmt::format("{}", size->second);
   }
 
   const std::string pass = given.pass.empty() ? op_->passes().at(0) : given.pass;

@@ -985,8 +985,8 @@
  *                                                have shorter sequences
  *   q-row            1 to 17179869184, rare      stride of q between tokens, in elements, for a
  *                                                part of a packed row; heads * dim if left out
- *   k-row            1 to 17179869184, rare      as q-row, for k; kv-heads * dim if left out
- *   v-row            1 to 17179869184, rare      as q-row, for v; kv-heads * dim if left out
+ *   k-row            1 to 17179869184, rare      as q-row, for k; kv-heads * kv-head if left out
+ *   v-row            1 to 17179869184, rare      as q-row, for v; kv-heads * kv-head if left out
  *   kv-head          1 to 17179869184, rare      stride of k and of v between heads, in elements, a
  *                                                multiple of dim; dim if left out
  *   mask             none, causal, bool, packed  keys that a query may see: all, those up to its
