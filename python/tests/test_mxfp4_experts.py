@@ -31,6 +31,8 @@ class Stored:
 
 
 class Mxfp4GptOssExperts(nn.Module):
+    __module__ = "transformers.integrations.mxfp4"
+
     def __init__(self, experts, d, h, device):
         super().__init__()
         self.num_experts, self.hidden_size, self.intermediate_size = experts, d, h
@@ -51,6 +53,8 @@ class Mxfp4GptOssExperts(nn.Module):
 
 
 class Mxfp4GptOssMLP(nn.Module):
+    __module__ = "transformers.integrations.mxfp4"
+
     def __init__(self, experts, d, h, top_k, device):
         super().__init__()
         self.router = nn.Linear(d, experts, device=device)

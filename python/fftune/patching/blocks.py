@@ -8,9 +8,8 @@ from .. import ops
 from .memory import norm_again
 from .mlps import gated_of, gated_weights, plain_layers, plain_mlp, plain_mlp_forward
 from .norms import layernorm_forward, norm_forward, normalises, settings_of
-from .recognise import (Options, Unfit, drops, expect_no_hooks, expect_plain, has_kernels,
-                        is_patched, kind_of, original, remembered, stand_in,
-                        replace_forward, trying, undoable, watched)
+from .recognise import (Elsewhere, Options, Uncertain, Unfit, drops, expect_no_hooks, expect_plain, has_kernels, identify,
+                        is_patched, kind_of, original, remembered, replace_forward, stand_in, trying, undoable, watched)
 from .rotary import attend, fuses_projections, projects
 
 
@@ -67,31 +66,32 @@ def patch_layer(module: nn.Module, known: dict, options: Options) -> str | None:
 def _expect_layer(module: nn.Module) -> bool:
     """Checks that it is the pre-norm layer; returns whether its MLP gives a pair, whose first
     element counts."""
-    x = torch.ones(1, 2, 3)
     for pair in (False, True):
-        own = stand_in(module, parts=dict(
-            input_layernorm=_Times(2), self_attn=_Times(3, returns_pair=True),
-            post_attention_layernorm=_Times(5), mlp=_Times(7, returns_pair=pair)))
+        parts = dict(input_layernorm=_Times(2), self_attn=_Times(3, returns_pair=True),
+                     post_attention_layernorm=_Times(5), mlp=_Times(7, returns_pair=pair))
         try:
-            with trying(f"{type(module).__name__} does not run with a hidden state alone"):
-                y = own(x)
+            # s = x + 3 * 2 x, and s + 7 * 5 s.
+            _expect_product(module, parts, 7 * 36, "x + attention(norm(x)), then x + mlp(norm(x))")
+            return pair
+        except Uncertain:
+            raise
         except Unfit:
             if pair:
                 raise
-            continue
-        # s = x + 3 * 2 x, and s + 7 * 5 s.
-        if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
-            return pair
-        break
-    raise Unfit(f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))")
 
 
 def _expect_feed_forward(module: nn.Module) -> bool:
-    x = torch.ones(1, 2, 3)
-    y = stand_in(module, parts=dict(layer_norm=_Times(5), DenseReluDense=_Times(7)))(x)
-    if isinstance(y, Tensor) and torch.equal(y, x * 36):
-        return True
-    raise Unfit(f"{type(module).__name__} is no x + mlp(norm(x))")
+    return _expect_product(module, dict(layer_norm=_Times(5), DenseReluDense=_Times(7)), 36, "x + mlp(norm(x))")
+
+
+def _expect_product(module: nn.Module, parts: dict[str, nn.Module], factor: int, form: str) -> bool:
+    """That with these parts the module multiplies by the factor, as one of that form does."""
+    own, subject = stand_in(module, parts=parts), type(module).__name__
+    with torch.no_grad(), trying(f"{subject} does not run with a hidden state alone"):
+        own(torch.ones(1, 2, 3))
+    identify(own, {form: lambda x: x * factor}, lambda numbers: numbers(2, 3, 4), subject=subject,
+             unknown=f"{subject} is no {form}", elsewhere=Elsewhere(own, drops=True))
+    return True
 
 
 def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None,
@@ -201,14 +201,8 @@ def patch_block(module: nn.Module, known: dict, options: Options) -> str | None:
 
 
 def _expect_block(module: nn.Module) -> bool:
-    x, reason = torch.ones(1, 2, 3), \
-        f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))"
-    with trying(reason):
-        y = stand_in(module, parts=dict(ln_1=_Times(2), attn=_Times(3, returns_pair=True), ln_2=_Times(5),
-                                        mlp=_Times(7)))(x)
-    if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
-        return True
-    raise Unfit(reason)
+    parts = dict(ln_1=_Times(2), attn=_Times(3, returns_pair=True), ln_2=_Times(5), mlp=_Times(7))
+    return _expect_product(module, parts, 7 * 36, "x + attention(norm(x)), then x + mlp(norm(x))")
 
 
 @undoable

@@ -31,7 +31,7 @@ from .attention import STATIC_LAYERS
 from .graphs import _tensors_of
 from .layer_specs import _is_norm, _norm_of
 from .quantised import fits, is_quantised, numbers_of, packed_of
-from .recognise import (Numbers, Unfit, are_plain, expect_methods, has_kernels, has_usual_steps, is_close,
+from .recognise import (Numbers, Unfit, are_plain, expect_alike, expect_methods, has_kernels, has_usual_steps, is_close,
                         reason_of, undoable, view_of, watched)
 from .rotary import rotation_of
 
@@ -110,27 +110,26 @@ def head_of(model: nn.Module) -> Head:
         raise Unfit(f"no kernels for output embeddings of {weight.dtype} on {weight.device.type}")
     config = model.config.get_text_config()
     softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
+    # No module of the model is called or changed.
+    outputs = {(name,): view_of(product, {}) for name, part in model._modules.items() if part is product}
+
+    def ours(hidden: Tensor) -> Tensor:
+        logits = F.linear(hidden, weight, product.bias)
+        return torch.tanh(logits / softcap) * softcap if softcap else logits
+
     numbers = Numbers(5)
-    for _ in range(2):
-        ids = (numbers(1, 3).abs() * 1000).long().to(weight.device) % weight.shape[0]
-        hidden = numbers(1, 3, weight.shape[1], like=weight)
+    for tokens in (3, 47):
+        ids = (numbers(1, tokens).abs() * 1000).long().to(weight.device) % weight.shape[0]
+        hidden = numbers(1, tokens, weight.shape[1], like=weight)
         # Logits about as large as the cap, which then changes them.
         size = F.linear(hidden, weight, product.bias).abs().max()
-        hidden = hidden * ((softcap or 8.0) / size.clamp(min=1e-3))
-        right = F.linear(hidden, weight, product.bias)
-        if softcap:
-            right = torch.tanh(right / softcap) * softcap
-        # No module of the model is called or changed.
-        outputs = {(name,): view_of(product, {}) for name, part in model._modules.items()
-                   if part is product}
-        given = _Given(hidden)
+        given = _Given(hidden * ((softcap or 8.0) / size.clamp(min=1e-3)))
         own = view_of(model, {**outputs, (names[0],): given})
-        logits = own(input_ids=ids, use_cache=False).logits
+        expect_alike(lambda _: own(input_ids=ids, use_cache=False).logits, ours, given.hidden, sizes=(47,),
+                     subject=type(model).__name__, reason="its logits are not those of a linear layer, nor of "
+                     "one with the soft cap of the configuration")
         if given.inputs.keys() != {"input_ids"} or not torch.equal(given.inputs["input_ids"], ids):
             raise Unfit("its decoder is given other inputs than the ids of a call")
-        if logits.shape != right.shape or not is_close(right, logits):
-            raise Unfit("its logits are not those of a linear layer, nor of one with the soft cap of "
-                        "the configuration")
     return Head(decoder, product, softcap)
 
 

@@ -5,6 +5,7 @@ down_proj, and a forward(hidden_states, ids, weights). The router beside them gi
 weights, ids).
 """
 import inspect
+from collections.abc import Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops, reference
-from .recognise import (SCALES, KNOWN_ACTIVATIONS, Foreign, Numbers, Options, Unfit, are_plain, configured, expect_configured_activation,
+from .analytic import CHOICES, INTEGERS
+from .recognise import (SCALES, KNOWN_ACTIVATIONS, Elsewhere, Foreign, Numbers, Options, Unfit, are_plain, configured, expect_configured_activation,
                         expect_no_hooks, expect_plain, has_kernels, has_settings, identify, is_close, is_patched,
-                        is_random_in_training, kind_of, original, parts_of, parts_watched, remembered,
+                        kind_of, original, parts_of, parts_watched, remembered,
                         replace_forward, stand_in, undoable)
 
 
@@ -124,20 +126,15 @@ def _experts_of(module: nn.Module) -> ExpertsFound:
                     "weights have other shapes")
     subject = type(module).__name__
     own = stand_in(module, _smaller(module, forms[0]))
-    known = {(act, packing, transposed, weigh): _experts_computed(own, act, packing, transposed, weigh)
-             for act, packing, transposed, weigh in product(
-                 GATED, ("halves", "interleaved"), forms, ("after", "before"))}
-    known = {key if key[3] == "after" else Foreign(f"{key} weighed before"): compute
-             for key, compute in known.items()}
-    found = identify(lambda given: own(*given), known, lambda numbers: _draw(own, forms[0], numbers),
-                     subject=subject)
-    act, packing, transposed, _ = found
-    if isinstance(act, Foreign):
-        raise Unfit(f"{subject} computes {act.name}, for which there is no kernel")
+    known = {}
+    for act, *form in product(GATED, ("halves", "interleaved"), forms):
+        known[known_by(act, *form)] = _experts_computed(own, act, *form, "after")
+        known[Foreign(f"{act} weighed before", (act, *form))] = _experts_computed(own, act, *form, "before")
+    act, packing, transposed = identify(
+        lambda given: own(*given), known, lambda numbers: _draw(own, forms[0], numbers), subject=subject,
+        free=(INTEGERS,), elsewhere=Elsewhere(own))
     if act != "swiglu-oai":
         expect_configured_activation(module, act)
-    if is_random_in_training(own, lambda: own(*_draw(own, transposed, Numbers(0)))):
-        raise Unfit(f"{subject} computes something else in training")
     result = ExpertsFound(act, packing, transposed, biases[0] is not None)
     for dtype in {torch.float32, module.down_proj.dtype}:
         own = stand_in(module, _smaller(module, transposed), dtype)
@@ -151,6 +148,11 @@ def _experts_of(module: nn.Module) -> ExpertsFound:
         if not is_close(mine, own(*given)):
             raise Unfit(f"{subject} computes something else in {dtype}")
     return result
+
+
+def known_by(act: str | Foreign, *form: Hashable) -> tuple | Foreign:
+    """The key of an activation in a form; it is a Foreign one if the activation is."""
+    return replace(act, form=form) if isinstance(act, Foreign) else (act, *form)
 
 
 def _draw(own: nn.Module, transposed: bool, numbers: Numbers) -> tuple[Tensor, Tensor, Tensor]:
@@ -407,8 +409,6 @@ def _router_of(router: nn.Module) -> RouterFound:
     divides = weighing.canonical(experts, router.top_k).added is not None
     if isinstance(says, bool) and says != divides and 1 < router.top_k < experts:
         raise Unfit(f"{subject} says norm_topk_prob = {says}, and does not do so")
-    if is_random_in_training(own, lambda: own(_draw_logits(own, bias, Numbers(0)))[1]):
-        raise Unfit(f"{subject} chooses at random in training")
     for dtype in {torch.float32, router.weight.dtype} - {torch.float16}:
         _expect_same_route(stand_in(own, dtype=dtype), found, subject)
     return found
@@ -419,7 +419,7 @@ def _logits_of(router: nn.Module, subject: str) -> tuple[bool, bool]:
     experts, d = router.weight.shape
     sizes = {d: 64} if experts * d > _FULL_SIZE and experts != d else {}
     forms = [(False, False), (True, False), (False, True)]
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
         own = stand_in(router, sizes, dtype)
 
         def draw(numbers):
@@ -442,7 +442,7 @@ def _logits_of(router: nn.Module, subject: str) -> tuple[bool, bool]:
                 theirs, {form: computed(*form) for form in forms}, draw, subject=subject,
                 # In float32 all of them are one.
                 canonical=(lambda form: exact or form),
-                agrees=lambda ours, right: ours.dtype == right.dtype and is_close(ours, right))
+                agrees=lambda ours, right: ours.dtype == right.dtype and is_close(ours, right), free=CHOICES)
         except Unfit as reason:
             raise Unfit(f"{subject} computes its logits in a way that is not known: {reason}") from None
     return found
@@ -502,7 +502,8 @@ def _choice_of(own: nn.Module, router: nn.Module, bias: str | None, subject: str
         {choice: (lambda x, choice=choice: by_logits(x, choice.ids(
             _plus(own, x), getattr(own, bias) if bias else None, top_k))) for choice in choices},
         lambda numbers: _draw_logits(own, bias, numbers), subject=f"the choice of {subject}",
-        canonical=lambda choice: choice.canonical(experts, top_k), agrees=torch.equal, least=12)
+        canonical=lambda choice: choice.canonical(experts, top_k), agrees=torch.equal, least=12, free=CHOICES,
+        elsewhere=Elsewhere(own, types=()))
     if found.group and top_k > found.top_groups * (experts // found.groups):
         raise Unfit(f"{subject} chooses more experts than the groups have that it keeps")
     choice = found.canonical(experts, top_k)
@@ -533,7 +534,7 @@ def _weighing_of(own: nn.Module, router: nn.Module, bias: str | None, subject: s
         {key: (lambda given, key=key: key.weights(
             _plus(own, given[0]), getattr(own, bias) if bias else None, given[2].long()))
          for key in known},
-        draw, subject=f"the weights of {subject}", least=12,
+        draw, subject=f"the weights of {subject}", least=12, free=CHOICES, sizes=False,
         canonical=lambda weighing: weighing.canonical(len(own.weight), router.top_k),
         agrees=lambda ours, right: bool(
             ((ours - right).abs() <= 2e-6 * right.abs().amax(1, keepdim=True)).all()))

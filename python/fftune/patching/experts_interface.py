@@ -4,6 +4,7 @@ transformers 5 hands experts to the function of that name: forward(module, hidde
 weights). The module says how its weights lie in memory, and its `_apply_gate` is the activation of
 gate and up, which is identified by what it computes.
 """
+import functools
 import inspect
 import warnings
 
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 
 from .. import ops
 from .._library import Error
-from .experts import GATED, lay_out
-from .recognise import Foreign, are_plain, has_kernels, is_close
+from .experts import GATED, known_by, lay_out
+from .recognise import SCALES, Elsewhere, Foreign, Unfit, are_plain, has_kernels, identify, stand_in, view_of
 
 NAME = "fftune"
 
@@ -95,15 +96,18 @@ def gate_of(module: nn.Module) -> tuple[str, str] | str:
         return "has a norm of its own"
     if not hasattr(module, "gate_up_proj") or not hasattr(module, "down_proj"):
         return "has other weights than gate_up_proj and down_proj"
-    fits = {(act, packing) for act in GATED for packing in _packings(module)}
-    generator = torch.Generator().manual_seed(0)  # the user's numbers are not to change
-    for scale in (0.5, 4.0, 24.0):  # on both sides of the limits at which some clamp
-        rows = scale * (2 * torch.rand(257, 12, generator=generator) - 1)
-        halves = {"halves": rows.chunk(2, -1), "interleaved": (rows[:, 0::2], rows[:, 1::2])}
-        with torch.no_grad():
-            right = module._apply_gate(rows)
-            fits = {(act, packing) for act, packing in fits
-                    if is_close(GATED[act](*halves[packing]), right)}
-    if len(fits) != 1 or isinstance(next(iter(fits))[0], Foreign):
-        return "computes an activation for which there is no kernel"
-    return fits.pop()
+    known = {known_by(act, packing): functools.partial(_activated, act, packing)
+             for act in GATED for packing in _packings(module)}
+    bare = view_of(module, {})
+    bare.__dict__.update(_parameters={}, _buffers={})
+    own = stand_in(bare)
+    try:
+        return identify(own._apply_gate, known, lambda numbers: numbers(257, 12) * SCALES[numbers.seed % len(SCALES)],
+                        subject=f"the gate of {type(module).__name__}", elsewhere=Elsewhere(own))
+    except Unfit as reason:
+        return f"computes an activation for which there is no kernel: {reason}"
+
+
+def _activated(act: str | Foreign, packing: str, rows: Tensor) -> Tensor:
+    gate, up = rows.chunk(2, -1) if packing == "halves" else (rows[:, 0::2], rows[:, 1::2])
+    return GATED[act](gate, up)

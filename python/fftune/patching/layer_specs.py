@@ -8,7 +8,8 @@ rotation and norms of heads.
 """
 import inspect
 import itertools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,6 +22,7 @@ from .._ops.layer import expect_runs
 from .._ops.packed import packed_word
 from .._library import Error
 from . import attention as attentions
+from .analytic import INTEGERS, ROOTS, Trace
 from .experts import ExpertsFound, experts_of, router_of
 from .inline_mlps import chain_of
 from .fp8_experts import is_rounded_experts
@@ -29,10 +31,10 @@ from .mxfp4 import LAYER_WEIGHTS, DenseExperts, DenseMixture, is_packed_mixture
 from .mlps import GatedMLP, fp8_mlp_forward, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
 from .norms import norm_forward, settings_of
 from .quantised import is_quantised, merge, numbers_of, packed_of
-from .recognise import (SCALES, SETTINGS, Numbers, Unfit, expect_no_hooks, expect_plain_parameters, holds, identify,
-                        is_close, is_patched, kind_of, remembered, replace_forward, stand_in,
-                        view_of)
-from .rotary import angles_of, rotation_of
+from .recognise import (CUDA_TYPES, SCALES, SETTINGS, Elsewhere, Numbers, Uncertain, Unfit, cast, expect_no_hooks,
+                        expect_pieces, expect_plain_parameters, holds, identify, is_close, is_patched, kind_of, of_type,
+                        remembered, replace_forward, stand_in, trying, view_of)
+from .rotary import angles_of, frequencies, layout_of, rotation_of, scaling
 
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 
@@ -123,10 +125,6 @@ class Spec:
     angles: Angles | None
     packed: frozenset[tuple[str, ...]] = frozenset()  # modules that have weights of 4 bits
     rounded: frozenset[tuple[str, ...]] = frozenset()  # modules that round activations to fp8
-
-
-def frequencies(rotary: nn.Module, kind: str | None) -> Tensor:
-    return getattr(rotary, "inv_freq" if kind is None else f"{kind}_inv_freq")
 
 
 # the order of its parts
@@ -261,7 +259,10 @@ def _order_of(layer: nn.Module) -> _Order:
                             lambda t: _first(stubs[m](t)), lambda s, t: s + t * c))
         try:
             return identify(theirs, known, draw, subject=f"layers: {type(layer).__name__}",
-                            agrees=lambda ours, right: is_close(ours, right, 1e-11))
+                            agrees=lambda ours, right: is_close(ours, right, 1e-11),
+                            elsewhere=Elsewhere(own, training=False))
+        except Uncertain:
+            raise
         except Unfit:
             continue
     raise Unfit(f"layers: {type(layer).__name__} has norms, attention and MLP in an order that is not "
@@ -322,7 +323,7 @@ def _norm_by_values(module: nn.Module) -> _Norm:
              for eps in dict.fromkeys((*own_eps, 1e-5, 1e-6, 1e-8, 1e-12,
                                        torch.finfo(torch.float32).eps))
              if bias is None or kind == "layer"}
-    return identify(own, known, draw, subject=subject)
+    return identify(own, known, draw, subject=subject, elsewhere=Elsewhere(own))
 
 
 # its parts
@@ -453,15 +454,32 @@ class _Recorder(nn.Module):
         return (y, None) if self.pair else y
 
 
-def _told_apart(given: dict) -> int:
-    """The same for layers that are given the same angles."""
-    embeddings = given.get("position_embeddings")
-    return id(embeddings[0] if isinstance(embeddings, tuple) else embeddings)
+@dataclass(frozen=True)
+class _Turn:
+    """A call of a rotary embedding."""
+
+    angles: Angles
+    position_ids: Tensor
+    result: tuple[Tensor, Tensor]
 
 
-def calls_of_layers(decoder: nn.Module, name: str) -> list[dict]:
-    """The arguments that a decoder gives each of its layers. Unfit where it does anything
-    between them, or calls one twice or not at all."""
+def _record_turns(rotary: nn.Module, path: str, turns: list[_Turn]) -> None:
+    """Makes a stand-in of a rotary embedding keep its calls."""
+    forward = type(rotary).forward
+
+    def recorded(x, position_ids, layer_type=None):
+        result = forward(rotary, x, position_ids, *(() if layer_type is None else (layer_type,)))
+        turns.append(_Turn(Angles(path, layer_type), position_ids, result))
+        return result
+
+    rotary.__dict__["forward"] = recorded
+
+
+def calls_of_layers(decoder: nn.Module, name: str, rotaries: Iterable[str], **options
+                    ) -> tuple[list[dict], list[_Turn]]:
+    """The arguments that a decoder gives each of its layers in a call with these options, and the calls of its
+    rotary embeddings at these paths. Unfit where it does anything between layers, or calls one twice or not at
+    all."""
     layers, embedding = decoder._modules[name], decoder.get_input_embeddings()
     width = embedding.weight.shape[-1]
     reason = ""
@@ -469,17 +487,19 @@ def calls_of_layers(decoder: nn.Module, name: str) -> list[dict]:
         recorders = nn.ModuleList(_Recorder(layer, pair) for layer in layers)
         parts = {part: nn.Embedding(8, width) for part, child in decoder.named_children()
                  if child is embedding}
-        own = stand_in(decoder, parts={name: recorders, **parts})
+        own, turns = stand_in(decoder, parts={name: recorders, **parts}), []
+        for path in rotaries:
+            _record_turns(own.get_submodule(path), path, turns)
         try:
             with torch.no_grad():
-                own(inputs_embeds=Numbers(0)(2, 3, width), use_cache=False)
+                own(inputs_embeds=Numbers(0)(2, 3, width), use_cache=False, **options)
         except Exception:
             reason = "it does not run with embeddings of tokens alone"
             continue
         calls = [recorder.calls for recorder in recorders]
         if all(len(own_calls) == 1 for own_calls in calls) and all(
                 after[0][0] is before[0][1] for before, after in itertools.pairwise(calls)):
-            return [given for ((_, _, given),) in calls]
+            return [given for ((_, _, given),) in calls], turns
         reason = "it does something between its layers"
     raise Unfit(f"layers: {type(decoder).__name__} calls its layers in a way that is not known: {reason}")
 
@@ -490,27 +510,33 @@ class Recogniser:
     def __init__(self, decoder: nn.Module, name: str, known: dict):
         self.decoder, self.known = decoder, known
         self.rotaries = {path: m for path, m in decoder.named_modules() if hasattr(m, "rope_type")}
-        self.calls = calls_of_layers(decoder, name)
-        found: dict = {}
-        self.angles = [remembered(found, _told_apart(given), lambda: self._angles_of(given))
-                       for given in self.calls]
+        self.calls, turns = calls_of_layers(decoder, name, self.rotaries)
+        found = [self._turn_of(given, turns) for given in self.calls]
+        self.angles = [turn and turn.angles for turn in found]
+        if any(turn and given.get("position_ids") is not None and given["position_ids"] is not turn.position_ids
+               for given, turn in zip(self.calls, found)):
+            self._expect_equal_positions(name)
 
-    def _angles_of(self, given: dict) -> Angles | None:
-        """The rotary embedding whose angles a layer is given."""
+    def _turn_of(self, given: dict, turns: list[_Turn]) -> _Turn | None:
+        """The call of a rotary embedding whose result a layer is given."""
         embeddings = given.get("position_embeddings")
         if embeddings is None:
             return None
-        x, position_ids = torch.zeros(1), torch.arange(3)[None]
-        for path, rotary in self.rotaries.items():
-            kinds = rotary.rope_type if isinstance(rotary.rope_type, dict) else (None,)
-            for kind in kinds:
-                theirs = stand_in(rotary)(x, position_ids, *(() if kind is None else (kind,)))
-                if isinstance(embeddings, tuple) and len(embeddings) == 2 and all(
-                        t.shape[-1] == ours.shape[-1] and is_close(t[:1], ours)
-                        for t, ours in zip(embeddings, theirs)):
-                    return Angles(path, kind)
+        for turn in turns:
+            if isinstance(embeddings, tuple) and len(embeddings) == 2 and all(
+                    map(operator.is_, embeddings, turn.result)):
+                return turn
         raise Unfit(f"layers: {type(self.decoder).__name__} gives its layers angles of no rotary embedding "
                     "that is known")
+
+    def _expect_equal_positions(self, name: str) -> None:
+        """That layers are given the positions of their angles where these are other tensors: those of axes, say."""
+        far = torch.tensor([[0, 7, 900], [5000, 131072, 2**24 - 1]])
+        calls, turns = calls_of_layers(self.decoder, name, self.rotaries, position_ids=far)
+        if any((turn := self._turn_of(given, turns)) and not bool((turn.position_ids == given["position_ids"]).all())
+               for given in calls):
+            raise Unfit(f"layers: {type(self.decoder).__name__} gives its layers other positions than its rotary "
+                        "embedding")
 
     def _rotary_of(self, angles: Angles | None) -> nn.Module | None:
         return None if angles is None else self.rotaries[angles.path]
@@ -617,7 +643,7 @@ class Recogniser:
         order = remembered(self.known, ("order", kind_of(layer)), lambda: _order_of(layer))
         candidates = self._candidates(layer, order, at)
         found = remembered(self.known, (kind_of(layer), order, tuple(candidates), self.angles[at]),
-                           lambda: self._identify(layer, candidates))
+                           lambda: self._identify(layer, order, candidates))
         if runs:
             remembered(self.known, ("runs", candidates[found].form, kind_of(layer)),
                        lambda: _expect_runs(layer, candidates[found]))
@@ -849,16 +875,18 @@ class Recogniser:
         rope_type = rotary.rope_type if angles.kind is None else rotary.rope_type.get(angles.kind)
         if rope_type not in STATIC_ROPES:
             raise Unfit("layers: its frequencies change with the length")
+        if not rotation_of(rotary):
+            with trying("layers: its rotary embedding gives no cosines and sines that are known"):
+                remembered(self.known, (angles, kind_of(rotary)), lambda: layout_of(rotary, angles.kind))
         return 2 * frequencies(rotary, angles.kind).numel()
 
     def _rope_scale(self, angles: Angles) -> float:
-        name = "attention_scaling" if angles.kind is None else f"{angles.kind}_attention_scaling"
-        scale = float(getattr(self._rotary_of(angles), name, 1.0))
+        scale = scaling(self._rotary_of(angles), angles.kind)
         return 0.0 if scale == 1.0 else scale
 
     # what it computes
 
-    def _identify(self, layer: nn.Module, candidates: dict[tuple, Spec]) -> tuple:
+    def _identify(self, layer: nn.Module, order: _Order, candidates: dict[tuple, Spec]) -> tuple:
         """Two tokens of two sequences behind three others, in every form that is possible."""
         sizes = self._small(layer, next(iter(candidates.values())))
         candidates = {key: _shrunk(spec, sizes) for key, spec in candidates.items()}
@@ -877,9 +905,14 @@ class Recogniser:
             x = theirs[3]
             return all(map(_is_near, ours, theirs[:3], (x, None, None)))
 
-        return identify(lambda given: _run_layer(own, rotary, spec, config, *given),
-                        {key: _run_reference(own, rotary, other) for key, other in candidates.items()},
-                        draw, subject=f"layers: {type(layer).__name__}", agrees=agrees)
+        run = lambda given: _run_layer(own, rotary, spec, config, *given)
+        # All but its attention was traced before.
+        found = identify(run, {key: _run_reference(own, rotary, other) for key, other in candidates.items()},
+                         draw, subject=f"layers: {type(layer).__name__}", agrees=agrees, free=None)
+        for dtype in CUDA_TYPES:
+            with of_type(own, dtype):
+                _expect_analytic(own._modules[order.attention], dtype, lambda: run(cast(draw(Numbers(0)), dtype)))
+        return found
 
     def _small(self, layer: nn.Module, spec: Spec) -> dict[int, int]:
         """A stand-in has fewer features in the middle of the MLP."""
@@ -891,6 +924,27 @@ class Recogniser:
                 kept |= set(weight.of(layer).shape)
         kept |= {down.shape[-2], *spec.heads, down.shape[0]}
         return {} if h <= 256 or {h, 2 * h} & kept else {h: 32, 2 * h: 64}
+
+
+@torch.no_grad()
+def _expect_analytic(attention: nn.Module, dtype: torch.dtype, run: Callable) -> None:
+    """That all that the attention uses in run() is analytic, but its masks, the roots of its norms, and the maximum
+    that a softmax with sinks subtracts."""
+    trace = Trace({INTEGERS, *(ROOTS if any(map(_is_norm, attention.children())) else ()),
+                   *(("max",) if "sinks" in attention._parameters else ())})
+
+    def forward(*arguments, **options):
+        with trace:
+            return type(attention).forward(attention, *arguments, **options)
+
+    attention.__dict__["forward"] = forward
+    try:
+        run()
+    finally:
+        del attention.__dict__["forward"]
+    known = Trace()
+    known.pieces[f"clamp({torch.finfo(dtype).min:g}, inf)"] = 1  # of scores of masked keys, which are infinite
+    expect_pieces(trace, known, f"layers: {type(attention).__name__}")
 
 
 def _expect_runs(layer: nn.Module, spec: Spec) -> bool:

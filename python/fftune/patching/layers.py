@@ -22,10 +22,10 @@ from .mxfp4 import is_packed_mixture
 from .fp8_experts import is_rounded_experts
 from .fp8_linear import MERGED, is_rounded_fp8, stays_merged
 from .quantised import is_quantised
-from .layer_specs import Part, Recogniser, Spec, Weight, frequencies, name_of_cache
+from .layer_specs import Part, Recogniser, Spec, Weight, name_of_cache
 from .recognise import (PatchReport, Unfit, expect_methods, has_hooks, has_kernels, is_known, method_of,
                         try_to, undoable, watched)
-from .rotary import angles_of, are_angles, gives_angles, read_angles, rotation_of
+from .rotary import angles_of, are_angles, frequencies, gives_angles, read_angles, rotation_of
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)

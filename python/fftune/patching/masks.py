@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from . import attention as attentions
+from .analytic import INTEGERS
 from .mlps import required_arguments
-from .recognise import (Numbers, Options, PatchReport, Unfit, is_close, on_one_thread, original, reason_of,
+from .recognise import (Numbers, Options, PatchReport, Unfit, expect_alike, on_one_thread, original, reason_of,
                         replace_forward, stand_in, trying, undoable)
 
 
@@ -87,11 +88,16 @@ def _compare(decoder: nn.Module, name: str, layer: nn.Module) -> None:
     numbers = Numbers(0)
     numbers.fill(own)
     x = numbers(2, 3, width)
-    with torch.no_grad(), trying(f"{type(decoder).__name__} reads its mask or token ids itself"):
-        theirs, ours = (own(inputs_embeds=x, use_cache=False, attention_mask=mask)[0]
-                        for mask in (None, attentions.without_mask(x.device)))
-    if not is_close(ours, theirs):
-        raise Unfit(f"{type(decoder).__name__} uses its mask in a way that is not known")
+    subject = type(decoder).__name__
+
+    def run(mask: Tensor | None):
+        return lambda x: own(inputs_embeds=x, use_cache=False, attention_mask=mask)[0]
+
+    runs = run(None), run(attentions.without_mask(x.device))
+    with torch.no_grad(), trying(f"{subject} reads its mask or token ids itself"):
+        for theirs, ours in (runs, runs[::-1]):
+            expect_alike(theirs, ours, x, subject=subject, free=(INTEGERS,),
+                         reason=f"{subject} uses its mask in a way that is not known")
 
 
 @undoable

@@ -9,8 +9,8 @@ from .. import ops
 from .._ops.packed import format_of
 from .fp8_linear import has_bias_for, is_rounded_fp8, rounds_alike, scales_of, serves
 from .quantised import fits, has_codes, is_quantised, ordered, packed_of
-from .recognise import (KNOWN_ACTIVATIONS, SCALES, Foreign, Numbers, Options, Unfit, activation_name,
-                        activation_of, are_plain, drops, expect_configured_activation,
+from .recognise import (KNOWN_ACTIVATIONS, SCALES, Elsewhere, Foreign, Numbers, Options, Unfit, activation_name,
+                        activation_of, are_plain, calls_dropout, drops, expect_configured_activation,
                         expect_no_hooks, expect_plain, has_kernels, identify, is_patched, kind_of,
                         original, parts_watched, remembered, replace_forward, stand_in, undoable,
                         view_of)
@@ -43,6 +43,11 @@ def _draw(own: nn.Module, width: int):
         numbers.fill(own)
         return numbers(2, 3, width) * SCALES[numbers.seed % len(SCALES)]
     return draw
+
+
+def _elsewhere(own: nn.Module) -> Elsewhere:
+    """A dropout is looked at in each call."""
+    return Elsewhere(own, training=calls_dropout(own) is not True, drops=True)
 
 
 # with a gate
@@ -136,14 +141,11 @@ def _gated_form(module: nn.Module, linears: dict, roles: list, options: Options)
         for up_first in ((False, True) if role[1] is None else (False,)):
             for name, act in KNOWN_ACTIVATIONS.items():
                 form = GatedMLP(*role, name, up_first, options.recompute)
-                key = Foreign(f"an MLP with {name.name}") if isinstance(name, Foreign) else form
-                known[key if key is form else (key, role, up_first)] = gated(*role, act, up_first)
-    # A key that is Foreign in part says so below.
-    found = identify(own, known, _draw(own, width), subject=type(module).__name__,
-                     canonical=lambda key: key if isinstance(key, tuple) or key.act != "none"
-                     else (key.act, key.down))
-    if isinstance(found, tuple):
-        raise Unfit(f"{type(module).__name__} computes {found[0].name}, for which there is no kernel")
+                key = Foreign(f"an MLP with {name.name}", form) if isinstance(name, Foreign) else form
+                known[key] = gated(*role, act, up_first)
+    found = identify(own, known, _draw(own, width), subject=type(module).__name__, elsewhere=_elsewhere(own),
+                     canonical=lambda key: (key.act, key.down) if isinstance(key, GatedMLP) and key.act == "none"
+                     else key)
     _expect_activation_of_its_own(own, found.act)
     expect_configured_activation(module, found.act)
     return found
@@ -311,7 +313,7 @@ def _expect_two_layers(module, first: str, second: str, act: str) -> bool:
     known = {name: lambda x, act=function: layers[1](act(layers[0](x)))
              for name, function in KNOWN_ACTIVATIONS.items()}
     width = layers[0].weight.shape[0 if is_conv1d(layers[0]) else 1]
-    found = identify(own, known, _draw(own, width), subject=type(module).__name__)
+    found = identify(own, known, _draw(own, width), subject=type(module).__name__, elsewhere=_elsewhere(own))
     if found != act:
         raise Unfit(f"{type(module).__name__} computes {found}, and its activation {act}")
     expect_configured_activation(module, act)

@@ -49,8 +49,12 @@ def _packed(experts: nn.Module) -> tuple[list[ops.PackedWeight], list[Tensor]]:
 
 def patch_mxfp4_experts(module: nn.Module, known: dict, options: Options) -> str | None:
     experts, router = getattr(module, "experts", None), getattr(module, "router", None)
-    if type(module).__name__ != "Mxfp4GptOssMLP" or type(experts).__name__ != "Mxfp4GptOssExperts":
+    names = [kind.__name__ for kind in (type(module), type(experts))]
+    if names != ["Mxfp4GptOssMLP", "Mxfp4GptOssExperts"]:
         return None
+    # Its kernels are called past PyTorch's dispatcher.
+    if not all(kind.__module__.startswith("transformers.") for kind in (type(module), type(experts))):
+        raise Unfit(f"{names[0]} is not transformers' own")
     if "forward" in module.__dict__ or "forward" in experts.__dict__:
         raise Unfit("its forward was replaced already")
     expect_no_hooks(*parts_of(module))

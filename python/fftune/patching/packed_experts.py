@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
+from .analytic import INTEGERS
 from .experts import smaller_sizes
 from .mlps import packed_mlp_forward
 from .quantised import fits, merge, merged_of
-from .recognise import (SCALES, Numbers, Options, Unfit, expect_no_hooks, has_kernels, identify, is_patched,
-                        is_random_in_training, kind_of, original, parts_watched, remembered, replace_forward, stand_in,
+from .recognise import (SCALES, Elsewhere, Numbers, Options, Unfit, expect_no_hooks, has_kernels, identify, is_patched,
+                        kind_of, original, parts_watched, remembered, replace_forward, stand_in,
                         undoable)
 
 _PARTS = ("gate", "up", "down")
@@ -91,11 +92,8 @@ def _weighing_of(module: nn.Module, experts: list[nn.Module], d: int, h: int) ->
         return compute
 
     subject = type(module).__name__
-    found = identify(lambda given: own(*given), {weigh: computed(weigh) for weigh in ("after", "before")}, draw,
-                     subject=subject)
-    if is_random_in_training(own, lambda: own(*draw(Numbers(0)))):
-        raise Unfit(f"{subject} computes something else in training")
-    return found
+    return identify(lambda given: own(*given), {weigh: computed(weigh) for weigh in ("after", "before")}, draw,
+                    subject=subject, free=(INTEGERS,), elsewhere=Elsewhere(own))
 
 
 @undoable

@@ -25,9 +25,10 @@ from .._codes import (AWQ_OUTPUTS, AWQ_PLACES, ONLY_GROUP, codes_of_pairs, codes
                       words_of_codes)
 from .._layer_form import WIDE_SCALES
 from .._ops.packed import format_of
+from .analytic import INTEGERS, Trace
 from .fp8_experts import is_fp8_experts, patch_fp8_experts
 from .fp8_linear import drop_merged_fp8, is_fp8_linear, is_static_fp8_linear, patch_fp8_linear
-from .recognise import (CodedLayer, Numbers, PatchReport, Unfit, has_kernels, is_close, is_patched, reason_of,
+from .recognise import (CodedLayer, Numbers, PatchReport, Unfit, expect_pieces, has_kernels, is_close, is_patched, reason_of,
                         replace_forward, try_to, undoable, view_of)
 
 # The codes of a layer [n, k], from the words that it has and back. (A word has eight, so the last one
@@ -359,6 +360,9 @@ def _dense(layer: _Layer, columns: Tensor) -> Tensor:
     return (layer.q[:, columns].float() - zero) * layer.scale[:, at].float()
 
 
+_PACKAGES = ("gptqmodel", "auto_gptq", "awq", "optimum", "transformers")  # whose kernels are known
+
+
 def _agrees(module: nn.Module, layer: _Layer) -> bool:
     """Whether the module's own forward multiplies by that weight. Each group has a row of a single
     one, which shows its codes and scales; random rows show all others."""
@@ -379,10 +383,16 @@ def _agrees(module: nn.Module, layer: _Layer) -> bool:
     if bool(((type(module).forward(bare, x).float() - ours).abs() > step / 4).any()):
         return False
     x = Numbers(0)(4, layer.k).to(device, dtype)
+    with Trace((INTEGERS,)) as trace:
+        theirs = type(module).forward(module, x)
+    subject = type(module).__name__
+    expect_pieces(trace, Trace(), subject)
+    if not trace.products and type(module).__module__.partition(".")[0] not in _PACKAGES:
+        raise Unfit(f"{subject} multiplies by a kernel that PyTorch does not see")
     ours = x.float() @ _dense(layer, torch.arange(layer.k, device=device)).t()
     if getattr(module, "bias", None) is not None:
         ours += module.bias.float()
-    return is_close(ours, type(module).forward(module, x), 8 * torch.finfo(dtype).eps)
+    return is_close(ours, theirs, 8 * torch.finfo(dtype).eps)
 
 
 def _recognised(module: nn.Module) -> _Layer | None:

@@ -3,7 +3,8 @@
 A module is recognised by what a stand-in of it computes: a copy with random weights and without hooks,
 so that nothing of the user's model runs, and its weights may be zeros or on "meta". `identify` compares
 the stand-in with every computation that is known, fftune's and others. One is accepted only where random
-inputs told it from all others.
+inputs told it from all others, and where both are made of the same operations: analytic.py says why they
+then agree for inputs that were not tried.
 """
 import ctypes
 import functools
@@ -24,10 +25,11 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import reference
+from .analytic import Trace
 
 _CPU_TYPES = (torch.float32, torch.bfloat16)
-_CUDA_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-_TYPES = {"cpu": _CPU_TYPES, "cuda": _CUDA_TYPES}
+CUDA_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_TYPES = {"cpu": _CPU_TYPES, "cuda": CUDA_TYPES}
 
 
 def _is_constant(condition) -> bool:
@@ -45,6 +47,10 @@ _log = logging.getLogger("fftune")
 
 class Unfit(Exception):
     """Why a module is left alone."""
+
+
+class Uncertain(Unfit):
+    """It agrees where it was tried, and may not elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -427,37 +433,144 @@ class Foreign:
     """Names a computation that is known, but that fftune has no kernel for."""
 
     name: str
+    form: Hashable = None  # of one that has several
+
+
+def expect_alike(theirs: Callable, ours: Callable, given, *, subject: str, agrees: Callable = is_close,
+                 free: Iterable[str] = (), sizes: Iterable[int] = (), where: str = "", reason: str = "") -> None:
+    """That theirs(given) and ours(given) agree, and that theirs has no pieces but those of ours. The operations
+    `free` are no pieces; comparisons of these `sizes` are."""
+    with Trace(free, sizes) as their_trace:
+        right = theirs(given)
+    with Trace(free) as own_trace:
+        own = ours(given)
+    expect_pieces(their_trace, own_trace, subject, where)
+    if not agrees(own, right):
+        raise Unfit(reason or f"{subject} computes something else{where}")
+
+
+def expect_pieces(theirs: Trace, ours: Trace, subject: str, where: str = "") -> None:
+    if piece := theirs.unlike(ours):
+        raise Uncertain(f"{subject} uses {piece}{where}: it may compute something else for other inputs")
+
+
+_MANY = (43, 47)  # sequences and tokens: numbers that no module has
+
+
+def _enlarged(given):
+    """The input for other numbers of sequences and tokens: [sequences, ..., tokens, features]."""
+    if isinstance(given, tuple):
+        return tuple(map(_enlarged, given))
+    if not isinstance(given, Tensor) or given.dim() < 2:
+        return given
+    for dim, size in zip((0, -2), _MANY):
+        if dim or given.dim() > 2 and given.shape[0] > 1:
+            given = given.index_select(dim, torch.arange(size) % given.shape[dim])
+    return given
+
+
+def cast(given, dtype: torch.dtype):
+    if isinstance(given, tuple):
+        return tuple(cast(own, dtype) for own in given)
+    return given.to(dtype) if isinstance(given, Tensor) and given.is_floating_point() else given
+
+
+def _about(ours, right) -> bool:
+    """Whether results agree but for roundings of a narrow type in several places."""
+    if isinstance(right, tuple):
+        return isinstance(ours, tuple) and len(ours) == len(right) and all(map(_about, ours, right))
+    return not isinstance(right, Tensor) or is_close(ours, right, 16 * torch.finfo(right.dtype).eps)
+
+
+@contextmanager
+def of_type(module: nn.Module, dtype: torch.dtype):
+    """The stand-in with tensors of that type."""
+    kept = [(t, t.data) for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+    for tensor, _ in kept:
+        tensor.data = tensor.data.to(dtype)
+    try:
+        yield
+    finally:
+        for tensor, own in kept:
+            tensor.data = own
+
+
+@contextmanager
+def _in_training(module: nn.Module, but_dropout: bool):
+    """The stand-in in training, `but_dropout` where that would drop nothing."""
+    kept = [(m, dict(vars(m))) for m in module.modules()]
+    for other, state in kept:
+        other.training = not (but_dropout and isinstance(other, nn.modules.dropout._DropoutNd))
+        for name in _rates_of(other) if but_dropout else ():
+            setattr(other, name, 0.0)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for other, state in kept:
+            other.__dict__.update(state)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A stand-in, which must compute the same in training and in these types."""
+
+    module: nn.Module
+    types: tuple[torch.dtype, ...] = CUDA_TYPES
+    training: bool = True
+    drops: bool = False  # whether drops() is looked at in each call
 
 
 def identify(theirs: Callable, known: dict[Hashable, Callable], draw: Callable[[Numbers], object], *,
              subject: str, agrees: Callable = is_close, canonical: Callable = lambda key: key,
-             least: int = len(SCALES), most: int = 64):
-    """-> the key of the computation in `known` that `theirs` is. Unfit where it is none of them, or
-    could still be one of two, or is a Foreign one.
+             least: int = len(SCALES), most: int = 64, free: Iterable[str] | None = (), elsewhere: Elsewhere | None = None,
+             sizes: bool = True, unknown: str = ""):
+    """-> the key of the computation in `known` that `theirs` is. Unfit where it is none of them, could
+    still be one of two, is a Foreign one, or may be another for inputs that were not tried.
 
     `draw(numbers)` gives an input, other ones for each `numbers.seed` from 0 on; theirs(input) and
     known[key](input) a result each, which `agrees` compares. Inputs are drawn until every computation
     but one has differed from `theirs`, `least` in all. Keys of computations that are equal for all
-    inputs must have the same canonical(key).
+    inputs must have the same canonical(key). Then both are traced (analytic.py), unless `free` is None: on the
+    last of the inputs; with other numbers of sequences and tokens, if `sizes`; and `elsewhere`. `unknown` is the
+    reason where it computes nothing that is known.
     """
-    left = dict(known)
+    left, untaken = dict(known), f"{subject} does not take what such modules are given"
     with torch.no_grad(), on_one_thread():
         for seed in range(most):
             given = draw(Numbers(seed))
-            with trying(f"{subject} does not take what such modules are given"):
+            with trying(untaken):
                 right = theirs(given)
             for key, compute in known.items():
                 if key in left and not _gives(compute, given, right, agrees):
                     del left[key]
             if not left:
-                raise Unfit(f"{subject} computes nothing that is known")
+                raise Unfit(unknown or f"{subject} computes nothing that is known")
             if seed + 1 >= least and len({canonical(key) for key in left}) == 1:
                 found = next(iter(left))
                 if isinstance(found, Foreign):
                     raise Unfit(f"{subject} computes {found.name}, for which there is no kernel")
+                if free is None:
+                    return found
+                expect = functools.partial(expect_alike, theirs, known[found], subject=subject, free=free)
+                with trying(untaken):
+                    expect(given, agrees=agrees)
+                    if sizes:
+                        expect(_enlarged(given), agrees=agrees, sizes=(*_MANY, _MANY[0] * _MANY[1]))
+                    if elsewhere:
+                        _expect_elsewhere(expect, draw, elsewhere, agrees)
                 return found
     names = " or ".join(str(getattr(key, "name", key)) for key in list(left)[:2])
     raise Unfit(f"{subject} may compute {names}: nothing tells them apart")
+
+
+def _expect_elsewhere(expect: Callable, draw: Callable, elsewhere: Elsewhere, agrees: Callable) -> None:
+    if elsewhere.training:
+        with _in_training(elsewhere.module, elsewhere.drops):
+            expect(draw(Numbers(0)), agrees=agrees, where=" in training")
+    for dtype in elsewhere.types:
+        with of_type(elsewhere.module, dtype):
+            expect(cast(draw(Numbers(0)), dtype), agrees=_about, where=f" in {str(dtype)[6:]}")
 
 
 def _gives(compute: Callable, given, right, agrees: Callable) -> bool:
@@ -465,21 +578,6 @@ def _gives(compute: Callable, given, right, agrees: Callable) -> bool:
         return bool(agrees(compute(given), right))
     except (RuntimeError, ValueError, IndexError):  # sizes that it cannot have
         return False
-
-
-def is_random_in_training(module: nn.Module, run: Callable[[], Tensor]) -> bool:
-    """Whether the stand-in computes something else in training, by dropout or noise say."""
-    usual = run()
-    kept = [(m, m.training) for m in module.modules()]
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for other, _ in kept:
-            other.training = True
-        try:
-            results = [run() for _ in range(3)]
-        finally:
-            for other, was in kept:
-                other.training = was
-    return not all(torch.equal(result, usual) for result in results)
 
 
 def configured(module: nn.Module, *names: str):
@@ -571,21 +669,24 @@ def activation_name(module) -> str:
             raise Unfit(f"the activation {name} has parameters of its own")
         own = stand_in(module)
 
-    def slope(function):
-        # Errors of activations are relative to their arguments.
-        return lambda x: function(x) / x.abs().clamp(min=1e-6)
+    def with_points(function):
+        return lambda x: (function(x), x)
+
+    def agrees(ours, theirs):
+        # Errors of activations are relative to their arguments. A norm over all points would hide the few
+        # at which two differ.
+        (own, _), (right, x) = ours, theirs
+        return own.shape == right.shape and bool(
+            ((own - right) / x.abs().clamp(min=1e-6)).abs().max() <= 2e-6)
 
     try:
-        found = identify(slope(own), {key: slope(f) for key, f in KNOWN_ACTIVATIONS.items()},
-                         _points, subject=f"the activation {name}",
-                         # A norm over all points would hide the few at which two differ.
-                         agrees=lambda ours, theirs: (ours - theirs).abs().max() <= 2e-6)
-        random = own is not module and is_random_in_training(own, lambda: own(_points(Numbers(0))))
+        return identify(with_points(own), {key: with_points(f) for key, f in KNOWN_ACTIVATIONS.items()},
+                        _points, subject=f"the activation {name}", agrees=agrees,
+                        elsewhere=Elsewhere(own) if own is not module else None)
+    except Uncertain as reason:
+        raise Unfit(f"there is no kernel for {reason}") from None
     except Exception:
         raise Unfit(f"there is no kernel for the activation {name}") from None
-    if random:
-        raise Unfit(f"the activation {name} is another one in training")
-    return found
 
 
 def expect_configured_activation(module: nn.Module, act: str) -> None:
@@ -631,9 +732,12 @@ def calls_dropout(module: nn.Module) -> tuple[str, ...] | bool:
     if isinstance(module._modules.get("dropout"), nn.Module) \
             or not _calls_dropout(type(module).forward, type(module), set()):
         return False
-    rates = tuple(name for name, value in vars(module).items()
-                  if "dropout" in name and isinstance(value, (int, float)))
-    return rates or True
+    return _rates_of(module) or True
+
+
+def _rates_of(module: nn.Module) -> tuple[str, ...]:
+    return tuple(name for name, value in vars(module).items()
+                 if "dropout" in name and isinstance(value, (int, float)))
 
 
 def drops(module: nn.Module, but: str | None = None) -> bool:

@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from .. import ops, reference
 from . import attention as attentions
+from .analytic import PATCHED
 from .norms import norm_forward, settings_of
 from .fp8_linear import fp8_linear, is_rounded_fp8, merge_fp8, merged_fp8_of, serves
 from .quantised import (fits, is_quantised, merge, merged_of, numbers_of, ordered,
                         quantised_linear)
-from .recognise import (Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
+from .recognise import (Elsewhere, Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_alike, expect_no_hooks, expect_plain,
                         has_kernels, identify, in_forward_mode, is_close, is_known, is_patched, kind_of,
                         original, remembered, replace_forward, stand_in, try_to, trying, undoable, watched)
 
@@ -42,7 +43,9 @@ def patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> Non
                      child is other for child in m.modules() for _, other in attentions))]
         if not attentions or users:
             raise Unfit(f"{users[0] if users else 'nothing'} uses it in a way that is not known")
-        layout = _layout_of(rotary)
+        if _has_axes(stand_in(rotary)):
+            raise Unfit("it takes positions of several axes")
+        layout = layout_of(rotary)
         functions = {type(m): _attention_function(m, rotary, layout) for _, m in attentions}
         rotations = {rotation for _, rotation in functions.values()}
         if len(rotations) > 1:
@@ -160,27 +163,35 @@ def _attention_function(module: nn.Module, rotary: nn.Module, layout: str):
     return undoable(function), rotation
 
 
-def _layout_of(rotary: nn.Module) -> str:
+def frequencies(rotary: nn.Module, kind: str | None = None) -> Tensor:
+    """Those of all layers, or of layers of a kind."""
+    return getattr(rotary, "inv_freq" if kind is None else f"{kind}_inv_freq")
+
+
+def scaling(rotary: nn.Module, kind: str | None = None) -> float:
+    """The factor of cosines and sines."""
+    return float(getattr(rotary, "attention_scaling" if kind is None else f"{kind}_attention_scaling", 1.0))
+
+
+def layout_of(rotary: nn.Module, kind: str | None = None) -> str:
     """How it gives the cosines and sines of positions times its frequencies."""
-    own = stand_in(rotary)
-    if _has_axes(own):
-        raise Unfit("it takes positions of several axes")
+    own, kinds = stand_in(rotary), () if kind is None else (kind,)
 
     def draw(numbers: Numbers) -> Tensor:
         return torch.randint(0, 4096, (1, 7), generator=numbers.generator)
 
     def computed(layout):
         def compute(position_ids):
-            angles, scale = layout(_pairs(own, position_ids)), own.attention_scaling
+            angles, scale = layout(_pairs(own, position_ids, kind)), scaling(own, kind)
             return torch.cat((angles.cos() * scale, angles.sin() * scale))
         return compute
 
-    return identify(lambda position_ids: torch.cat(own(torch.zeros(1), position_ids)),
+    return identify(lambda position_ids: torch.cat(own(torch.zeros(1), position_ids, *kinds)),
                     {name: computed(layout) for name, layout in _LAYOUTS.items()}, draw,
                     subject=type(rotary).__name__,
                     # One pair has no order.
-                    canonical=lambda name: name if name == "once" or rotary.inv_freq.numel() > 1
-                    else "")
+                    canonical=lambda name: name if name == "once" or frequencies(rotary, kind).numel() > 1
+                    else "", elsewhere=Elsewhere(own, types=()))
 
 
 def _has_axes(rotary: nn.Module) -> bool:
@@ -193,10 +204,9 @@ def _has_axes(rotary: nn.Module) -> bool:
         return False
 
 
-def _pairs(rotary: nn.Module, position_ids: Tensor) -> Tensor:
+def _pairs(rotary: nn.Module, position_ids: Tensor, kind: str | None = None) -> Tensor:
     """One angle for each pair of features."""
-    frequencies = rotary.inv_freq.to(device=position_ids.device, dtype=torch.float)
-    return position_ids[..., None].float() * frequencies
+    return position_ids[..., None].float() * frequencies(rotary, kind).to(position_ids.device, torch.float)
 
 
 class _Users:
@@ -412,16 +422,18 @@ def _expect_attention(module: nn.Module, known: dict) -> None:
         residual = numbers(2, 3, module.o_proj.out_features, like=like)
         angles = angles_of(numbers(1, 3, module.head_dim // 2), module._fftune[2]).view(torch.int32)
         rows = torch.arange(3, dtype=torch.int32).repeat(2, 1)
-        theirs = recording(module, hidden_states=x, position_embeddings=(angles, rows),
-                           attention_mask=None)[0]
-        # Small weights hide in the result which heads were rotated.
-        if len(rotated) != 1:
-            raise Unfit(f"projections: this {type(module).__name__} does not rotate")
-        heads = _heads(module, x, angles, rows)
-        ours = attend(module, x, residual, (angles, rows))
-        if all(map(is_close, heads, rotated[0])) and is_close(ours, theirs + residual):
-            return
-    raise Unfit(f"projections: {type(module).__name__} does not compute what is known")
+        def theirs(x: Tensor) -> Tensor:
+            y = recording(module, hidden_states=x, position_embeddings=(angles, rows), attention_mask=None)[0]
+            # Small weights hide in the result which heads were rotated.
+            if len(rotated) != 1:
+                raise Unfit(f"projections: this {type(module).__name__} does not rotate")
+            return y + residual
+
+        subject = f"projections: {type(module).__name__}"
+        expect_alike(theirs, lambda x: attend(module, x, residual, (angles, rows)), x, subject=subject,
+                     free=(PATCHED,), reason=f"{subject} does not compute what is known")
+        if not all(map(is_close, _heads(module, x, angles, rows), rotated[0])):
+            raise Unfit(f"{subject} does not compute what is known")
 
 
 def projects(attention: nn.Module, x: Tensor, options: dict) -> bool:
