@@ -1,5 +1,6 @@
 """Modules that agree with a known computation on every input that patch() tries, and differ on others: all of them
 are left alone, with the reason."""
+import functools
 import inspect
 import sys
 import textwrap
@@ -114,6 +115,21 @@ def test_a_function_that_rotates(monkeypatch):
     monkeypatch.setattr(module, "apply_rotary_pos_emb", lambda *given, **options: tuple(
         map(clamped, rotate(*given, **options))))
     expect_left_alone(make("llama"), CLAMPED, "model.rotary_emb")
+
+
+def test_a_decorator_around_attention():
+    model = make("llama")
+    for layer in model.model.layers:
+        kind = type(layer.self_attn)
+
+        @functools.wraps(kind.forward)
+        def forward(self, *given, kind=kind, **options):
+            return clamped(kind.forward(self, *given, **options)[0]), None
+
+        layer.self_attn.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    report = fftune.patch(model, whole_layers=True)
+    assert "a decorator is around the forward of LlamaAttention" in words_of(report.left)
+    assert "layers of" not in words_of(report.replaced), str(report)
 
 
 def test_a_clamp_in_a_router_ahead_of_its_choice():

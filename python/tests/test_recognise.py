@@ -97,16 +97,16 @@ OTHERS = {
 @pytest.mark.parametrize("name", ACT2FN)
 def test_activations_of_transformers(name):
     if name in ACTIVATIONS:
-        assert activation_name(ACT2FN[name]) == ACTIVATIONS[name]
+        assert activation_name(ACT2FN[name], {}) == ACTIVATIONS[name]
     else:
         with pytest.raises(Unfit):
-            activation_name(ACT2FN[name])
+            activation_name(ACT2FN[name], {})
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_activations_that_differ_somewhere(name):
     with pytest.raises(Unfit):
-        activation_name(OTHERS[name])
+        activation_name(OTHERS[name], {})
 
 
 # norms

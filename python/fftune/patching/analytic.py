@@ -11,6 +11,7 @@ and as often for each matrix product: relu in an MLP of relu is one. Comparisons
 tokens are pieces, if Python makes them. Three things stay unseen: sizes that Python reads by len() or as an
 index, kernels that are called past PyTorch's dispatcher, and state from outside the module.
 """
+import functools
 import operator
 from collections import Counter
 from collections.abc import Iterable
@@ -60,7 +61,7 @@ class Trace:
         self.free, self.sizes = frozenset(free), frozenset(sizes)
         self.pieces: Counter[str] = Counter()
         self.products = 0
-        self._discrete: dict[int, torch.UntypedStorage] = {}
+        self.discrete: dict[int, torch.UntypedStorage] = {}  # that depend on shapes and integers alone
         self._modes = _Operations(self), _Methods(self)
 
     def __enter__(self) -> "Trace":
@@ -80,15 +81,15 @@ class Trace:
 
     def reads_numbers(self, tensors: Iterable[Tensor]) -> bool:
         """Whether one of these depends on a floating-point number of an input or a parameter."""
-        return any(_is_float(t) and t.untyped_storage()._cdata not in self._discrete for t in tensors)
+        return any(_is_float(t) and t.untyped_storage()._cdata not in self.discrete for t in tensors)
 
     def follow(self, reads: bool, results: list[Tensor]) -> None:
         """Remembers which results read no such numbers: masks of experts, say."""
         for storage in (t.untyped_storage() for t in results if _is_float(t)):
             if reads:
-                self._discrete.pop(storage._cdata, None)  # written in place
+                self.discrete.pop(storage._cdata, None)  # written in place
             else:
-                self._discrete[storage._cdata] = storage
+                self.discrete[storage._cdata] = storage
 
 
 def _tensors(values: Iterable) -> list[Tensor]:
@@ -101,61 +102,84 @@ def _tensors(values: Iterable) -> list[Tensor]:
     return found
 
 
+@functools.cache
+def _facts(function) -> tuple[str, bool, bool]:
+    """The name of an operation; whether it is made of others, as under inference_mode; whether it is analytic
+    whatever its arguments are."""
+    name = function._schema.name.partition("::")[2].rstrip("_")
+    known = name in _ANALYTIC or name in _PRODUCTS
+    return (name, not known and function.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd),
+            known and name != "div")
+
+
 class _Operations(TorchDispatchMode):
     def __init__(self, trace: Trace):
         super().__init__()
         self.trace = trace
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a wrapper around each call would take as long as the call
+
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name, is_composed, is_analytic = _facts(function)
         options = options or {}
-        name = function._schema.name.partition("::")[2].rstrip("_")
-        if name not in _ANALYTIC and name not in _PRODUCTS and function.has_kernel_for_dispatch_key(
-                DispatchKey.CompositeImplicitAutograd):  # under inference_mode
+        if is_composed:
             with self:
                 return function.decompose(*arguments, **options)
-        given = _tensors((*arguments, *options.values()))
-        reads = self.trace.reads_numbers(given)
-        result = function(*arguments, **options)
+        trace = self.trace
         if name in _PRODUCTS:
-            self.trace.products += 1
-        elif (piece := self._piece(function, name, arguments, options, given, reads, result)) is not None:
-            self.trace.pieces[piece] += 1
-        self.trace.follow(reads and name not in _SHAPES, _tensors((result,)))
+            trace.products += 1
+        if is_analytic and not trace.discrete and isinstance(arguments[0], Tensor) and _is_float(arguments[0]):
+            result = function(*arguments, **options)
+            if isinstance(result, Tensor) and _is_float(result):
+                return result
+            given, reads = [arguments[0]], True
+        else:
+            given = _tensors((*arguments, *options.values()))
+            reads = trace.reads_numbers(given)
+            result = function(*arguments, **options)
+        if (piece := _piece(function, name, arguments, options, given, reads, result, trace.free)) is not None:
+            trace.pieces[piece] += 1
+        trace.follow(reads and name not in _SHAPES, _tensors((result,)))
         return result
 
-    def _piece(self, function, name: str, arguments, options, given: list[Tensor], reads: bool, result) -> str | None:
-        free = self.trace.free
-        own = {a.name: value for a, value in zip(function._schema.arguments, arguments)} | options
-        if name.startswith("_scaled_dot_product") and not own.get("dropout_p") \
-                or function.namespace == PATCHED and PATCHED in free:
-            return None
-        if torch.Tag.nondeterministic_seeded in function.tags:
-            return f"random numbers ({name})"
-        if not given or name in _SHAPES or name in free:
-            return None
-        if not reads:
-            return None if name in _ANALYTIC or name in _OF_INTEGERS or INTEGERS in free else _named(name, arguments)
-        if not isinstance(result, (Tensor, list, tuple)) or not all(map(_is_float, _tensors((result,)))):
-            return f"{name} to {_type_of(result)}" if name in _ANALYTIC else _named(name, arguments)
-        if name in ("pow", "float_power"):
-            return _power(arguments)
-        if name in ROOTS and own.get("ord", 2) == 2:
-            return _ROOT
-        if name == "softplus":
-            return None if own.get("threshold", 20) >= 20 else _named(name, arguments)
-        if name == "div" and own.get("rounding_mode") is not None:
-            return "div with rounding"
-        if name in _ANALYTIC:
-            return None
-        return _limits(name, own) if name in _LIMITS else _named(name, arguments)
+
+def _piece(function, name: str, arguments, options, given: list[Tensor], reads: bool, result,
+           free: frozenset[str]) -> str | None:
+    """The words for a call that is one; `reads` says whether it reads numbers of an input or a parameter."""
+    own = {a.name: value for a, value in zip(function._schema.arguments, arguments)} | options
+    if name.startswith("_scaled_dot_product") and not own.get("dropout_p") \
+            or function.namespace == PATCHED and PATCHED in free:
+        return None
+    if torch.Tag.nondeterministic_seeded in function.tags:
+        return f"random numbers ({name})"
+    if not given or name in _SHAPES or name in free:
+        return None
+    if not reads:
+        return None if name in _ANALYTIC or name in _OF_INTEGERS or INTEGERS in free else _named(name, arguments)
+    results = _tensors((result,))
+    if not results or not all(map(_is_float, results)):
+        return f"{name} to {_type_of(results)}" if name in _ANALYTIC else _named(name, arguments)
+    if name in ("pow", "float_power"):
+        return _power(arguments)
+    if name in ROOTS and own.get("ord", 2) == 2:
+        return _ROOT
+    if name == "softplus":
+        return None if own.get("threshold", 20) >= 20 else _named(name, arguments)
+    if name == "div" and own.get("rounding_mode") is not None:
+        return "div with rounding"
+    if name in _ANALYTIC or name in _PRODUCTS:
+        return None
+    return _limits(name, own) if name in _LIMITS else _named(name, arguments)
 
 
 def _is_float(t: Tensor) -> bool:
     return t.is_floating_point() or t.is_complex()
 
 
-def _type_of(result) -> str:
-    return str(next((t.dtype for t in _tensors((result,)) if not _is_float(t)), type(result).__name__))
+def _type_of(results: list[Tensor]) -> str:
+    return str(next((t.dtype for t in results if not _is_float(t)), "a number of Python"))
 
 
 def _named(name: str, arguments) -> str:

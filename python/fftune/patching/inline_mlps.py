@@ -41,7 +41,7 @@ def patch_inline_mlp(module: nn.Module, known: dict, options: Options) -> str | 
     pair = _two_layers(module)
     if pair is None or not inspect.isfunction(inspect.unwrap(type(module).forward)):
         return None
-    chain = remembered(known, ("inline", kind_of(module)), lambda: _chain_of(module, *pair))
+    chain = remembered(known, ("inline", kind_of(module)), lambda: _chain_of(module, *pair, known))
     if chain is None:
         return None
     expect_plain_parameters(module)
@@ -150,11 +150,11 @@ class _Other(nn.Module):
         return y if self.count == 1 else (y, *[None] * (self.count - 1))
 
 
-def _chain_of(module: nn.Module, first: tuple[str, ...], second: tuple[str, ...]) -> _Chain | None:
+def _chain_of(module: nn.Module, first: tuple[str, ...], second: tuple[str, ...], known: dict) -> _Chain | None:
     for act in _activations(module, (first, second)):
         for count in (2, 1, 3):
             if _is_chain(module, (first, act, second), count):
-                return _Chain(first, act, second, activation_name(_at(module, act)))
+                return _Chain(first, act, second, activation_name(_at(module, act), known))
     return None
 
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from . import attention as attentions
-from .analytic import INTEGERS
+from .analytic import INTEGERS, Trace
 from .mlps import required_arguments
-from .recognise import (Numbers, Options, PatchReport, Unfit, expect_alike, on_one_thread, original, reason_of,
+from .recognise import (Numbers, Options, PatchReport, Unfit, expect_alike, expect_pieces, on_one_thread, original, reason_of,
                         replace_forward, stand_in, trying, undoable)
 
 
@@ -93,11 +93,13 @@ def _compare(decoder: nn.Module, name: str, layer: nn.Module) -> None:
     def run(mask: Tensor | None):
         return lambda x: own(inputs_embeds=x, use_cache=False, attention_mask=mask)[0]
 
-    runs = run(None), run(attentions.without_mask(x.device))
+    theirs, ours = run(None), run(attentions.without_mask(x.device))
     with torch.no_grad(), trying(f"{subject} reads its mask or token ids itself"):
-        for theirs, ours in (runs, runs[::-1]):
-            expect_alike(theirs, ours, x, subject=subject, free=(INTEGERS,),
-                         reason=f"{subject} uses its mask in a way that is not known")
+        expect_alike(theirs, ours, x, subject=subject, free=(INTEGERS,),
+                     reason=f"{subject} uses its mask in a way that is not known")
+        with Trace((INTEGERS,)) as trace:
+            ours(x)
+        expect_pieces(trace, lambda: theirs(x), subject)
 
 
 @undoable

@@ -28,13 +28,13 @@ def _small_sizes(d: int, h: int) -> dict[int, int]:
     return {h: 16, 2 * h: 32, d: {h: 16, 2 * h: 32}.get(d, 24)} if min(d, h) > 64 else {}
 
 
-def _expect_activation_of_its_own(module: nn.Module, act: str) -> None:
+def _expect_activation_of_its_own(module: nn.Module, act: str, known: dict) -> None:
     """That an attribute that holds an activation says the same as what it computes."""
     try:
         holder = activation_of(module)
     except Unfit:  # it calls a function
         return
-    if activation_name(holder) != act:
+    if activation_name(holder, known) != act:
         raise Unfit(f"{type(module).__name__} has {type(holder).__name__}, and computes {act}")
 
 
@@ -92,14 +92,14 @@ def patch_gated_mlp(module: nn.Module, known: dict, options: Options) -> str | N
     if len({c.weight.dtype for c in linears.values()}) > 1:
         raise Unfit("its weights are of several types")
     try:
-        activation_name(activation_of(module))
+        activation_name(activation_of(module), known)
     except Unfit as reason:
         if "no kernel" in str(reason):
             raise
     if any(child.bias is not None for name, child in linears.items()
            if all(name != down for _, _, down in roles)):
         raise Unfit("gate and up have biases, for which there is no kernel")
-    form = remembered(known, kind_of(module), lambda: _gated_form(module, linears, roles, options))
+    form = remembered(known, kind_of(module), lambda: _gated_form(module, linears, roles, options, known))
     if linears[form.gate].bias is not None or form.up and linears[form.up].bias is not None:
         raise Unfit("gate and up have biases, for which there is no kernel")
     expect_no_hooks(*list(module.modules())[1:])
@@ -122,7 +122,7 @@ def _holds_two_layers(linears: dict[str, nn.Module]) -> bool:
     return first == second[::-1]
 
 
-def _gated_form(module: nn.Module, linears: dict, roles: list, options: Options) -> GatedMLP:
+def _gated_form(module: nn.Module, linears: dict, roles: list, options: Options, known: dict) -> GatedMLP:
     d, h = linears[roles[0][2]].weight.shape
     own = stand_in(module, _small_sizes(d, h))
     at = own.get_submodule
@@ -136,17 +136,17 @@ def _gated_form(module: nn.Module, linears: dict, roles: list, options: Options)
             return at(down)(act(first) * second)
         return compute
 
-    known = {}
+    forms = {}
     for role in roles:
         for up_first in ((False, True) if role[1] is None else (False,)):
             for name, act in KNOWN_ACTIVATIONS.items():
                 form = GatedMLP(*role, name, up_first, options.recompute)
                 key = Foreign(f"an MLP with {name.name}", form) if isinstance(name, Foreign) else form
-                known[key] = gated(*role, act, up_first)
-    found = identify(own, known, _draw(own, width), subject=type(module).__name__, elsewhere=_elsewhere(own),
+                forms[key] = gated(*role, act, up_first)
+    found = identify(own, forms, _draw(own, width), subject=type(module).__name__, elsewhere=_elsewhere(own),
                      canonical=lambda key: (key.act, key.down) if isinstance(key, GatedMLP) and key.act == "none"
                      else key)
-    _expect_activation_of_its_own(own, found.act)
+    _expect_activation_of_its_own(module, found.act, known)
     expect_configured_activation(module, found.act)
     return found
 
@@ -197,10 +197,10 @@ def patch_coded_mlp(module: nn.Module, known: dict, options: Options) -> str | N
         return None
     if "forward" in module.__dict__:
         raise Unfit("its forward was replaced already")
-    activation_name(activation_of(module))
+    activation_name(activation_of(module), known)
     view = view_of(module, {tuple(name.split(".")): linear for name, linear in dense.items()})
     form = remembered(known, ("packed", kind_of(module)),
-                      lambda: _gated_form(view, dense, roles, options))
+                      lambda: _gated_form(view, dense, roles, options, known))
     gate, up, down = (layers[name] for name in (form.gate, form.up, form.down))
     if gate.bias is not None or up.bias is not None:
         raise Unfit("gate and up have biases, for which there is no kernel")
@@ -279,7 +279,7 @@ def patch_plain_mlp(module: nn.Module, known: dict, options: Options) -> str | N
             or "forward" in module.__dict__ or required_arguments(module) != 1:
         return None
     (first_name, first), (second_name, second) = layers
-    act = activation_name(activation_of(module))
+    act = activation_name(activation_of(module), known)
     transposed = is_conv1d(first)
     gelu = act in ("gelu", "gelu-tanh") and first.bias is not None
     # The op has the first bias only beside the second.

@@ -386,7 +386,7 @@ def _agrees(module: nn.Module, layer: _Layer) -> bool:
     with Trace((INTEGERS,)) as trace:
         theirs = type(module).forward(module, x)
     subject = type(module).__name__
-    expect_pieces(trace, Trace(), subject)
+    expect_pieces(trace, None, subject)
     if not trace.products and type(module).__module__.partition(".")[0] not in _PACKAGES:
         raise Unfit(f"{subject} multiplies by a kernel that PyTorch does not see")
     ours = x.float() @ _dense(layer, torch.arange(layer.k, device=device)).t()

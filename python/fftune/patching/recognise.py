@@ -10,10 +10,11 @@ import ctypes
 import functools
 import inspect
 import logging
+import math
 import types
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -440,21 +441,25 @@ def expect_alike(theirs: Callable, ours: Callable, given, *, subject: str, agree
                  free: Iterable[str] = (), sizes: Iterable[int] = (), where: str = "", reason: str = "") -> None:
     """That theirs(given) and ours(given) agree, and that theirs has no pieces but those of ours. The operations
     `free` are no pieces; comparisons of these `sizes` are."""
-    with Trace(free, sizes) as their_trace:
+    with Trace(free, sizes) as trace:
         right = theirs(given)
-    with Trace(free) as own_trace:
-        own = ours(given)
-    expect_pieces(their_trace, own_trace, subject, where)
-    if not agrees(own, right):
+    expect_pieces(trace, lambda: ours(given), subject, where)
+    if not agrees(ours(given), right):
         raise Unfit(reason or f"{subject} computes something else{where}")
 
 
-def expect_pieces(theirs: Trace, ours: Trace, subject: str, where: str = "") -> None:
-    if piece := theirs.unlike(ours):
+def expect_pieces(theirs: Trace, ours: Callable | None, subject: str, where: str = "") -> None:
+    """That it has no pieces but those of ours(), which is run if there are any."""
+    known = Trace(theirs.free)
+    if theirs.pieces and ours:
+        with known:
+            ours()
+    if piece := theirs.unlike(known):
         raise Uncertain(f"{subject} uses {piece}{where}: it may compute something else for other inputs")
 
 
-_MANY = (43, 47)  # sequences and tokens: numbers that no module has
+_MANY = (11, 29)  # sequences and tokens: numbers that no module has
+_SIZES = (*_MANY, math.prod(_MANY))
 
 
 def _enlarged(given):
@@ -495,13 +500,23 @@ def of_type(module: nn.Module, dtype: torch.dtype):
             tensor.data = own
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """A stand-in, which must compute the same in training and in these types."""
+
+    module: nn.Module
+    types: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
+    training: bool = True
+    drops: bool = False  # whether drops() is looked at in each call
+
+
 @contextmanager
-def _in_training(module: nn.Module, but_dropout: bool):
-    """The stand-in in training, `but_dropout` where that would drop nothing."""
-    kept = [(m, dict(vars(m))) for m in module.modules()]
-    for other, state in kept:
-        other.training = not (but_dropout and isinstance(other, nn.modules.dropout._DropoutNd))
-        for name in _rates_of(other) if but_dropout else ():
+def _in_training(elsewhere: Elsewhere):
+    """The stand-in in training, where it drops nothing if drops() is looked at in each call."""
+    kept = [(m, dict(vars(m))) for m in elsewhere.module.modules()]
+    for other, _ in kept:
+        other.training = not (elsewhere.drops and isinstance(other, nn.modules.dropout._DropoutNd))
+        for name in _rates_of(other) if elsewhere.drops else ():
             setattr(other, name, 0.0)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -509,16 +524,6 @@ def _in_training(module: nn.Module, but_dropout: bool):
     finally:
         for other, state in kept:
             other.__dict__.update(state)
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """A stand-in, which must compute the same in training and in these types."""
-
-    module: nn.Module
-    types: tuple[torch.dtype, ...] = CUDA_TYPES
-    training: bool = True
-    drops: bool = False  # whether drops() is looked at in each call
 
 
 def identify(theirs: Callable, known: dict[Hashable, Callable], draw: Callable[[Numbers], object], *,
@@ -538,8 +543,8 @@ def identify(theirs: Callable, known: dict[Hashable, Callable], draw: Callable[[
     left, untaken = dict(known), f"{subject} does not take what such modules are given"
     with torch.no_grad(), on_one_thread():
         for seed in range(most):
-            given = draw(Numbers(seed))
-            with trying(untaken):
+            given, trace = draw(Numbers(seed)), Trace(free or ())
+            with trying(untaken), trace if free is not None and seed + 1 >= least else nullcontext():
                 right = theirs(given)
             for key, compute in known.items():
                 if key in left and not _gives(compute, given, right, agrees):
@@ -554,23 +559,18 @@ def identify(theirs: Callable, known: dict[Hashable, Callable], draw: Callable[[
                     return found
                 expect = functools.partial(expect_alike, theirs, known[found], subject=subject, free=free)
                 with trying(untaken):
-                    expect(given, agrees=agrees)
-                    if sizes:
-                        expect(_enlarged(given), agrees=agrees, sizes=(*_MANY, _MANY[0] * _MANY[1]))
-                    if elsewhere:
-                        _expect_elsewhere(expect, draw, elsewhere, agrees)
+                    expect_pieces(trace, lambda: known[found](given), subject)
+                    trains = elsewhere is not None and elsewhere.training
+                    with _in_training(elsewhere) if trains else nullcontext():
+                        if sizes or trains:
+                            expect(_enlarged(given) if sizes else given, agrees=agrees, sizes=_SIZES,
+                                   where=" in training or for many tokens")
+                    for dtype in elsewhere.types if elsewhere else ():
+                        with of_type(elsewhere.module, dtype):
+                            expect(cast(draw(Numbers(0)), dtype), agrees=_about, where=f" in {str(dtype)[6:]}")
                 return found
     names = " or ".join(str(getattr(key, "name", key)) for key in list(left)[:2])
     raise Unfit(f"{subject} may compute {names}: nothing tells them apart")
-
-
-def _expect_elsewhere(expect: Callable, draw: Callable, elsewhere: Elsewhere, agrees: Callable) -> None:
-    if elsewhere.training:
-        with _in_training(elsewhere.module, elsewhere.drops):
-            expect(draw(Numbers(0)), agrees=agrees, where=" in training")
-    for dtype in elsewhere.types:
-        with of_type(elsewhere.module, dtype):
-            expect(cast(draw(Numbers(0)), dtype), agrees=_about, where=f" in {str(dtype)[6:]}")
 
 
 def _gives(compute: Callable, given, right, agrees: Callable) -> bool:
@@ -659,8 +659,13 @@ def _points(numbers: Numbers) -> Tensor:
     return torch.cat((near, far, numbers(1000) * SCALES[numbers.seed % len(SCALES)])).view(1, -1, 1)
 
 
-def activation_name(module) -> str:
+def activation_name(module, known: dict) -> str:
     """The activation of the kernels that the callable computes."""
+    kind = kind_of(module) if isinstance(module, nn.Module) else module
+    return remembered(known, ("activation", kind), lambda: _activation_name(module))
+
+
+def _activation_name(module) -> str:
     name = type(module).__name__ if isinstance(module, nn.Module) else \
         getattr(module, "__name__", type(module).__name__)
     own = module

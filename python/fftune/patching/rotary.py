@@ -46,7 +46,10 @@ def patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> Non
         if _has_axes(stand_in(rotary)):
             raise Unfit("it takes positions of several axes")
         layout = layout_of(rotary)
-        functions = {type(m): _attention_function(m, rotary, layout) for _, m in attentions}
+        for _, module in attentions:
+            if "forward" in module.__dict__:
+                raise Unfit(f"the forward of {type(module).__name__} was replaced already")
+        functions = {kind: _attention_function(kind, rotary, layout) for kind in {type(m) for _, m in attentions}}
         rotations = {rotation for _, rotation in functions.values()}
         if len(rotations) > 1:
             raise Unfit("its users rotate in several ways")
@@ -129,18 +132,28 @@ def _takes_less(theirs, layout: str) -> bool:
         return False
 
 
-def _attention_function(module: nn.Module, rotary: nn.Module, layout: str):
+def _is_wrapped_by_packages(function) -> bool:
+    """Whether all decorators of a function, which then only change how it is called, are PyTorch's and
+    transformers'."""
+    while hasattr(function, "__wrapped__"):
+        if getattr(function, "__globals__", {}).get("__name__", "").partition(".")[0] not in ("torch", "transformers"):
+            return False
+        function = function.__wrapped__
+    return True
+
+
+def _attention_function(kind: type, rotary: nn.Module, layout: str):
     """The class's forward, with another apply_rotary_pos_emb among its globals; and the rotation."""
-    forward = inspect.unwrap(type(module).forward)
-    if "forward" in module.__dict__:
-        raise Unfit(f"the forward of {type(module).__name__} was replaced already")
+    if not _is_wrapped_by_packages(kind.forward):
+        raise Unfit(f"a decorator is around the forward of {kind.__name__}, which would not be called")
+    forward = inspect.unwrap(kind.forward)
     others = [name for name in forward.__code__.co_names
               if name.startswith("apply_rotary") and name != "apply_rotary_pos_emb"]
     if others:
-        raise Unfit(f"{type(module).__name__} rotates by {others[0]} too, which is not known")
+        raise Unfit(f"{kind.__name__} rotates by {others[0]} too, which is not known")
     if any("unsqueeze_dim" in words for words in forward.__code__.co_consts
            if isinstance(words, tuple)):
-        raise Unfit(f"{type(module).__name__} rotates heads that lie in another order")
+        raise Unfit(f"{kind.__name__} rotates heads that lie in another order")
     theirs = forward.__globals__["apply_rotary_pos_emb"]
     widths = (_HEAD, _HEAD // 2) if _takes_less(theirs, layout) else (_HEAD,)
     rotations = {_rotation_of(theirs, layout, width) for width in widths}
