@@ -98,14 +98,19 @@ class _Allocations:
         return f"empty_like({of}{dtype}) if {of}.is_contiguous() else {made}"  # in half the time
 
     def dtype_of(self, result: Result) -> str:
+        """The type that a result is allocated in, which a value of an argument may decide."""
         variants = self._variants(result.library)
         for argument in self.form.arguments:
-            axis, words = argument.library[0], self.form.words.get(argument.name)
-            if words and axis in variants[0].when:
-                dtypes = {value: v.dtype for value, word in words.items() for v in variants
-                          if word in v.when[axis]}
+            axis = argument.library[0]
+            if argument.type not in ("str", "bool") or axis not in variants[0].when:
+                continue
+            words = self.form.words.get(argument.name) or {w: w for w in self.about.domain(axis)}
+            dtypes = {value: f"{self.typed}.dtype" if v.dtype == "T" else v.dtype
+                      for value, word in words.items() for v in variants
+                      if word in v.when[axis]}
+            if len(set(dtypes.values())) > 1:
                 choice = ", ".join(f"{value!r}: {dtype}" for value, dtype in dtypes.items())
-                return f", dtype={{{choice}}}[{argument.name}]"
+                return f", dtype={{{choice}}}.get({argument.name})"
         return "" if variants[0].dtype == "T" else f", dtype={variants[0].dtype}"
 
     def _shape(self, wanted: tuple[str, ...]) -> str:

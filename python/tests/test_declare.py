@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 import fftune
-from fftune import _derived_form, _description, _run, ops
+from cases import BACKWARDS, CASES
+from fftune import _declare, _derived_form, _description, _run, ops
+from fftune._checks import TORCH_DTYPES
 from fftune._custom import OPS
 
 X, W, D, V = torch.randn(3, 8), torch.randn(6, 8), torch.randn(8, 6), torch.randn(8)
@@ -101,6 +103,47 @@ def test_a_call_says_which_problem_it_is(problems, call, problem):
     call()
     usual = {"softcap": "0", "scale": "0"} if problem["op"] == "attention" else {}
     assert problems == [usual | problem]
+
+
+def _with_each_word(op: str, arguments: tuple):
+    """The arguments, and these with each other word of each option."""
+    yield arguments
+    form, declared = _declare._forms[op], OPS.__dict__[op].overload._schema.arguments
+    for i, argument in enumerate(declared):
+        own = next(a for a in form.arguments if a.name == argument.name)
+        if own.type in ("str", "bool"):
+            for word in (False, True) if own.type == "bool" else form.about.domain(own.library[0]):
+                if word != arguments[i]:
+                    yield *arguments[:i], word, *arguments[i + 1:]
+
+
+def test_results_are_as_large_as_the_buffers_that_the_library_writes(problems):
+    """Whichever words the options have: the library sees addresses alone."""
+    types = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+    compared = set()
+    for case in (case for case in CASES + BACKWARDS if case.op in _declare._forms):
+        form = _declare._forms[case.op]
+        for arguments in _with_each_word(case.op, case.arguments(torch.bfloat16)):
+            problems.clear()
+            try:
+                results = getattr(torch.ops.fftune, case.op)(*arguments)
+            except fftune.Error:  # words that do not go together
+                continue
+            buffers = {b["name"]: b for b in fftune.explain(problems[-1], "cpu")["buffers"]}
+            named = {a.name: value for a, value in zip(OPS.__dict__[case.op].overload._schema.arguments, arguments)}
+            there = [r for r in form.results if not r.hidden and (
+                not isinstance(results, list) or r.given is None
+                or named[form.arguments[r.given].name] is not None)]
+            results = [results] if isinstance(results, Tensor) else list(results or ())
+            for result, got in zip(there, results, strict=True):
+                buffer = next((buffers[name] for name in result.library if name in buffers), None)
+                if buffer is None:  # a result that was not asked for
+                    assert not got.numel(), (case.name, result.name)
+                    continue
+                assert (types[got.dtype], got.nbytes) == (buffer["dtype"], buffer["bytes"]), (
+                    case.name, result.name, problems[-1])
+                compared.add((case.op, result.name, got.dtype))
+    assert len(compared) > 200 and ("head_logits", "y", torch.float32) in compared, len(compared)
 
 
 @pytest.mark.parametrize("on", ["cpu", "meta"])

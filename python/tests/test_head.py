@@ -27,6 +27,18 @@ def test_head_is_norm_product_and_argmax():
     assert torch.allclose(ops.head_logits(x, w, norm, eps=1e-5), logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("logits, dtype", [("same", torch.bfloat16), ("f32", torch.float32)])
+def test_logits_have_the_type_that_is_asked_for(logits, dtype):
+    x, w = torch.randn(17, 64).bfloat16(), torch.randn(50, 64).bfloat16()
+    packed = ops.pack_weight(torch.randint(0, 256, (50, 32), dtype=torch.uint8), torch.rand(50, 1).bfloat16() / 64,
+                             group=64)
+    for weight, dense in ((w, w), (packed, packed.dense())):
+        right = x.double() @ dense.double().T
+        got = ops.head_logits(x, weight, logits=logits)
+        assert got.dtype is dtype and ops.head_logits(x.to("meta"), w.to("meta"), logits=logits).dtype is dtype
+        assert (got - right).abs().max() < right.abs().max() * (1e-6 if logits == "f32" else 1e-2)
+
+
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 def test_the_best_ids_are_those_of_topk(softcap):
     logits = torch.randn(3, 4, 1000)
