@@ -88,10 +88,15 @@ def expect_dims(op: str, name: str, tensor: Tensor, shape: str) -> None:
         raise Error(f"{op}: {name} is {list(tensor.shape)}: give {shape}")
 
 
+def has_sizes(value) -> bool:
+    """Whether this is a tensor, and not a nested one."""
+    return isinstance(value, Tensor) and not value.is_nested
+
+
 def spread(mask: Tensor | None, batch: int, queries: int, keys: int) -> Tensor | None:
     """A mask of scores [batch, heads, queries, keys], as PyTorch broadcasts one that has fewer dimensions,
     or one element along a dimension. Its heads stay 1 where they are."""
-    if not isinstance(mask, Tensor) or mask.dim() > 4 or mask.layout is not torch.strided:
+    if not has_sizes(mask) or mask.dim() > 4 or mask.layout is not torch.strided:
         return mask
     mask = mask[(None,) * (4 - mask.dim())]
     full = (batch, mask.shape[1], queries, keys)
@@ -173,8 +178,8 @@ def explain(op: str, kinds: Mapping[str, Kind], schema, arguments: Sequence) -> 
                 continue
             problem = _unlike_tensor(one)
             if problem:
-                return Error(f"{op}: {shown} is {problem}: give a tensor of the CPU or a GPU whose "
-                             "elements are next to each other")
+                return Error(f"{op}: {shown} is {problem}: give a strided tensor on the CPU or a "
+                             "GPU")
             tensors.append((of, one))
     try:
         expect_one_device(op, [tensor for _, tensor in tensors])
@@ -246,6 +251,13 @@ def several(op: str, name: str, value, count: int, words: str) -> tuple:
     return tuple(value)
 
 
+def count_of(op: str, name: str, value) -> int:
+    """An integer, or the symbol of one."""
+    if type(value) is not int and not isinstance(value, torch.SymInt):
+        raise Error(f"{op}: {name} is {named(value)}: give an integer")
+    return value
+
+
 def flag(op: str, name: str, value) -> bool:
     if value is True or value is False:
         return value
@@ -293,9 +305,9 @@ def _unlike_tensor(value) -> str | None:
 
 def named(value) -> str:
     """A value that was given, in a few words."""
-    if isinstance(value, Tensor) and not value.is_nested:
+    if has_sizes(value):
         return f"{value.dtype} {list(value.shape)} on {value.device}"
-    text = repr(value) if isinstance(value, (str, bool, int, float)) else ""
+    text = repr(value) if value is None or isinstance(value, (str, bool, int, float)) else ""
     if not text or len(text) > 40 or not text.isprintable():
         return f"of type {type(value).__name__}"
     return text

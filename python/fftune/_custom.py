@@ -2,6 +2,7 @@
 rules of autocast. fftune.ops and what it is made of use it."""
 import functools
 import hashlib
+import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -420,7 +421,7 @@ def call(op: Op, *arguments):
 
 def expect_good(op: Op, *arguments) -> None:
     """Where other ops compute what this one would, with its arguments."""
-    if not _is_compiling():
+    if not _is_compiling() and not _DISABLED:  # references take more types
         found = explain(op.label, op.kinds, op.overload._schema, arguments)
         if found is not None:
             raise found
@@ -477,4 +478,4 @@ def wants_gradient(*tensors: Tensor | None) -> bool:
 
 
 def rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1])
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # -1 is no size where there are no features

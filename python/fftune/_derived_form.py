@@ -6,7 +6,7 @@ from typing import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ._checks import DATA, DTYPE_NAMES, FP8, TORCH_DTYPES, check_number, check_tensors, expect
+from ._checks import DATA, DTYPE_NAMES, FP8, TORCH_DTYPES, check_number, check_tensors, expect, expect_one_of
 from ._description import Argument, Description, Result, Variant, symbols_of, value_of
 from ._library import Error
 
@@ -89,6 +89,8 @@ class DerivedForm:
         if choices == "number":
             check_number(self.label, argument.name if argument.type != "float[]" else name, value)
             return f"{float(value):.12g}"
+        if isinstance(choices, list) and value is not None:
+            expect_one_of(f"{self.label}: {argument.shown}", value, choices)
         return value or None if choices in ("pattern", "size") else value
 
     def _best(self, there: Mapping[int, Tensor], fields: Mapping, present: tuple[int, ...],

@@ -79,7 +79,7 @@ class Description:
         self.inputs = set()
         # Codes in the place of numbers have declarations of their own, which fix the options that decide.
         told = {**{axis: choices[0] for axis, choices in self.options.items() if isinstance(choices, list)
-                   and axis not in re.findall(r"[\w-]+", declared) and self._makes_codes(axis, choices[0])},
+                   and axis not in _options_in(declared) and self._makes_codes(axis, choices[0])},
                 **self.fixed}
         for name, role, dtype, shape, when in table[self.back]:
             if all(told.get(axis, allowed[0]) in allowed for axis, allowed in when.items()):
@@ -123,6 +123,13 @@ class Argument:
     def adds(self) -> bool:
         """Whether results are added to it."""
         return self.written and self.library[0].endswith("_before")
+
+
+def _options_in(declared: str) -> set[str]:
+    """The library's names of the arguments, without those that are tensors by their kind."""
+    arguments = (_ARGUMENT.fullmatch(one).groups() for one in re.split(r",\s*", declared))
+    return {option for _, name, library, kind, *_ in arguments if kind not in KINDS
+            for option in (library or name.replace("_", "-")).split("|")}
 
 
 def _only(dtypes: set, name: str) -> str:

@@ -230,7 +230,7 @@ def test_wrong_experts_of_a_rank_are_one_line():
     (dict(rank=-1), "rank is -1: give"), (dict(heads=0), "heads is 0: give"),
     (dict(kv_heads=-2), "kv_heads is -2: give"), (dict(packing="thirds"), "packing is 'thirds': give"),
     (dict(heads=6, kv_heads=6), "6 heads of q and 6 of k and of v do not divide"),
-    (dict(weights=None), "weights is of type NoneType"), (dict(weights={"w_o": None}), "w_o is of type"),
+    (dict(weights=None), "weights is None"), (dict(weights={"w_o": None}), "w_o is None"),
     (dict(weights={"w_o": torch.tensor(1.0)}), r"w_o is \[\]: give"),
     (dict(weights={"w_qkv": torch.tensor(1.0)}), r"w_qkv is \[\], which")])
 def test_slices_take_no_wrong_value(change, words):
@@ -446,7 +446,7 @@ def test_wrong_arguments_are_one_line():
                 (lambda: distributed.Group("wrong", 0, 1, timeout=math.nan), "timeout is nan: give"),
                 (lambda: distributed.Group("\ud800", 0, 1), "name is '.ud800': give a text"),
                 (lambda: group.tune(lambda: None, budget=math.inf), "budget is inf: give"),
-                (lambda: group.tune(None), "call is of type NoneType: give a function"),
+                (lambda: group.tune(None), "call is None: give a function"),
                 (lambda: pickle.dumps(group), "a group cannot be pickled"),
                 (lambda: distributed.Group("wrong", 0, 1, device="meta"), "device is 'meta'")):
             with pytest.raises(fftune.Error, match=words) as error:

@@ -190,16 +190,28 @@ def rope(of: Draw):
 def head_logits(of: Draw):
     d, vocab = of.size(), of.size()
     of.gradients = False
-    return (of.tensor(*of.rows(), d), of.weight(vocab, d)), dict(norm=of.maybe(d), bias=of.maybe(vocab))
+    return (of.tensor(*of.rows(), d), of.weight(vocab, d)), dict(
+        norm=of.maybe(d), bias=of.maybe(vocab), logits=of.one("same", "f32"))
+
+
+def qkv(of: Draw):
+    d, heads, kv_heads, dim, rows = of.size(), of.one(1, 3), of.one(1, 2), 2 * of.one(8, 17, 32), of.rows()
+    weights = of.weight((heads + 2 * kv_heads) * dim, d) if of.flag() else tuple(
+        of.weight(n * dim, d) for n in (heads, kv_heads, kv_heads))
+    norms = (of.tensor(dim), of.tensor(dim)) if of.flag() else None
+    positions = torch.randint(50, rows) if of.flag() else None
+    return (of.tensor(*rows, d), weights, heads, kv_heads), dict(
+        norms=norms, positions=positions, eps=1e-2, rotation=of.one("halves", "interleaved"), rotary=of.one(0, 2))
 
 
 CALLS = [ffn, mlp, ffn_block, linear, rmsnorm, add_layernorm, bias_gelu, act_mul, masked_linear, masked_ffn,
-         attention, masked_softmax, cross_entropy, linear_cross_entropy, moe_ffn, moe_route, rope, head_logits]
+         attention, masked_softmax, cross_entropy, linear_cross_entropy, moe_ffn, moe_route, rope, head_logits, qkv]
 
 
 def results_of(name: str, arguments, options) -> list[Tensor]:
     """The outputs of an op, and the gradients of all its leaves by random ones of the outputs."""
-    leaves = [t for t in (*arguments, *options.values()) if isinstance(t, Tensor) and t.requires_grad]
+    leaves = [t for t in pytree.tree_leaves((arguments, options)) if isinstance(t, Tensor) and t.is_leaf
+              and t.requires_grad]
     given = [t for t in pytree.tree_leaves(getattr(ops, name)(*arguments, **options)) if isinstance(t, Tensor)]
     outputs = [t for t in given if t.requires_grad]
     torch.manual_seed(0)

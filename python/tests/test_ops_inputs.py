@@ -206,6 +206,13 @@ def test_forward_mode_is_an_error():
 X, W, D, V = torch.ones(3, 8), torch.ones(6, 8), torch.ones(8, 6), torch.ones(8)
 Q, GATE = torch.ones(2, 3, 2, 8), torch.ones(3, 6)
 NONE = torch.tensor(1.0)
+NESTED = torch.nested.nested_tensor([torch.ones(3), torch.ones(4)])
+IDS, LABELS = torch.zeros(3, 1).int(), torch.zeros(3).long()
+
+
+def _packed_experts(x, **options):
+    packed = ops.pack_weight(torch.zeros(64, 32, dtype=torch.uint8), torch.ones(64, 2), group=32)
+    return ops.moe_ffn(x, IDS, X[:, :1], packed, packed, packed, **options)
 
 
 @pytest.mark.parametrize("call, words", [
@@ -222,7 +229,29 @@ NONE = torch.tensor(1.0)
     (lambda: ops.moe_ffn(X, torch.zeros(3, 1).int(), X[:, :1], W[None], W[None], D[None], act=None),
      "moe-ffn: act is None"),
     (lambda: ops.moe_route(X, 2, score=None), "moe-route: score is None"),
-    (lambda: ops.moe_route(X, 2, group_score="sum"), "group-score=sum is not a choice"),
+    (lambda: ops.moe_route(X, 2, group_score="sum"), "group_score is 'sum': give one of max, top2"),
+    (lambda: ops.head_logits(X, W, logits="f64"), "head: logits is 'f64': give one of same, f32"),
+    (lambda: ops.head(X, W, norm_bias=V), "head: norm_bias without norm"),
+    (lambda: ops.ngram_block(torch.zeros(4, 1).int(), X.new_zeros(4, 8), prefix_lengths=torch.ones(2).int()),
+     "ngram-block: prefix_lengths without prefix"),
+    (lambda: ops.attention(Q, Q, Q, NESTED), "attention: mask is a nested tensor"),
+    (lambda: ops.attention(Q, Q, Q, bias=NESTED), "attention: bias is a nested tensor"),
+    (lambda: ops.attention(Q, Q, Q, pages=NESTED), "attention: pages are torch.float32: give int32"),
+    (lambda: ops.masked_softmax(Q, NESTED), "masked-softmax: mask is a nested tensor"),
+    (lambda: ops.cross_entropy(X, LABELS, items=NESTED), "cross-entropy: items is a nested tensor"),
+    (lambda: ops.linear_cross_entropy(NONE, W, LABELS, skip_ignored=True), r"x is \[\], labels torch.int64 \[3\]"),
+    (lambda: ops.linear_cross_entropy(X, W, LABELS.view(1, 3), skip_ignored=True), r"labels torch.int64 \[1, 3\]"),
+    (lambda: ops.linear_cross_entropy(X, W, X[:, 0], skip_ignored=True), "labels torch.float32"),
+    (lambda: ops.linear_cross_entropy(X, W, NESTED, skip_ignored=True), "labels is a nested tensor"),
+    (lambda: ops.linear(X, ops.PackedWeight(X, X, None, 8, 8, 128, "int3")), "format 'int3': give one of int4"),
+    (lambda: ops.moe_ffn(X, IDS, X[:, :1], NONE, W[None], D[None], experts=1), r"w_gate is \[\]: give \[own-experts"),
+    (lambda: _packed_experts(NESTED), "moe-ffn: x is a nested tensor"),
+    (lambda: _packed_experts(NONE), r"moe-ffn: x is \[\]"),
+    (lambda: _packed_experts(X[:, :0]), r"moe-ffn: w_gate is \[64, 64\]"),
+    (lambda: _packed_experts(None), "moe-ffn: x is None"),
+    (lambda: _packed_experts(torch.ones(3, 64), shared=None), "moe-ffn: shared is None: give an integer"),
+    (lambda: _packed_experts(torch.ones(3, 64), shared=1), "moe-ffn: shared is 1 of 1 experts"),
+    (lambda: _packed_experts(torch.ones(3, 64), biases=(None, X, X)), "moe-ffn: one of biases is None"),
     (lambda: ops.qkv(X, torch.ones(32, 8), 2, 1, norms=(V, V), eps=None), "qkv: eps is None"),
     (lambda: ops.layernorm(X, None, None), "layernorm: [bw] is None"),
     (lambda: ops.layernorm(X, V, None), "layernorm: b is None"),
@@ -241,6 +270,9 @@ NONE = torch.tensor(1.0)
     (lambda: ops.moe_route(X, -1), "top_k is -1"),
     (lambda: ops.qkv(X, torch.ones(32, 8), 0), "qkv: 0 heads"),
     (lambda: ops.qkv(X, (W, W), 2, 1), "qkv: w holds 2 values, not 3"),
+    (lambda: ops.qkv(X, torch.ones(32, 8), "2", 1), "qkv: heads is '2': give an integer"),
+    (lambda: ops.qkv(X, torch.ones(32, 8), 2, 1.0), "qkv: kv_heads is 1.0: give an integer"),
+    (lambda: ops.qkv(X, torch.ones(32, 8), 2, 1, bias=(V, V, V)), "qkv: give weights, biases"),
 ])
 def test_wrong_inputs_are_one_error(call, words):
     refuses(call, words)

@@ -206,15 +206,16 @@ def test_torch_compile_keeps_a_packed_product_whole():
     assert torch.equal(compiled(x), layer(x))
 
 
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu-tanh", "relu", "none"])
 @pytest.mark.parametrize("group, zeros", ((32, False), (0, True)))
-def test_a_gated_layer_with_packed_weights_and_its_gradients(group, zeros):
+def test_a_gated_layer_with_packed_weights_and_its_gradients(group, zeros, act):
     gate, up, down = (QuantLinear.from_linear(nn.Linear(k, n, bias=False), group, zeros).packed_weight
                       for n, k in ((96, 64), (96, 64), (64, 96)))
     x, bias, residual = (torch.randn(*shape, requires_grad=True) for shape in ((3, 5, 64), (64,),
                                                                               (3, 5, 64)))
     results = []
     for weights in ((gate, up, down), (gate.dense(), up.dense(), down.dense())):
-        y = fftune.ops.ffn(x, *weights, bias, residual, act="gelu")
+        y = fftune.ops.ffn(x, *weights, bias, residual, act=act)
         results.append((y, *torch.autograd.grad(y.square().sum(), (x, bias, residual))))
     assert all(map(close, *results))
 

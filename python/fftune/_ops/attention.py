@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from .._checks import flag, several, spread
+from .._checks import flag, has_sizes, several, spread
 from .._custom import OPS, call, gradient, wants_gradient
 from .._declare import declare
 from .._library import Error
@@ -198,7 +198,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
         bits, flags = several("attention", "mask", mask, 2, "what pack_mask gave")
         mask = None
     tensors = (q, k) if pages is None else (q, k, pages)
-    if all(isinstance(t, Tensor) for t in tensors) and [t.dim() for t in tensors] in ([4, 4], [4, 4, 2]):
+    if all(map(has_sizes, tensors)) and [t.dim() for t in tensors] in ([4, 4], [4, 4, 2]):
         queries, keys = q.shape[1], _keys(k, pages)
         mask, bias = spread(mask, q.shape[0], queries, keys), spread(bias, 1, queries, keys)
     wanted = flag("attention", "return_lse", return_lse) or wants_gradient(q, k, v, sinks)

@@ -2,8 +2,8 @@
 import torch
 from torch import Tensor
 
-from .._checks import expect_tensor, flag, named
-from .._custom import OPS, _dispatch_modes, _functorch_level, call, gradient, wants_gradient
+from .._checks import expect_one_device, expect_tensor, flag, has_sizes, named
+from .._custom import OPS, _dispatch_modes, _functorch_level, call, gradient, rows, wants_gradient
 from .._declare import declare
 from .._library import Error
 from .elementwise import scale_
@@ -115,8 +115,7 @@ class _Into(torch.autograd.Function):
 def _accumulated(label: str, w: Tensor, into: Tensor | None) -> Tensor:
     if into is None:
         return w
-    plain = all(isinstance(t, Tensor) and not t.is_nested and t.layout is torch.strided
-                for t in (into, w))
+    plain = all(has_sizes(t) and t.layout is torch.strided for t in (into, w))
     if not plain or into.shape != w.shape or into.dtype not in (w.dtype, torch.float32) \
             or into.device != w.device or into.requires_grad:
         raise Error(f"{label}: into is {named(into)}: give a tensor like w, or float32, without a gradient")
@@ -224,6 +223,7 @@ def _items(label: str, items, labels, class_weights, ignore_index, reduction) ->
     """The divisor of the sum of the losses, as a tensor of one number."""
     expect_tensor(label, "labels", labels)
     if isinstance(items, Tensor):
+        expect_tensor(label, "items", items)
         if items.numel() != 1:
             raise Error(f"{label}: items is {list(items.shape)}: give one number")
         return items.to(labels.device, torch.float32).reshape(1)
@@ -249,6 +249,15 @@ def _of_any(labels: Tensor, divisor: Tensor, results: tuple) -> tuple:
     if labels.numel():
         return results
     return results[0] + (0.0 / divisor).reshape(()), *results[1:]
+
+
+def _expect_rows(label: str, x: Tensor, labels: Tensor) -> None:
+    """That each row of x has a label, before those that are ignored are left out."""
+    expect_tensor(label, "x", x)
+    expect_tensor(label, "labels", labels)
+    expect_one_device(label, (x, labels))
+    if not x.dim() or labels.dtype != torch.int64 or labels.shape != x.shape[:-1]:
+        raise Error(f"{label}: x is {list(x.shape)}, labels {named(labels)}: give [..., d], and int64 [...]")
 
 
 def _expect_rules(label: str, reduction, items, class_weights, ignore_index, **flags) -> None:
@@ -364,11 +373,10 @@ def linear_cross_entropy(x: Tensor, w: Tensor, labels: Tensor, bias: Tensor | No
         if reduction == "none" or lse or logprobs or entropy:
             raise Error(f"{label}: skip_ignored with results for each row: leave it out, or give "
                         "reduction=\"mean\" or \"sum\" alone")
-        if not isinstance(labels, Tensor) or not isinstance(x, Tensor):
-            raise Error(f"{label}: skip_ignored: give x and labels as tensors")
+        _expect_rows(label, x, labels)
         index = (labels.reshape(-1) != ignore_index).nonzero().flatten()
         labels = labels.reshape(-1).index_select(0, index)
-        x = x.reshape(-1, x.shape[-1]).index_select(0, index)
+        x = rows(x).index_select(0, index)
     w = _accumulated(label, w, into)
     rules = ignore_index, label_smoothing, z_loss, softcap, workspace, logprobs, entropy
     if vocab_slice is not None:

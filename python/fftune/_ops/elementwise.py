@@ -1,7 +1,7 @@
 """bias_gelu and act_mul: activations of what a product wrote; and scale_."""
 from torch import Tensor
 
-from .._checks import named
+from .._checks import has_sizes, named
 from .._custom import OPS, call
 from .._declare import FROZEN, declare
 from .._library import Error
@@ -76,7 +76,7 @@ def scale_(x: Tensor, factor: Tensor) -> Tensor:
     Returns:
         `x`.
     """
-    if isinstance(factor, Tensor) and not factor.is_nested and factor.dim() == 0:
+    if has_sizes(factor) and factor.dim() == 0:
         factor = factor.reshape(1)
     call(OPS.scale_, x, factor)
     return x

@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from .._checks import named
+from .._checks import has_sizes, named
 from .._custom import OPS, call
 from .._declare import declare
 from .._library import Error
@@ -13,16 +13,23 @@ _DRAW = "temperature:floats?, seeds:i64?, steps:ints?, top_k:ints?, top_p:floats
 _RESULTS = "ids, logit, logprob?logprobs, best_ids?best, best_logprobs?best"
 
 declare("sample", "sample", f"logits, {_DRAW}, softcap, logprobs:bool, best", _RESULTS, by_row=True)
+
+def _expect_norm(w_norm, b_norm, **_):
+    if b_norm is not None and w_norm is None:
+        raise Error("head: norm_bias without norm: give both")
+
+
 declare("head", "head", f"x, w_norm?, b_norm?, w, bias?, {_DRAW}, eps, convention, softcap, logits, "
-        "logprobs:bool, best", _RESULTS)
+        "logprobs:bool, best", _RESULTS, check=_expect_norm)
 declare("head_logits", "head", "x, w_norm?, b_norm?, w, bias?, eps, convention, logits", "y=logits",
-        fixed={"choose": "none"})
+        fixed={"choose": "none"}, check=_expect_norm)
 for _format in FORMATS:
     _weight = f"w_norm?, b_norm?, w, scale=w_scale, {'zero=w_zero?, ' if has_zeros(_format) else ''}bias?"
     declare(f"head_packed{suffix(_format)}", "head", f"x, {_weight}, {_DRAW}, vocab, group, eps, convention, "
-            "softcap, logits, logprobs:bool, best", _RESULTS, fixed={"weights": _format}, label="head")
+            "softcap, logits, logprobs:bool, best", _RESULTS, fixed={"weights": _format}, label="head",
+            check=_expect_norm)
     declare(f"head_logits_packed{suffix(_format)}", "head", f"x, {_weight}, vocab, group, eps, convention, "
-            "logits", "y=logits", fixed={"choose": "none", "weights": _format}, label="head")
+            "logits", "y=logits", fixed={"choose": "none", "weights": _format}, label="head", check=_expect_norm)
 
 
 def _per_row(label: str, name: str, value, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -151,7 +158,7 @@ def _weight_of(name: str, x: Tensor, w: Tensor | PackedWeight) -> tuple[str, tup
     """The op, the tensors of the weight, and what a packed one has beside them."""
     if not isinstance(w, PackedWeight):
         return name, (w,), ()
-    if isinstance(x, Tensor) and x.dim() and x.shape[-1] != w.k:
+    if has_sizes(x) and x.dim() and x.shape[-1] != w.k:
         raise Error(f"head: w is a packed weight [{w.n}, {w.k}]: give one of [vocab, {x.shape[-1]}]")
     return f"{name}_packed{suffix(w.format)}", parts_of(w), (w.n, group_word("head", w.group, w.format))
 

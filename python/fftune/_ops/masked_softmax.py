@@ -1,7 +1,7 @@
 """masked_softmax: the softmax of scores that are in memory."""
 from torch import Tensor
 
-from .._checks import spread
+from .._checks import has_sizes, spread
 from .._custom import OPS, call
 from .._declare import declare
 from .._library import Error
@@ -46,6 +46,6 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = Fals
     Returns:
         A tensor like x. Masked elements are 0, and so is a row without visible columns.
     """
-    if isinstance(x, Tensor) and x.dim() == 4:
+    if has_sizes(x) and x.dim() == 4:
         mask = spread(mask, x.shape[0], x.shape[2], x.shape[3])
     return call(OPS.masked_softmax, x, mask, causal, scale)

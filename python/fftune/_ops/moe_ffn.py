@@ -4,7 +4,7 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from .._checks import expect, flag, float32, int32, named, several
+from .._checks import count_of, expect, expect_dims, expect_tensor, flag, float32, has_sizes, int32, named, several
 from .._custom import OPS, call, gradient, is_disabled, save_gates, wants_gradient
 from .._declare import FROZEN, declare, run_into
 from .._layer_form import first_expert as first_expert_tensor
@@ -159,7 +159,7 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
             raise Error(_SHARED.format(named(shared)))
         # Where x or w_down is wrong, the op says so.
         _expect_slice(experts, first_expert, 0 if count is None else count)
-        if count is not None and isinstance(ids, Tensor) and not ids.is_nested:
+        if count is not None and has_sizes(ids):
             if not isinstance(w_down, PackedWeight) and not isinstance(w_gate, PackedWeight) and not wants_gradient(
                     x, weights, w_gate, w_up, w_down, *(biases if isinstance(biases, (tuple, list)) else ())):
                 return _slice(x, ids, weights, (w_gate, w_up, w_down), biases, act, packing, weigh,
@@ -200,11 +200,11 @@ def _is_zero(value) -> bool:
 
 def _experts_of(w_down: Tensor | PackedWeight, x: Tensor) -> int | None:
     """How many experts have weights; None where these or x are none."""
-    if not isinstance(x, Tensor) or x.is_nested or not x.dim() or not x.shape[-1]:
+    if not has_sizes(x) or not x.dim() or not x.shape[-1]:
         return None
     if isinstance(w_down, PackedWeight):
         return w_down.n // x.shape[-1]
-    return w_down.shape[0] if isinstance(w_down, Tensor) and not w_down.is_nested and w_down.dim() == 3 else None
+    return w_down.shape[0] if has_sizes(w_down) and w_down.dim() == 3 else None
 
 
 def _slice(x: Tensor, ids: Tensor, weights: Tensor, own: Sequence[Tensor | None],
@@ -221,15 +221,20 @@ def _packed(x: Tensor, ids: Tensor, weights: Tensor, experts: Sequence[PackedWei
         named_packed("moe-ffn", name, w, "three packed weights")
         if format_of(w) != format_of(experts[0]):
             raise Error(f"moe-ffn: {name} has another format than w_gate")
+    expect_tensor("moe-ffn", "x", x)
+    expect_dims("moe-ffn", "x", x, "[..., d]")
     gate, up, down = experts
-    d, h = x.shape[-1], down.k
-    count = down.n // d
-    if (gate.n, gate.k) != (count * h, d) or (up.n, up.k) != (count * h, d) or down.n % d \
-            or not 0 <= shared < count:
+    d, h, shared = x.shape[-1], down.k, count_of("moe-ffn", "shared", shared)
+    count = down.n // max(d, 1)
+    if not d or (gate.n, gate.k) != (count * h, d) or (up.n, up.k) != (count * h, d) or down.n % d:
         raise Error(f"moe-ffn: w_gate is [{gate.n}, {gate.k}], w_up [{up.n}, {up.k}], w_down [{down.n}, "
                     f"{down.k}]: give [experts * h, {d}], the same, and [experts * {d}, h]")
+    if not 0 <= shared < count:
+        raise Error(f"moe-ffn: shared is {shared} of {count} experts: give 0 or more, and fewer than all")
     biases = (None, None, None) if biases is None else several(
         "moe-ffn", "biases", biases, 3, "those of gate, of up and of down")
+    if len({b is None for b in biases}) > 1:
+        raise Error("moe-ffn: one of biases is None: give those of gate, of up and of down, or biases=None")
     if wants_gradient(x, weights, *biases):
         raise Error("moe-ffn: packed weights have no gradients: use torch.no_grad()")
     return call(getattr(OPS, f"moe_ffn_packed{suffix(gate.format)}"), x, ids, weights, *parts_of(*experts),

@@ -10,6 +10,8 @@ from .._library import Error
 
 def _expect_prefixes(ids, prefix, lengths, prefix_lengths, **_):
     if prefix is None:
+        if prefix_lengths is not None:
+            raise Error("ngram-block: prefix_lengths without prefix: give both")
         return
     if not len(prefix) or len(ids) % len(prefix):
         raise Error(f"ngram-block: {len(ids)} rows cannot share {len(prefix)} prefixes evenly")

@@ -4,7 +4,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._checks import named
+from .._checks import has_sizes, named
 from .._codes import ONLY_GROUP, codes_of_pairs
 from .._custom import OPS, call, gradient, rows
 from .._declare import declare
@@ -16,6 +16,8 @@ _GROUPS = {128: "128", 64: "64", 32: "32", 0: "row"}
 
 def suffix(format: str) -> str:
     """The last part of the names of a format's ops."""
+    if not isinstance(format, str) or format not in FORMATS:
+        raise Error(f"a packed weight has format {named(format)}: give one of {', '.join(FORMATS)}")
     return "" if format == "int4" else f"_{format}"
 
 
@@ -162,7 +164,7 @@ def pack_weight(codes: Tensor, scale: Tensor | tuple[Tensor, Tensor], zero: Tens
         A ``PackedWeight``.
     """
     word = group_word("pack-weight", group, format)
-    if not isinstance(codes, Tensor) or codes.dim() != 2:
+    if not has_sizes(codes) or codes.dim() != 2:
         raise Error(f"pack-weight: codes is {named(codes)}: give a tensor [n, bytes of a row]")
     if format in ("fp8", "int8"):
         if codes.dtype in (torch.float8_e4m3fn, torch.int8):
@@ -258,7 +260,9 @@ def _differentiate(format: str) -> None:
         if needs[0]:
             w_gate, w_up, w_down = (w.dense(dy.dtype) for w in _weights_of(
                 weights, [(h, d), (h, d), (d, h)], group, format))
-            d_gate, d_up = call(OPS.act_mul_backward, dy @ w_down, x @ w_gate.T, x @ w_up.T, ctx.act)
+            d_hidden, gate, up = dy @ w_down, x @ w_gate.T, x @ w_up.T
+            d_gate, d_up = ((d_hidden * up, d_hidden * gate) if ctx.act == "none" else
+                            call(OPS.act_mul_backward, d_hidden, gate, up, ctx.act))
             dx = d_gate @ w_gate + d_up @ w_up
         return (dx, *[None] * (3 * count), rows(dy).sum(0) if needs[1 + 3 * count] else None,
                 dy if needs[2 + 3 * count] else None, None, None, None)

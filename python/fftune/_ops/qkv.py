@@ -2,7 +2,7 @@
 from torch import Tensor
 
 from .. import reference
-from .._checks import int32, several
+from .._checks import count_of, has_sizes, int32, several
 from .._custom import OPS, call, expect_good, wants_gradient
 from .._declare import declare
 from .._library import Error
@@ -30,7 +30,7 @@ def _dim(w_q: Tensor, w_k: Tensor | None, heads: int, kv_heads: int) -> int:
 
 def _check(w_k, w_v, b_q, b_k, b_v, **others):
     if (w_k is None) != (w_v is None) or w_k is not None and len(
-            {t is None for t in (b_q, b_k, b_v)}) > 1:
+            {t is None for t in (b_q, b_k, b_v)}) > 1 or w_k is None and b_k is not None:
         raise Error("qkv: give weights, biases and norms of all parts, or of none")
     _check_others(**others)
 
@@ -141,14 +141,15 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
         (q, k, v), q [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them; with
         caches q alone.
     """
-    kv_heads = heads if kv_heads is None else kv_heads
+    heads = count_of("qkv", "heads", heads)
+    kv_heads = heads if kv_heads is None else count_of("qkv", "kv_heads", kv_heads)
     words = "those of q, k and v, or one of all"
     packed, of_heads = isinstance(w, PackedWeight), (heads, kv_heads)
     if rule is None:
         rule = "base" if angles is None else "table"
     numbers = [base, factor, context, low, high, beta_fast, beta_slow, scale]
     if w_scale is not None:
-        if not isinstance(w, Tensor) or not (bias is None or isinstance(bias, Tensor)) or caches is not None:
+        if not has_sizes(w) or not (bias is None or isinstance(bias, Tensor)) or caches is not None:
             raise Error("qkv: w_scale goes with one dense w, one bias, and no caches")
         q_norm, k_norm = _two_norms(norms)
         by_row = isinstance(w_scale, Tensor) and w_scale.dim() == 1
@@ -212,6 +213,6 @@ def _by_parts(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles
         places = int32("qkv", "positions", positions).flatten()
         angle, factor = reference.angles_at(places, angles, rotation, rotary or dim, rule, numbers)
         flat = (t.reshape(1, -1, *t.shape[-2:]) for t in (q, k))
-        q, k = (t.view(*x.shape[:-1], -1, dim) for t in rope(
+        q, k = (t.view(*x.shape[:-1], *t.shape[-2:]) for t in rope(
             *flat, angles=angle, rotation=rotation, rotary=rotary, scale=factor))
     return q, k, v
