@@ -241,19 +241,31 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
   });
 }
 
+/// The share of the SMs that tiles of wgmma keep busy, by the better of the usual two widths.
+double filled_by_tiles(const GemmProblem& gemm, const DeviceFacts& facts) {
+  const auto processors = std::max<std::int64_t>(facts.multiprocessors, 1);
+  const auto filled = [&](std::int64_t columns) {
+    const std::int64_t tiles = ceil_div(gemm.n, columns);
+    return static_cast<double>(tiles) /
+           static_cast<double>(ceil_div(tiles, processors) * processors);
+  };
+  return std::max(filled(64), filled(128));
+}
+
 /// More than 8 tokens take two MMAs for each 16 bytes of a weight, and more of a block's time for
 /// the sums of its warps. Then tiles of wgmma whose rows are features stream weights faster: of 75
 /// products of 16 tokens in layers of an H200, all but heads of q, k and v, which have no such
-/// tiles, and small ones with many features for their k. With 16 sequences an H100 took 202.6 us
-/// for a layer of Llama-3.1-8B and 79.1 for one of Llama-3.2-1B, 214.1 and 81.8 with these kernels
-/// for `ffn`.
+/// tiles, and many features for their k that are small or keep few SMs busy. With 16 sequences an
+/// H100 took 202.6 us for a layer of Llama-3.1-8B and 79.1 for one of Llama-3.2-1B, 214.1 and 81.8
+/// with these kernels for `ffn`.
 bool is_preferred(const GemmChain& chain, const DeviceFacts& facts) {
-  constexpr double large = 24e6;
+  constexpr double large = 24e6, busy = 0.76;
   const GemmProblem& gemm = chain.front();
   const std::int64_t features = gemm.b_operands() * gemm.n;
   const double bytes = 2.0 * static_cast<double>(features * gemm.k);
-  return gemm.m <= 8 || (features > 3 * gemm.k && bytes < large) || is_qkv(gemm) ||
-         sm90_engine.can_implement(chain, facts).has_value();
+  return gemm.m <= 8 ||
+         (features > 3 * gemm.k && (bytes < large || filled_by_tiles(gemm, facts) < busy)) ||
+         is_qkv(gemm) || sm90_engine.can_implement(chain, facts).has_value();
 }
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
