@@ -253,11 +253,11 @@ double filled_by_tiles(const GemmProblem& gemm, const DeviceFacts& facts) {
 }
 
 /// More than 8 tokens take two MMAs for each 16 bytes of a weight, and more of a block's time for
-/// the sums of its warps. Then tiles of wgmma whose rows are features stream weights faster: of 75
-/// products of 16 tokens in layers of an H200, all but heads of q, k and v, which have no such
-/// tiles, and many features for their k that are small or keep few SMs busy. With 16 sequences an
-/// H100 took 202.6 us for a layer of Llama-3.1-8B and 79.1 for one of Llama-3.2-1B, 214.1 and 81.8
-/// with these kernels for `ffn`.
+/// the sums of its warps. Then tiles of wgmma whose rows are features stream weights faster, in
+/// nearly all of 75 products of 16 tokens in layers of an H200. Heads of q, k and v have no such
+/// tiles. Many features for their k stay, if they are small or if their tiles keep few SMs busy.
+/// With 16 sequences an H100 took 202.6 us for a layer of Llama-3.1-8B and 79.1 for one of
+/// Llama-3.2-1B, 214.1 and 81.8 with these kernels for `ffn`.
 bool is_preferred(const GemmChain& chain, const DeviceFacts& facts) {
   constexpr double large = 24e6, busy = 0.76;
   const GemmProblem& gemm = chain.front();
