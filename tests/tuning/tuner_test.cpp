@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <map>
 #include <set>
@@ -364,6 +365,24 @@ TEST_CASE("a default that spills is timed: it is what runs without a record") {
   CHECK(kind_of("f/p=0") == OutcomeKind::measured);
   CHECK(kind_of("f/p=1") == OutcomeKind::spilled);
   CHECK(result.record->verdict.untuned_ratio.value() > 1.05);
+}
+
+TEST_CASE("an interrupted search too states what tuning gained") {
+  for (const int after : {60, 150, 260}) {
+    auto fake = FakeCatalog::of_variants(100);
+    FakeEvaluator evaluator(valley);
+    std::atomic<bool> cancel{false};
+    evaluator.cancel = &cancel;
+    evaluator.cancel_after = after;
+    auto options = evaluator.options();
+    options.cancel = &cancel;
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+    CAPTURE(after);
+    CHECK(result.cancelled);
+    REQUIRE(result.record);
+    CHECK_FALSE(result.record->verdict.complete);
+    CHECK(result.record->verdict.untuned_ratio);
+  }
 }
 
 TEST_CASE("every family is tried twice before any group is searched in depth") {

@@ -64,7 +64,7 @@ void add_new(std::vector<std::string>& all, const std::vector<std::string>& more
 std::optional<double> untuned_ratio(Session& session, const EndToEnd& winner,
                                     const std::vector<EndToEnd>& contenders,
                                     const std::vector<Searched>& groups) {
-  if (!session.options().baselines || session.cancelled()) return std::nullopt;
+  if (!session.options().baselines) return std::nullopt;
   const Recipe untuned =
       default_recipe(session.op(), session.problem(), session.evaluator().facts());
   if (untuned == winner.candidate.recipe) return 1;
