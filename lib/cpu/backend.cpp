@@ -27,18 +27,57 @@
 namespace fftune {
 namespace {
 
+struct Block {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// Blocks of large pages. The largest one that was freed serves the next that it fits: a search
+/// frees a gigabyte before it needs as much, and the system takes a second to make the pages of
+/// that anew. Until then it may take them back whenever it needs memory.
+class LargePages {
+ public:
+  static constexpr std::size_t page = std::size_t{2} << 20;
+
+  LargePages() = default;
+  LargePages(const LargePages&) = delete;
+  LargePages& operator=(const LargePages&) = delete;
+  ~LargePages() { std::free(kept_.data); }
+
+  /// The kept block, or none. A small buffer does not take it from a large one to come.
+  Block reuse(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const bool fits = bytes <= kept_.bytes && bytes >= least_kept;
+    return fits ? std::exchange(kept_, {}) : Block{};
+  }
+  void release(Block block) {
+    if (block.bytes >= least_kept && madvise(block.data, block.bytes, MADV_FREE) == 0) {
+      const std::lock_guard lock(mutex_);
+      if (block.bytes > kept_.bytes) std::swap(block, kept_);
+    }
+    std::free(block.data);
+  }
+
+ private:
+  static constexpr std::size_t least_kept = std::size_t{64} << 20;
+  std::mutex mutex_;
+  Block kept_;
+};
+
 class CpuBuffer final : public Buffer {
  public:
-  CpuBuffer(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
-  ~CpuBuffer() override { std::free(data_); }
+  CpuBuffer(Block block, std::size_t bytes, std::shared_ptr<LargePages> pages)
+      : block_(block), bytes_(bytes), pages_(std::move(pages)) {}
+  ~CpuBuffer() override { pages_->release(block_); }
   CpuBuffer(const CpuBuffer&) = delete;
   CpuBuffer& operator=(const CpuBuffer&) = delete;
-  void* data() const override { return data_; }
+  void* data() const override { return block_.data; }
   std::size_t bytes() const override { return bytes_; }
 
  private:
-  void* data_;
+  Block block_;
   std::size_t bytes_;
+  std::shared_ptr<LargePages> pages_;
 };
 
 class SharedCpuBuffer final : public SharedBuffer {
@@ -147,18 +186,22 @@ class CpuBackend final : public Backend {
   std::size_t free_bytes() const override { return static_cast<std::size_t>(available_bytes()); }
 
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
-    // Linux promises more memory than there is and ends the process that uses it: ask first.
-    const std::size_t there = room_for(bytes);
-    const std::size_t alignment = bytes >= large_page ? large_page : 256;
+    const std::size_t alignment = bytes >= LargePages::page ? LargePages::page : 256;
     const std::size_t rounded = (bytes / alignment + 1) * alignment;
-    void* data = bytes <= there ? std::aligned_alloc(alignment, rounded) : nullptr;
-    if (data == nullptr)
-      throw Error(ErrorKind::unavailable,
-                  fmt::format("{} needs {} bytes of memory and {} are available: use smaller sizes",
-                              facts_.name, bytes, there));
-    // Only a hint: rows of weights a page apart cost a TLB entry each without it.
-    if (alignment == large_page) madvise(data, rounded, MADV_HUGEPAGE);
-    return std::make_unique<CpuBuffer>(data, bytes);
+    Block block = pages_->reuse(rounded);
+    if (block.data == nullptr) {
+      // Linux promises more memory than there is and ends the process that uses it: ask first.
+      const std::size_t there = room_for(bytes);
+      if (bytes <= there) block = {std::aligned_alloc(alignment, rounded), rounded};
+      if (block.data == nullptr)
+        throw Error(
+            ErrorKind::unavailable,
+            fmt::format("{} needs {} bytes of memory and {} are available: use smaller sizes",
+                        facts_.name, bytes, there));
+      // Only a hint: rows of weights a page apart cost a TLB entry each without it.
+      if (alignment == LargePages::page) madvise(block.data, rounded, MADV_HUGEPAGE);
+    }
+    return std::make_unique<CpuBuffer>(block, bytes, pages_);
   }
 
   std::unique_ptr<SharedBuffer> allocate_shared(std::size_t bytes) override {
@@ -212,8 +255,6 @@ class CpuBackend final : public Backend {
   }
 
  private:
-  static constexpr std::size_t large_page = std::size_t{2} << 20;
-
   /// free_bytes() before this buffer. To find it opens several files: an answer serves for a tenth
   /// of a second, less the buffers of that time, while they are small beside it.
   std::size_t room_for(std::size_t bytes) {
@@ -231,6 +272,7 @@ class CpuBackend final : public Backend {
 
   DeviceFacts facts_;
   std::shared_ptr<CpuEngine> engine_;
+  std::shared_ptr<LargePages> pages_ = std::make_shared<LargePages>();  // buffers share it
   RecentLoad load_;
   std::mutex room_mutex_;  // guards the next two
   std::size_t room_ = 0;

@@ -27,15 +27,19 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// The shortest of the runs of `body` that fit in `budget` seconds, at least three.
+/// The shortest of the runs body(0), body(1), ..., of which there are `least`: then until another
+/// one took as long but for 1%, since both were undisturbed, or `most_seconds` are over.
 template <typename Body>
-double shortest(double budget, const Body& body) {
-  double best = infinity;
+double shortest(std::size_t least, double most_seconds, const Body& body) {
+  double best = infinity, second = infinity;
   const auto start = Clock::now();
-  for (int run = 0; run < 3 || seconds_since(start) < budget; ++run) {
+  for (std::size_t run = 0;
+       run < least || (second > 1.01 * best && seconds_since(start) < most_seconds); ++run) {
     const auto begin = Clock::now();
-    body();
-    best = std::min(best, seconds_since(begin));
+    body(run);
+    const double own = seconds_since(begin);
+    second = std::min(second, std::max(best, own));
+    best = std::min(best, own);
   }
   return best;
 }
@@ -76,14 +80,9 @@ MemoryRates memory_rates(Parallel& pool, std::span<std::byte> memory) {
       for (std::size_t at = 0; at < part; at += small_page) first[at] = std::byte{1};
     });
   const auto rate = [&](std::size_t count, const auto& body) {
-    double best = infinity;
-    const auto start = Clock::now();
-    for (std::size_t run = 0; run < count || seconds_since(start) < 0.3; ++run) {
-      const auto begin = Clock::now();
-      on_parts(run % count, body);
-      best = std::min(best, seconds_since(begin));
-    }
-    return static_cast<double>(part * parts) / best;
+    const double seconds =
+        shortest(count, 0.3, [&](std::size_t run) { on_parts(run % count, body); });
+    return static_cast<double>(part * parts) / seconds;
   };
   MemoryRates rates;
   const std::size_t half = pieces / 2;
@@ -104,7 +103,7 @@ double gemm_rate(int threads, std::int64_t n) {
     b[i] = static_cast<float>(i * 2246822519u % 2048) / 1024 - 1;
   }
   const BlasThreads hold(threads);
-  const double seconds = shortest(0.4, [&] {
+  const double seconds = shortest(3, 0.4, [&](std::size_t) {
     sgemm(n, n, n, {a.data(), n}, {b.data(), n}, 0, c.data(), n);
   });
   const auto size = static_cast<double>(n);
@@ -115,7 +114,7 @@ double gemm_rate(int threads, std::int64_t n) {
 
 std::size_t cpu_limits_bytes(std::int64_t cache_bytes, std::size_t free_bytes) {
   const std::size_t wanted =
-      std::max<std::size_t>(4 * static_cast<std::size_t>(cache_bytes), std::size_t{64} << 20);
+      std::max<std::size_t>(static_cast<std::size_t>(cache_bytes) * 5 / 2, std::size_t{64} << 20);
   return std::min(wanted, free_bytes / 4);
 }
 
