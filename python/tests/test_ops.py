@@ -2,6 +2,7 @@
 import inspect
 import math
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -183,14 +184,41 @@ def test_gradients(case):
         assert error(mine, other) < 2e-5
 
 
+MOST = 48  # numbers of a tensor that are tried one by one
+
+
+def moved(base: Tensor) -> tuple[Tensor, Callable]:
+    """A few numbers, and the tensor as a function of them: some move an element each, the last one moves all
+    along a random direction."""
+    places = torch.randperm(base.numel())[:MOST]
+    direction = torch.randn(base.numel()) / max(base.numel(), 1) ** 0.5
+    numbers = torch.zeros(len(places) + 1, requires_grad=True)
+    return numbers, lambda by: (base.flatten() + by[-1] * direction).index_add(0, places, by[:-1]).view_as(base)
+
+
+def sampled(result: Tensor) -> Tensor:
+    """Some elements, the same ones each time, and a random sum of all."""
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randperm(result.numel(), generator=generator)[:MOST]
+    weights = torch.randn(result.numel(), generator=generator) / max(result.numel(), 1) ** 0.5
+    return torch.cat((result.flatten()[places], (result.flatten() * weights).sum()[None]))
+
+
 @each(DIFFERENTIABLE)
 def test_gradcheck(case):
     """By finite differences in float32, whose roundings set the step and the tolerance."""
-    arguments = with_gradients(case, case.arguments())
+    arguments = list(case.arguments())
     if "relu" in arguments:
         pytest.skip("its corner has no derivative")
-    function = lambda *a: tuple(listed(op_of(case)(*a))[:case.outputs])
-    assert torch.autograd.gradcheck(function, arguments, eps=1e-2, atol=5e-3, rtol=1e-2)
+    places = [i for i, a in enumerate(with_gradients(case, arguments)) if isinstance(a, Tensor) and a.requires_grad]
+    numbers, functions = zip(*(moved(arguments[i].detach()) for i in places))
+
+    def function(*by):
+        for i, of, own in zip(places, functions, by):
+            arguments[i] = of(own)
+        return tuple(map(sampled, listed(op_of(case)(*arguments))[:case.outputs]))
+
+    assert torch.autograd.gradcheck(function, numbers, eps=1e-2, atol=5e-3, rtol=1e-2)
 
 
 @each(CASES + BACKWARDS)
