@@ -101,6 +101,20 @@ def test_every_site(name, change):
     expect_left_alone(model, words, path)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral", "gpt-oss"])
+def test_inference_mode_shows_the_same_operations(kind):
+    """Composed operations are not taken apart ahead of a tracer there."""
+    report = fftune.patch(make(kind))
+    with torch.inference_mode():
+        model = make(kind)
+        assert fftune.patch(model).replaced == report.replaced
+    model = make(kind)
+    name = next(name for name, words in report.replaced if any(f"by {op}" in words for op in ("ffn", "moe-ffn", "bias-gelu")))
+    with torch.inference_mode():
+        differ(model.get_submodule(name), clamped)
+        expect_left_alone(model, CLAMPED, name)
+
+
 @pytest.mark.parametrize("change", ["clamp", "places", "training"])
 def test_cosines(change):
     function, words = CHANGES[change]

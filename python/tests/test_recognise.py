@@ -1,6 +1,8 @@
 """How patch() recognises what modules compute: no other computation may be taken for one."""
+import functools
 import glob
 import importlib
+import inspect
 import itertools
 import math
 import os
@@ -18,8 +20,8 @@ from transformers.activations import ACT2FN
 
 import fftune
 from fftune.patching import experts, masks, norms
-from fftune.patching.recognise import (Foreign, Numbers, Options, Unfit, activation_name, identify,
-                                       on_one_thread, stand_in)
+from fftune.patching.recognise import (Foreign, Numbers, Options, PatchReport, Unfit, activation_name, identify,
+                                       on_one_thread, stand_in, try_to)
 from models import RELEASE, make
 from test_left_alone import Experts
 
@@ -126,9 +128,30 @@ def classes(pattern: str):
             yield from (getattr(module, name) for name in names)
 
 
+def code_of(function, scope):
+    """What a function does: its code, and the globals that it reads."""
+    code = function if inspect.iscode(function) else function.__code__
+    return (code.co_code, code.co_names, code.co_varnames, getattr(function, "__defaults__", None),
+            tuple(code_of(c, scope) if inspect.iscode(c) else repr(c) for c in code.co_consts
+                  if not (isinstance(c, str) and " " in c)),  # a docstring
+            tuple(id(scope[name]) for name in code.co_names if name in scope))
+
+
+def alike(found):
+    """Classes in groups of the same code: most of transformers' are copies, so one of each is tried."""
+    groups = {}
+    for cls in found:
+        own = [kind for kind in cls.__mro__ if not kind.__module__.startswith(("torch.", "builtins"))]
+        key = tuple((name, code_of(inspect.unwrap(f), inspect.unwrap(f).__globals__)) for kind in own
+                    for name, f in vars(kind).items() if inspect.isfunction(f))
+        groups.setdefault((key, own[-1].__mro__[1]), []).append(cls)
+    return list(groups.values())
+
+
 def test_norms_of_transformers():
     replaced = 0
-    for cls, size in itertools.product(classes("Norm"), (48, 200)):
+    for group, size in itertools.product(alike(classes("Norm")), (48, 200)):
+        cls = group[0]
         for dtype in (torch.float32, torch.bfloat16):
             try:
                 norm = cls(size).to(dtype)
@@ -142,7 +165,7 @@ def test_norms_of_transformers():
                     continue
             except Unfit:
                 continue
-            replaced += 1
+            replaced += len(group)
             for scale in (1.0, 1e-3, 30.0):
                 x = (Numbers(2)(7, size) * scale).to(dtype)
                 with torch.no_grad():
@@ -247,11 +270,19 @@ class _Plain:
         return type(self.module).forward(self.module, x)
 
 
+@functools.cache
+def replaced_experts():
+    """Beside which a router is tried."""
+    layer = nn.ModuleList([Experts()])
+    assert fftune.patch(layer).replaced
+    return layer[0]
+
+
 def check(cls, config) -> bool:
     """Whether a router is replaced; then it chooses and weighs as before."""
-    mixture = nn.Module()
-    mixture.experts, mixture.gate = Experts(), cls(config)
-    report = fftune.patch(mixture)
+    mixture, report = nn.Module(), PatchReport()
+    mixture.experts, mixture.gate = replaced_experts(), cls(config)
+    try_to(report, "", lambda: experts.patch_router(mixture, {}, Options(False, False, False)))
     mixture.eval()  # Phimoe's router adds noise in training
     for seed in range(4):
         x = new_weights(mixture.gate, SEED + seed)
@@ -269,8 +300,8 @@ def check(cls, config) -> bool:
 
 
 def test_all_routers_of_transformers():
-    replaced = {cls.__name__ for cls in routers() if check(cls, settings())
-                | check(cls, settings(norm_topk_prob=False))}
+    replaced = {cls.__name__ for group in alike(routers()) if check(group[0], settings())
+                | check(group[0], settings(norm_topk_prob=False)) for cls in group}
     there = {cls.__name__ for cls in routers()}
     if RELEASE < (5, 20):
         there.discard("GraniteMoeTopKRouter")  # gave ids, weights and logits in another order

@@ -22,7 +22,7 @@ from .._ops.layer import expect_runs
 from .._ops.packed import packed_word
 from .._library import Error
 from . import attention as attentions
-from .analytic import INTEGERS, ROOTS, Trace
+from .analytic import INTEGERS, PATCHED, ROOTS, Trace
 from .experts import ExpertsFound, experts_of, router_of
 from .inline_mlps import chain_of
 from .fp8_experts import is_rounded_experts
@@ -930,7 +930,7 @@ class Recogniser:
 def _expect_analytic(attention: nn.Module, dtype: torch.dtype, run: Callable) -> None:
     """That all that the attention uses in run() is analytic, but its masks, the roots of its norms, and the maximum
     that a softmax with sinks subtracts."""
-    trace = Trace({INTEGERS, *(ROOTS if any(map(_is_norm, attention.children())) else ()),
+    trace = Trace({INTEGERS, PATCHED, *(ROOTS if any(map(_is_norm, attention.children())) else ()),
                    *(("max",) if "sinks" in attention._parameters else ())})
 
     def forward(*arguments, **options):
