@@ -420,8 +420,8 @@ def call(op: Op, *arguments):
 
 
 def expect_good(op: Op, *arguments) -> None:
-    """Where other ops compute what this one would, with its arguments."""
-    if not _is_compiling() and not _DISABLED:  # references take more types
+    """Where other ops compute what this one would, with its arguments. These check what autocast made of them."""
+    if not _is_compiling() and not _DISABLED and not _is_cast(arguments, op):  # references take more types
         found = explain(op.label, op.kinds, op.overload._schema, arguments)
         if found is not None:
             raise found
@@ -444,8 +444,12 @@ def _is_plain(arguments: tuple, op: Op) -> bool:
         if not (arguments[i].is_cuda or arguments[i].is_cpu) or arguments[i].is_neg():
             return False
     # After them, as other devices may have no autocast to ask for.
-    return not (op.casts and _is_any_autocast_enabled()
-                and _is_autocast_enabled(arguments[0].device.type))
+    return not _is_cast(arguments, op)
+
+
+def _is_cast(arguments: tuple, op: Op) -> bool:
+    return op.casts and _is_any_autocast_enabled() and (
+        isinstance(arguments[0], Tensor) and _is_autocast_enabled(arguments[0].device.type))
 
 
 _is_compiling = torch.compiler.is_compiling

@@ -312,6 +312,9 @@ def test_autocast():
         y = ops.ffn(x, gate, up, down)
         assert y.dtype == torch.bfloat16
         assert ops.linear(x, gate).dtype == torch.bfloat16
+        for norms in (None, (norm[:8], norm[:8])):
+            for t in ops.qkv(x, gate.bfloat16(), 3, 1, norms=norms, positions=torch.arange(12).view(2, 6)):
+                assert t.dtype == torch.bfloat16 and t.requires_grad
         # Like PyTorch's own norms, this one leaves types alone.
         assert ops.rmsnorm(x, norm).dtype == torch.float32
         y.float().sum().backward()

@@ -206,6 +206,34 @@ def test_torch_compile_keeps_a_packed_product_whole():
     assert torch.equal(compiled(x), layer(x))
 
 
+@pytest.mark.parametrize("format", ["int4", "mxfp4", "nvfp4", "fp8", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_with_packed_weights_have_the_type_of_autocast(dtype, format):
+    """Tensors of float32 and of bfloat16, with gradients to what was given."""
+    group = {"mxfp4": {}, "nvfp4": {}}.get(format, dict(group=32))
+    pack = lambda n, k: QuantLinear.from_linear(nn.Linear(k, n, bias=False).to(dtype), format=format,
+                                                **group).packed_weight
+    up, down, heads = pack(96, 64), pack(64, 96), pack(64, 64)
+    x, ids, shares = torch.randn(5, 64, requires_grad=True), torch.zeros(5, 1).int(), torch.rand(5, 1)
+    calls = {"linear": (up,), "ffn": (up, up, down), "mlp": (up, down), "qkv": (heads, 2, 1), "moe_ffn": (
+        ids, shares, up, up, down)}
+    for op, arguments in calls.items():
+        run = getattr(fftune.ops, op)
+        dense = [w.dense(torch.float32)[None if op == "moe_ffn" else ...] if isinstance(w, fftune.ops.PackedWeight)
+                 else w for w in arguments]
+        given = x.detach() if op in ("mlp", "moe_ffn") else x
+        with torch.autocast("cpu", torch.bfloat16):
+            got = run(given, *arguments)
+        right = run(given, *dense)
+        for y, r in zip(*((t if isinstance(t, tuple) else (t,)) for t in (got, right)), strict=True):
+            assert y.dtype is torch.bfloat16 and close(y, r, 3e-2), (op, format)
+        if given.requires_grad:
+            first = lambda t: (t[0] if isinstance(t, tuple) else t).float().square().sum()
+            mine, = torch.autograd.grad(first(got), x)
+            theirs, = torch.autograd.grad(first(right), x)
+            assert mine.dtype is torch.float32 and close(mine, theirs, 5e-2), (op, format)
+
+
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu-tanh", "relu", "none"])
 @pytest.mark.parametrize("group, zeros", ((32, False), (0, True)))
 def test_a_gated_layer_with_packed_weights_and_its_gradients(group, zeros, act):

@@ -9,8 +9,8 @@ from .._custom import OPS, call, gradient, rows, save_gates, wants_gradient
 from .._declare import FROZEN, declare, run_into
 from .._library import Error
 from .linear import gradients_of
-from .packed import (FORMATS, PackedWeight, ffn_packed, format_of, group_word, has_zeros, named_packed, packed_word,
-                     parts_of, suffix)
+from .packed import (FORMATS, PackedWeight, autocasts, ffn_packed, format_of, group_word, has_zeros, named_packed,
+                     packed_word, parts_of, suffix)
 from .rmsnorm import add_rmsnorm, rmsnorm
 
 _WEIGHTS = "w_gate, w_up, w_down"
@@ -247,7 +247,8 @@ for _format in FORMATS:
     _zeros = "up_zero=w_up_zero?, down_zero=w_down_zero?, " if has_zeros(_format) else ""
     declare(f"mlp_packed{suffix(_format)}", "ffn", "x, w_up, w_down, up_scale=w_up_scale, "
             f"down_scale=w_down_scale, {_zeros}b_up?, b_down?, residual?, h, group, act", "y", label="mlp",
-            fixed={"gate": "no", "weights": _format}, check=_expect_biases, by_row=True)
+            fixed={"gate": "no", "weights": _format}, check=_expect_biases, by_row=True,
+            **autocasts(_format, "up_scale", "down_scale"))
 
 
 def _save_mlp(ctx, inputs, output):

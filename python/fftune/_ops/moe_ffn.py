@@ -11,7 +11,8 @@ from .._layer_form import first_expert as first_expert_tensor
 from .._library import Error
 from .._run import ready
 from .ffn import expect_both
-from .packed import (FORMATS, PackedWeight, format_of, group_word, has_zeros, named_packed, parts_of, suffix)
+from .packed import (FORMATS, PackedWeight, autocasts, format_of, group_word, has_zeros, named_packed, parts_of,
+                     suffix)
 
 _CHOICES = "x, ids:ints, weights:floats"
 _SEPARATE = "w_gate=w_gate|w_gate_up, w_up?, w_down"
@@ -92,7 +93,8 @@ for _format in FORMATS:
     declare(f"moe_ffn_packed{suffix(_format)}", "moe-ffn",
             f"{_CHOICES}, w_gate, w_up, w_down, gate_scale=w_gate_scale, up_scale=w_up_scale, "
             f"down_scale=w_down_scale, {_zeros}b_gate?, b_up?, b_down?, experts, h, act, weigh, shared, "
-            "group, routing", "y", fixed={"weights": _format}, by_row=True, prepare={"ids": _ids})
+            "group, routing", "y", fixed={"weights": _format}, by_row=True, prepare={"ids": _ids},
+            **autocasts(_format, "gate_scale", "up_scale", "down_scale", keeps=("weights",)))
 
 
 def _save(ctx, inputs, output):

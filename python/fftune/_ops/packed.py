@@ -30,6 +30,11 @@ def scales_rows(format: str) -> bool:
     return format == "nvfp4"
 
 
+def autocasts(format: str, *scales: str, keeps: tuple[str, ...] = ()) -> dict:
+    """What autocast does to an op with packed weights: scales keep their type, but int4's are of the tokens' type."""
+    return {"casts": True, "keeps": keeps if format == "int4" else (*keeps, *scales)}
+
+
 def _pack_name(format: str, word: str) -> str:
     return f"weight{suffix(format)}" + ("" if format in ONLY_GROUP else f"_{word}")
 
@@ -41,11 +46,11 @@ def _declare_format(format: str) -> None:
          ", w_zero?zero", ", plain_zero=unpacked_zero?zero") if has_zeros(format) else [""] * 4)
     declare(f"linear_packed{suffix(format)}", "linear",
             f"x, w, scale=w_scale, {zero}bias?, residual?, n, group", "y", fixed=fixed,
-            label="linear", by_row=True)
+            label="linear", by_row=True, **autocasts(format, "scale"))
     declare(f"ffn_packed{suffix(format)}", "ffn",
             "x, w_gate, w_up, w_down, gate_scale=w_gate_scale, up_scale=w_up_scale, "
             f"down_scale=w_down_scale, {zeros}bias=b_down?, residual?, h, group, act", "y",
-            fixed=fixed, label="ffn", by_row=True)
+            fixed=fixed, label="ffn", by_row=True, **autocasts(format, "gate_scale", "up_scale", "down_scale"))
     # The shapes of the results depend on the group: an op for each.
     rows, plain_rows = ("row_scale, ", ", plain_rows=unpacked_row_scale") if scales_rows(format) else ("", "")
     for word in ("128",) if format in ONLY_GROUP else _GROUPS.values():

@@ -2,15 +2,15 @@
 from torch import Tensor
 
 from .. import reference
-from .._checks import count_of, has_sizes, int32, several
+from .._checks import count_of, expect, expect_one_of, has_sizes, int32, several
 from .._custom import OPS, call, expect_good, wants_gradient
 from .._declare import declare
 from .._library import Error
 from .attention import head_stride
 from .linear import linear
-from .packed import FORMATS, PackedWeight, group_word, has_zeros, parts_of, suffix
+from .packed import FORMATS, PackedWeight, autocasts, group_word, has_zeros, parts_of, suffix
 from .rmsnorm import rmsnorm
-from .rope import NUMBERS, RULE, expect_rule, leave_out_unused, rope
+from .rope import NUMBERS, RULE, USED, expect_rule, leave_out_unused, rope
 
 _TENSORS = ("x, w_q=w_q|w, w_k?, w_v?, b_q=b_q|bias?, b_k?, b_v?, q_norm?, k_norm?, "
             "positions:ints?, angles?")
@@ -94,8 +94,8 @@ for _format in FORMATS:
                "k_norm?, positions:ints?, angles?")
     _rules = dict(check=_check_others, fill=_fill_others, fixed={"weights": _format}, label="qkv",
                   shapes=_SHAPES)
-    declare(f"qkv_packed{suffix(_format)}", "qkv", f"{_packed}, {_OPTIONS}", "q, k, v", keeps=("angles",),
-            by_row=True, **_rules)
+    declare(f"qkv_packed{suffix(_format)}", "qkv", f"{_packed}, {_OPTIONS}", "q, k, v", by_row=True,
+            **autocasts(_format, "scale", keeps=("angles",)), **_rules)
     declare(f"qkv_packed_cached{suffix(_format)}", "qkv",
             f"{_packed}, k_cache!, v_cache!, slots:index, {_OPTIONS}", "q", lays=_LAYS, **_rules)
 for _scales in ("token", "block"):
@@ -198,9 +198,15 @@ def _two_norms(norms) -> tuple[Tensor | None, Tensor | None]:
 
 def _by_parts(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, heads, kv_heads,
               eps, rotation, rotary, rule, numbers) -> tuple[Tensor, Tensor, Tensor]:
-    """The same by ops that have gradients."""
+    """The same by ops that have gradients. They do not see what the parts have in common."""
     dim = (w_q.n // (heads + 2 * kv_heads) if isinstance(w_q, PackedWeight) else
            _dim(w_q, w_k, heads, kv_heads))
+    expect_one_of("qkv: rotation", rotation, ("none", "halves", "interleaved"))
+    expect_one_of("qkv: rule", rule, USED)
+    _check(w_k, w_v, b_q, b_k, b_v, q_norm=q_norm, k_norm=k_norm, positions=positions, angles=angles, rule=rule)
+    expect("qkv", "positions", positions, x.shape[:-1])
+    if angles is not None:
+        expect("qkv", "angles", angles, (angles.shape[0], rotary or dim))
     if w_k is None:
         parts = linear(x, w_q, b_q).split([n * dim for n in (heads, kv_heads, kv_heads)], -1)
     else:
