@@ -354,7 +354,7 @@ std::string Attention::contradiction(const Problem& problem) const {
   const bool thd = layer.layout == Layout::thd;
   if (layer.heads % layer.kv_heads != 0)
     return fmt::format("kv-heads={} do not divide heads={}", layer.kv_heads, layer.heads);
-  if (layer.dim % 2 != 0) return fmt::format("dim={} is odd", layer.dim);
+  if (layer.dim % 2 != 0) return fmt::format("dim={} is odd: give an even one", layer.dim);
   if (layer.page != 0 && (layer.page < 16 || (layer.page & (layer.page - 1)) != 0))
     return fmt::format("page={} is not 16, 32, 64, 128 or 256", layer.page);
   if (layer.page == 0 && problem.sizes.contains("pages"))

@@ -486,8 +486,8 @@ class MoeFfn final : public DescribedOp {
                            problem.option("gate-up"), code);
       for (const char* name : {"d", "h"})
         if (problem.size(name) % packed_rows != 0)
-          return fmt::format("{}={} with weights={}: an expert has tiles of {} rows", name,
-                             problem.size(name), code, packed_rows);
+          return fmt::format("{}={} with weights={}: give a multiple of {}, the rows of a tile",
+                             name, problem.size(name), code, packed_rows);
     }
     for (const char* name : {"d", "h"})
       if (auto reason = packed_contradiction(problem, name, problem.size(name)); !reason.empty())

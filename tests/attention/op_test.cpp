@@ -71,7 +71,7 @@ TEST_CASE("buffers of attention are those that pass, sizes and options ask for")
 
 TEST_CASE("fields of attention that do not go together are refused") {
   CHECK(refusal({{"kv-heads", 3}}) == "attention: kv-heads=3 do not divide heads=4");
-  CHECK(refusal({{"dim", 11}}) == "attention: dim=11 is odd");
+  CHECK(refusal({{"dim", 11}}) == "attention: dim=11 is odd: give an even one");
   CHECK(refusal({{"page", 24}}) == "attention: page=24 is not 16, 32, 64, 128 or 256");
   CHECK(refusal({{"kv-head", 24}}) == "attention: kv-head=24 is no multiple of dim=16");
   CHECK(refusal({{"kv-head", 32}}, {}, "bwd") ==

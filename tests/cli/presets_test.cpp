@@ -354,6 +354,26 @@ TEST_CASE("a variant that does not exist or is illegal is named, and the fallbac
   CHECK(checked.code == 0);
 }
 
+TEST_CASE("a record that the library would skip replaces none that it uses") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1,2");
+  REQUIRE(sandbox.fftune("presets merge presets --out kept").code == 0);
+  const auto kept = sandbox.folder() / "kept" / path.parent_path().filename() / "ffn.json";
+  const std::string before = text_of(kept);
+  json document = json::parse(text_of(path));
+  document.at("records").at(0).at("stages").at(0)["family"] = "no_such_family";
+  for (const int code : {1, 2}) {  // one record of two, then the only one
+    if (code == 2) document.at("records").erase(1);
+    write_text(path, document.dump());
+    const Finished merged = sandbox.fftune("presets merge presets --out kept");
+    INFO(merged.err << merged.out);
+    CHECK(merged.code == code);
+    CHECK(merged.err.find("no_such_family") != std::string::npos);
+    CHECK(fftune::testing::lines_in(merged.err) == 1);
+    CHECK(text_of(kept) == before);
+  }
+}
+
 TEST_CASE("a record of a dtype that this device has not is skipped with the reason") {
   const Sandbox sandbox;
   const auto path = sandbox.tuned("1");

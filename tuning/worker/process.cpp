@@ -76,8 +76,9 @@ struct Descriptors {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (placed && ::getppid() == parent) ::execv(arguments[0], arguments);
   // The supervisor shows the last line.
-  constexpr std::string_view why =
-      "it could not be started: are there file descriptors enough (ulimit -n)?\n";
+  const std::string_view why =
+      placed ? "it could not be started: is /proc mounted, and is there memory enough?\n"
+             : "it could not be started: are there file descriptors enough (ulimit -n)?\n";
   const int log = placed ? STDERR_FILENO : own.printed;
   if (::write(log, why.data(), why.size()) < 0) ::_exit(126);
   ::_exit(127);

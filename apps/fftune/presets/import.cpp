@@ -264,13 +264,13 @@ int run(const ImportOptions& options, const Session& session) {
     }
   }
   session.output.document(document);
-  for (const std::string& each : broken) logging::warn("{}; it is left out", each);
   if (searches == 0)
     throw Error(ErrorKind::invalid_input,
                 !broken.empty()        ? broken.front()
                 : document.size() == 0 ? fmt::format("{}: there is no vLLM table, E=...,N=....json",
                                                      fmt::join(options.paths, ", "))
                                        : "there is no table to search for: see the lines above");
+  for (const std::string& each : broken) logging::warn("{}; it is left out", each);
   return broken.empty() ? exit_good : exit_check_failed;
 }
 

@@ -12,6 +12,7 @@
 #include "apps/fftune/presets/records.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
+#include "runtime/devices.hpp"
 #include "store/preset_file.hpp"
 #include "tuning/log.hpp"
 
@@ -23,6 +24,25 @@ struct MergeOptions {
   std::string out = "presets";
 };
 
+/// Takes out the records that the library would skip: they would replace records that it uses.
+/// Files without another record go with them. Returns the reasons.
+std::vector<std::string> take_out_skipped(std::vector<PresetFile>& files, const Session& session) {
+  const Devices here = list_devices(session.environment);
+  std::vector<std::string> reasons;
+  for (PresetFile& file : files)
+    if (const auto facts = facts_for(file.device, here))
+      std::erase_if(file.records, [&](const PresetRecord& record) {
+        const std::string fault = fault_of(record, *facts, session.catalog);
+        if (!fault.empty())
+          reasons.push_back(
+              fmt::format("{}:{}: {}", file.path.string(), record.problem.text(), fault));
+        return !fault.empty();
+      });
+  if (!reasons.empty())
+    std::erase_if(files, [](const PresetFile& file) { return file.records.empty(); });
+  return reasons;
+}
+
 /// Into the folder `out`, which `where` names.
 int merge(const std::vector<std::string>& paths, const std::filesystem::path& out,
           const std::string& where, const Session& session) {
@@ -32,11 +52,14 @@ int merge(const std::vector<std::string>& paths, const std::filesystem::path& ou
     left_out.insert(left_out.end(), file.complaints.begin(), file.complaints.end());
   // A file with a record that cannot be read is left out whole: it has to be repaired first.
   std::erase_if(files, [](const PresetFile& file) { return !file.complaints.empty(); });
+  const std::vector<std::string> faults = take_out_skipped(files, session);
   if (files.empty())
     throw Error(ErrorKind::invalid_input,
-                fmt::format("{}; nothing was merged: repair that file", left_out.front()));
+                fmt::format("{}; nothing was merged: repair that file",
+                            left_out.empty() ? faults.front() : left_out.front()));
   for (const std::string& complaint : left_out)
     logging::warn("{}; the file is left out: repair it, and merge it again", complaint);
+  for (const std::string& fault : faults) logging::warn("{}; the record is left out", fault);
   const LockWait wait = lock_wait();
   std::vector<PresetBatch> batches;
   for (const PresetFile& file : files) {
@@ -55,7 +78,7 @@ int merge(const std::vector<std::string>& paths, const std::filesystem::path& ou
                         {"records", files[i].records.size()}});
   }
   session.output.document(document);
-  return left_out.empty() ? exit_good : exit_check_failed;
+  return left_out.empty() && faults.empty() ? exit_good : exit_check_failed;
 }
 
 }  // namespace

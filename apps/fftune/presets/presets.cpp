@@ -10,9 +10,11 @@
 #include <utility>
 
 #include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/commands.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
+#include "runtime/choice.hpp"
 #include "store/preset_file.hpp"
 #include "tuning/log.hpp"
 
@@ -80,6 +82,32 @@ std::optional<DeviceFacts> facts_of_preset(const PresetDevice& device) {
   facts.name = device.name;
   if (device.multiprocessors > 0) facts.multiprocessors = device.multiprocessors;
   return facts;
+}
+
+std::optional<DeviceFacts> facts_for(const PresetDevice& device, const Devices& here) {
+  for (const DeviceListing& listing : here.found)
+    if (listing.facts.slug() == device.slug && listing.facts.kind == device.kind)
+      return listing.facts;
+  if (auto facts = facts_of_preset(device)) return facts;
+  for (const DeviceListing& listing : here.found)
+    if (device.kind == DeviceKind::cpu && listing.facts.kind == DeviceKind::cpu) {
+      DeviceFacts facts = listing.facts;
+      if (device.multiprocessors > 0) facts.multiprocessors = device.multiprocessors;
+      return facts;
+    }
+  return std::nullopt;
+}
+
+std::string fault_of(const PresetRecord& record, const DeviceFacts& facts, const Catalog& catalog) {
+  // A record of a file is a candidate: an error in it is a finding, and the next follows.
+  try {
+    const Op& op = catalog.op(record.problem.op);
+    std::string illegal = fault_of_recorded(op, record.problem, facts.kind);
+    if (illegal.empty()) illegal = record_illegality(op, record.problem, facts, record);
+    return illegal;
+  } catch (const Error& error) {
+    return error.what();
+  }
 }
 
 std::string problem_without_op(const Problem& problem) {

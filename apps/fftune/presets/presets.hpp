@@ -8,6 +8,7 @@
 
 #include "apps/fftune/command_line/session.hpp"
 #include "apps/fftune/terminal/json.hpp"
+#include "runtime/devices.hpp"
 #include "store/preset_file.hpp"
 #include "store/preset_library.hpp"
 
@@ -39,6 +40,13 @@ std::vector<std::string> or_presets_folder(std::vector<std::string> paths);
 /// A GPU of the file's architecture, with its name and number of SMs; nothing for an architecture
 /// that fftune does not know, and for a CPU.
 std::optional<DeviceFacts> facts_of_preset(const PresetDevice& device);
+
+/// The device that a file is for: itself where it is here, else a typical one of its architecture;
+/// none if fftune knows neither.
+std::optional<DeviceFacts> facts_for(const PresetDevice& device, const Devices& here);
+
+/// Why the library would skip a record on the device; empty if it would not.
+std::string fault_of(const PresetRecord& record, const DeviceFacts& facts, const Catalog& catalog);
 
 /// "ffn/fwd bf16 act=silu d=1024 h=2048" without the op: for a table of one file.
 std::string problem_without_op(const Problem& problem);

@@ -8,11 +8,9 @@
 #include <vector>
 
 #include "apps/fftune/command_line/command.hpp"
-#include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/command_line/session.hpp"
 #include "apps/fftune/presets/presets.hpp"
 #include "apps/fftune/terminal/text.hpp"
-#include "core/error.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/devices.hpp"
 
@@ -23,22 +21,6 @@ namespace {
 struct ValidateOptions {
   std::vector<std::string> paths;
 };
-
-// The device that a file is for: itself where it is here, else a typical one of its architecture;
-// none if fftune knows neither, and then only the form of a record can be checked.
-std::optional<DeviceFacts> facts_for(const PresetDevice& device, const Devices& here) {
-  for (const DeviceListing& listing : here.found)
-    if (listing.facts.slug() == device.slug && listing.facts.kind == device.kind)
-      return listing.facts;
-  if (auto facts = facts_of_preset(device)) return facts;
-  for (const DeviceListing& listing : here.found)
-    if (device.kind == DeviceKind::cpu && listing.facts.kind == DeviceKind::cpu) {
-      DeviceFacts facts = listing.facts;
-      if (device.multiprocessors > 0) facts.multiprocessors = device.multiprocessors;
-      return facts;
-    }
-  return std::nullopt;
-}
 
 struct Findings {
   std::vector<std::string> faults;
@@ -55,26 +37,20 @@ void check_record(const PresetRecord& record, const PresetFile& file,
     ++findings.unknown;
     return;
   }
-  // A record of a file is a candidate: an error in it is a finding, and the next follows.
-  try {
-    const Op& op = catalog.op(record.problem.op);
-    std::string illegal = fault_of_recorded(op, record.problem, facts->kind);
-    if (illegal.empty()) illegal = record_illegality(op, record.problem, *facts, record);
-    if (!illegal.empty()) findings.faults.push_back(fmt::format("{}: {}", where, illegal));
-    if (!illegal.empty()) return;
-    if (const auto stale = stale_families(catalog, op, record); !stale.empty()) {
-      findings.notes.push_back(
-          fmt::format("{}: stale: the sources of {} have changed since it was tuned; it is still "
-                      "used",
-                      where, fmt::join(stale, ", ")));
-      ++findings.stale;
-    }
-    for (const std::string& disturbance : record.verdict.disturbances)
-      findings.notes.push_back(fmt::format("{}: measured while disturbed: {}", where, disturbance));
-    findings.disturbed += record.verdict.disturbances.empty() ? 0 : 1;
-  } catch (const Error& error) {
-    findings.faults.push_back(fmt::format("{}: {}", where, error.what()));
+  if (const std::string fault = fault_of(record, *facts, catalog); !fault.empty()) {
+    findings.faults.push_back(fmt::format("{}: {}", where, fault));
+    return;
   }
+  if (const auto stale = stale_families(catalog, catalog.op(record.problem.op), record);
+      !stale.empty()) {
+    findings.notes.push_back(fmt::format(
+        "{}: stale: the sources of {} have changed since it was tuned; it is still used", where,
+        fmt::join(stale, ", ")));
+    ++findings.stale;
+  }
+  for (const std::string& disturbance : record.verdict.disturbances)
+    findings.notes.push_back(fmt::format("{}: measured while disturbed: {}", where, disturbance));
+  findings.disturbed += record.verdict.disturbances.empty() ? 0 : 1;
 }
 
 /// All notes where they are few or asked for, else a line for each kind.
