@@ -162,7 +162,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
 
     Heads share keys and values as in grouped-query attention: `heads` is a multiple of `kv_heads`. The
     last query of a sequence is aligned with its last key. A query without a visible key gives zeros.
-    Masked pairs do not exist: NaN and infinities of keys that no query sees have no effect.
+    Masked pairs do not exist: NaN and infinities of keys that no query sees have no effect. Heads have an
+    even number of features up to 512.
 
     Args:
         q: Queries, [batch, tokens, heads, features]; with `offsets` [tokens, heads, features], all
@@ -170,7 +171,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
             projection makes them.
         k, v: Keys and values, [batch, keys, kv_heads, features]; with `offsets` [keys, kv_heads,
             features]; with `pages` [pages, page_size, kv_heads, features]. Those of a head may be
-            neighbours in one tensor [..., 2 · features].
+            neighbours in one tensor [..., 2 · features]. A page has 16, 32, 64, 128 or 256 tokens.
         mask: True where a query sees a key, bool [batch, 1 or heads, tokens, keys], or a mask that PyTorch
             broadcasts to that; or the result of `pack_mask` for a mask of these four dimensions.
         causal: A query sees no key behind its own position.
@@ -184,12 +185,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
         pages: Ids of the pages of a cache without gradients, int32 [batch, pages per sequence]. A page id
             out of range stands for a page of zeros. No key outside of `lengths` and `offsets` is read.
         softcap: If not 0, a score becomes ``softcap · tanh(score / softcap)`` before bias is added.
-        scale: Factor of the scores; 0 for ``1 / sqrt(features)``.
+        scale: Factor of the scores, not negative; 0 for ``1 / sqrt(features)``.
         return_lse: Return the log-sum-exp of the scores too.
 
     Returns:
-        A tensor like q; with `return_lse` also float32 [batch, heads, tokens]. Gradients have the same
-        bits in every run under ``torch.use_deterministic_algorithms(True)``.
+        A tensor like q; with `return_lse` also float32 [batch, heads, tokens], or with `offsets` [heads,
+        tokens], which has no gradient. Gradients of q, k, v and sinks have the same bits in every run under
+        ``torch.use_deterministic_algorithms(True)``.
     """
     if bias is not None and wants_gradient(bias):
         raise Error("attention: bias has no gradient: detach it")

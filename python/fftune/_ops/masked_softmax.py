@@ -41,7 +41,7 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = Fals
             PyTorch broadcasts to that.
         causal: Instead of a mask, each row sees no column behind its own; the last row is aligned with
             the last column.
-        scale: Factor of the scores.
+        scale: Factor of the scores, not negative.
 
     Returns:
         A tensor like x. Masked elements are 0, and so is a row without visible columns.

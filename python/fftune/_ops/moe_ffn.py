@@ -137,7 +137,7 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
         w_gate, w_up: [experts, h, d]. With ``w_up=None`` w_gate is [experts, 2h, d] and holds both, in
             the order of `packing`.
         w_down: [experts, d, h]. All three weights may be ``PackedWeight`` of all experts' rows,
-            [experts · h, d] and [experts · d, h]; these have no gradients.
+            [experts · h, d] and [experts · d, h], with d and h multiples of 16; these have no gradients.
         biases: ([experts, 2h], [experts, d]) of the two products, only with ``w_up=None``. With packed
             weights ([experts, h], [experts, h], [experts, d]).
         act: As in `ffn`, or "swiglu-oai", the clamped activation of gpt-oss.

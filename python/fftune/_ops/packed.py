@@ -156,13 +156,13 @@ def pack_weight(codes: Tensor, scale: Tensor | tuple[Tensor, Tensor], zero: Tens
     Args:
         codes: Codes of 4 bits, uint8 [n, ⌈k / 2⌉]. A byte has two neighbouring elements of a row, the
             first in its low four bits. Codes of 8 bits are uint8, float8_e4m3fn or int8 [n, k].
-        scale: Scales of groups, [n, ⌈k / group⌉], or [n, 1] with ``group=0``. Those of int4 have the
+        scale: Scales of groups, [n, k / group], or [n, 1] with ``group=0``. Those of int4 have the
             tokens' type, those of mxfp4 uint8, those of fp8 and int8 float32. For nvfp4 a pair of
-            float8_e4m3fn [n, ⌈k / 16⌉] and float32 [n], or one number for all rows.
+            float8_e4m3fn [n, k / 16] and float32 [n], or one number for all rows.
         zero: Zero points of int4, uint8 with the shape of scale. None: the zero point is 8.
         k: Elements of a row; by default as many as the codes of a row.
-        group: Elements of a row that share a scale: 128, 64, 32, or 0 for the whole row. 32 for mxfp4,
-            16 for nvfp4.
+        group: Elements of a row that share a scale: 128, 64 or 32, which divides k, or 0 for the whole row.
+            32 for mxfp4, 16 for nvfp4.
         format: "int4", "mxfp4", "fp8", "int8" or "nvfp4".
 
     Returns:
