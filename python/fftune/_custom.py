@@ -13,6 +13,7 @@ import torch
 import torch.compiler.config
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import reference
 from ._checks import Kind, check_tensors, expect_one_device, explain, explain_rest
@@ -159,6 +160,15 @@ def _by_reference(name: str):
             return tuple(map(own, result))
         return None if result is None else own(result)
     return implementation
+
+
+class References(TorchDispatchMode):
+    """Within it every op runs its PyTorch reference, in any floating-point type."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if function.namespace == _library.ns:
+            function = _by_reference(function._opname)
+        return function(*arguments, **options or {})
 
 
 def _with_versions(kernel: Callable, written: tuple[int, ...]) -> Callable:

@@ -93,3 +93,12 @@ def test_explain():
 def test_the_tool():
     done = subprocess.run([sys.executable, "-m", "fftune", "ops"], capture_output=True, text=True)
     assert done.returncode == 0 and "ngram-block" in done.stdout
+
+
+@pytest.mark.parametrize("make", [
+    lambda: fftune.nn.GatedMLP(32, 48), lambda: fftune.nn.MoE(32, 48, 4, 2), lambda: fftune.nn.RMSNorm(32),
+    lambda: fftune.quantise(torch.nn.Sequential(torch.nn.Linear(32, 48)), "fp8", group=32)])
+def test_check_takes_modules_of_fftunes_own_ops(make):
+    """In float64, which has no kernels, they run their references."""
+    report = fftune.check(make(), torch.randn(5, 32))
+    assert report.good, report
