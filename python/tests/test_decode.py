@@ -203,3 +203,21 @@ def test_what_does_not_fit_is_an_error_of_one_line():
     assert "give temperature" in refused(top_k=4)
     assert "options" in refused(options={"colour": 3})
     assert "pad" in refused(pad=-1)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_keys_without_a_place_in_their_sequence_are_written_to_no_other(paged, tokens):
+    """Sequences that have no keys, fewer than there are tokens, or more than the cache has rows."""
+    parts = model(paged=paged)
+    lengths = torch.tensor([20, 0, CACHE + 1, 2], dtype=torch.int32, device=DEVICE)
+    rows = lambda t: (t if paged else t.transpose(1, 2)).flatten(0, 1)
+    at = lambda i, place: (int(parts["pages"][i, place // 16]) * 16 + place % 16) if paged else i * CACHE + place
+    before = [rows(t).clone() for pair in parts["caches"] for t in pair]
+    ops.layer(torch.randn(BATCH, tokens, D, device=DEVICE), parts["weights"], parts["caches"], lengths, HEADS, KV_HEADS,
+              angles=parts["angles"], pages=parts["pages"])
+    written = {at(i, n - tokens + t) for i, n in enumerate(lengths.tolist()) for t in range(tokens)
+               if 0 <= n - tokens + t < CACHE}
+    for old, new in zip(before, (rows(t) for pair in parts["caches"] for t in pair), strict=True):
+        changed = (old != new).flatten(1).any(1).nonzero().flatten().tolist()
+        assert set(changed) == written

@@ -363,7 +363,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         heads, kv_heads: Numbers of heads of q, and of k and v; kv_heads is heads by default.
         slots: int32 [batch, tokens], the cache row for each new key and value:
             ``sequence · cache + position``, or with pages ``page · page_size + row``. By default the last
-            rows of `lengths`. A slot out of range writes nothing.
+            rows of `lengths`; those before the first key or behind the cache's end have none. A slot out of
+            range writes nothing.
         pages: int32 [batch, n], key t of sequence i is in page ``pages[i, t // page_size]``. A page id
             out of range stands for a page of zeros.
         positions: int32 [batch, tokens], rows of `angles`; by default the positions in the cache.
@@ -383,8 +384,9 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         group: A `fftune.distributed.Group` whose ranks have slices of the layers: some of the heads, and
             some of the features between up and down. Ranks of a mixture may have experts / ranks whole
             experts instead, those of the first rank first, and the whole router. heads and kv_heads are
-            the slice's. The outputs of attention and of the MLP are summed over the ranks within the plan. x, and all weights
-            that are not sliced, are the same on all ranks; one rank has b_o and b_down, the others zeros.
+            the slice's. The outputs of attention and of the MLP are summed over the ranks within the plan.
+            x, and all weights that are not sliced, are the same on all ranks; one rank has b_o and b_down,
+            the others zeros.
 
     Returns:
         [batch, tokens, d].
@@ -407,12 +409,13 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
                   + torch.arange(s, dtype=torch.int32, device=x.device)).to(torch.int32)
         if positions is None and angles is not None:
             positions = places
-        if slots is None and pages is not None:
+        if slots is None:
             page = caches[0][0].shape[1]
-            at = places.clamp(0, pages.shape[1] * page - 1).long()
-            slots = torch.where(places < 0, -1, pages.gather(1, at // page) * page + at % page).int()
-        elif slots is None:
-            starts = torch.arange(batch, dtype=torch.int32, device=x.device)[:, None]
-            slots = places + starts * caches[0][0].shape[2]
+            room = caches[0][0].shape[2] if pages is None else pages.shape[1] * page
+            at = places.clamp(0, room - 1).long()
+            slots = (at + torch.arange(batch, device=x.device)[:, None] * room if pages is None else
+                     pages.gather(1, at // page) * page + at % page)
+            # The place before a sequence's first key, or behind its last, may be another sequence's.
+            slots = torch.where(at == places, slots, -1).int()
     return call(OPS.layer, x, positions, angles, slots, lengths, pages, flat, flat_caches, form, memory,
                 first_expert_of(form, group, x.device))
