@@ -297,8 +297,8 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
 
 /// For up to 8 tokens the kernel without shared memory for weights may be faster, as its blocks
 /// are smaller. Groups have few rows each. In a layer their launches follow others, and those of
-/// the other kernel begin later than alone: with 16 tokens an H200 took 166 us for a layer of
-/// gpt-oss-20b by this one and 178 where only `down` was of the other, which alone are as fast.
+/// the other kernel begin later than alone. With 16 tokens an H200 took 166 us for a layer of
+/// gpt-oss-20b by this one, and 178 with `down` by the other, although both are as fast alone.
 bool is_preferred(const GemmChain& chain, const DeviceFacts& facts) {
   const Engine& decode = packed_decode_engine;
   if ((chain.front().m > 8 && !chain.front().groups.any()) || decode.can_implement(chain, facts))
