@@ -1,6 +1,6 @@
-// How near the cost models come to the fastest of what was timed: the wgmma engine's on an H200,
-// and in fp8, and of the decode kernels of experts, on an H100; those of attention and of products
-// of few tokens in layers on an H200.
+// How near the cost models come to the fastest of what was timed. Tiles of wgmma, attention and
+// products of few tokens in layers are of an H200, fp8 and the decode kernels of experts of an
+// H100.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -171,7 +171,7 @@ TEST_CASE("gate and up of experts have more than one load of each weight in flig
   CHECK(expected_us(problem, h200(), "gate_up_packed/tiles=4,row_warps=2" + rest + "1" + whole) >
         1.05 * expected_us(problem, h200(),
                            "gate_up_packed/tiles=1,row_warps=4" + rest + "2" + whole));
-  // Of its layer with both products by packed_sm90 it took 166 us, with `down` by the other 178.
+  // Its layer took 166 us with both products by packed_sm90, and 178 with `down` by the other.
   for (const char* family : {"gate_up_packed_sm90", "down_packed_sm90"})
     CHECK(family_of(builtin_catalog().op("moe-ffn"), family).is_preferred(problem, h200()));
 }
