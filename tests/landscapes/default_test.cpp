@@ -141,20 +141,27 @@ TEST_CASE(
   CHECK(slower <= 0.01 * landscapes);
 }
 
-TEST_CASE("attention of a few queries takes a configuration near the fastest in an H200's layers") {
+TEST_CASE("what the cost models prefer in an H200's layers is near the fastest") {
+  struct Recorded {
+    const char* file;
+    int least;           // landscapes
+    double worst, mean;  // relative time above the fastest
+  };
+  const auto recorded = GENERATE(Recorded{"attention-decode.txt", 55, 0.1, 0.02},
+                                 Recorded{"experts-of-one-token.txt", 10, 0.05, 0.01});
   int landscapes = 0;
   double slower = 0;  // in all
-  for (const Landscape& landscape : landscapes_of_layers("attention-decode.txt")) {
+  for (const Landscape& landscape : landscapes_of_layers(recorded.file)) {
     const auto preferred = static_cast<std::size_t>(
         std::min_element(landscape.estimates.begin(), landscape.estimates.end()) -
         landscape.estimates.begin());
     INFO(landscape.problem.text());
-    CHECK(landscape.us[preferred] <= 1.1 * landscape.best());
+    CHECK(landscape.us[preferred] <= (1 + recorded.worst) * landscape.best());
     slower += landscape.us[preferred] / landscape.best() - 1;
     ++landscapes;
   }
-  REQUIRE(landscapes >= 55);
-  CHECK(slower <= 0.02 * landscapes);
+  REQUIRE(landscapes >= recorded.least);
+  CHECK(slower <= recorded.mean * landscapes);
 }
 
 TEST_CASE("gate and up of experts have more than one load of each weight in flight") {
