@@ -76,6 +76,34 @@ TEST_CASE("every command that takes a folder of presets takes one of its devices
     CHECK(entry.path() == path);
 }
 
+TEST_CASE(
+    "records that state what leaving a size out means are as good as those that leave it out") {
+  const Sandbox sandbox;
+  REQUIRE(sandbox
+              .fftune("rope --b 1 --s 4 --heads 2 --dim 8 --dtype f32 --pass fwd --device cpu "
+                      "--budget 1s --max-variants 2")
+              .code == 0);
+  std::filesystem::path path;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(sandbox.folder() / "presets"))
+    if (entry.path().filename() == "rope.json") path = entry.path();
+  json file = json_of(text_of(path));
+  json& problem = file.at("records").at(0).at("problem");
+  REQUIRE_FALSE(problem.contains("kv-heads"));
+  problem["kv-heads"] = 2;
+  write_text(path, file.dump());
+  const Finished validated = sandbox.fftune("presets validate presets");
+  CAPTURE(validated.out, validated.err);
+  CHECK(validated.code == 0);
+  CHECK(sandbox.fftune("presets merge presets --out elsewhere").out.find("1 record") !=
+        std::string::npos);
+  const Finished timed = sandbox.fftune(
+      "bench rope --b 1 --s 4 --heads 2 --dim 8 --dtype f32 --pass fwd --device cpu --presets "
+      "presets --samples 2 --budget 1s --json");
+  CAPTURE(timed.out, timed.err);
+  CHECK(timed.out.find("exact device, exact shape") != std::string::npos);
+}
+
 TEST_CASE("presets show says of records that are not decided why") {
   const Sandbox sandbox;
   const auto path = sandbox.tuned("1,4");
