@@ -31,7 +31,7 @@ def scales_rows(format: str) -> bool:
 
 
 def autocasts(format: str, *scales: str, keeps: tuple[str, ...] = ()) -> dict:
-    """What autocast does to an op with packed weights: scales keep their type, but int4's are of the tokens' type."""
+    """The rules of autocast for packed weights: scales keep their type, but int4's take the tokens' type."""
     return {"casts": True, "keeps": keeps if format == "int4" else (*keeps, *scales)}
 
 
