@@ -129,10 +129,12 @@ def _vmap_rule(op: Op, of_rows: frozenset[int]) -> Callable:
                 results = type(results)(r if r.shape[:1] == (info.batch_size,) else
                                         r.expand(info.batch_size, *r.shape) for r in results)
         else:
+            # A batch of none has the shapes of one of zeros.
             each = [op.overload(*(_taken(a, place, at) for a, place in zip(arguments, places)))
-                    for at in range(info.batch_size)]
-            results = (torch.stack(each) if isinstance(each[0], Tensor) else
-                       type(each[0])(map(torch.stack, zip(*each))))
+                    for at in range(max(info.batch_size, 1))]
+            stacked = lambda samples: torch.stack(samples)[:info.batch_size]
+            results = (stacked(each) if isinstance(each[0], Tensor) else
+                       type(each[0])(map(stacked, zip(*each))))
         return results, 0 if isinstance(results, Tensor) else type(results)([0] * len(results))
     return rule
 
@@ -144,7 +146,9 @@ def _is_batched(place) -> bool:
 def _taken(argument, place, at: int):
     if isinstance(argument, (list, tuple)) and isinstance(place, (list, tuple)):
         return [_taken(a, p, at) for a, p in zip(argument, place)]
-    return argument if place is None else argument.select(place, at)
+    if place is None or argument.shape[place]:
+        return argument if place is None else argument.select(place, at)
+    return argument.new_zeros(argument.movedim(place, 0).shape[1:])
 
 
 def _by_reference(name: str):

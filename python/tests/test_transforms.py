@@ -84,6 +84,21 @@ def test_vmap(case):
                     assert error(mine[sample], result) < 1e-5
 
 
+@each(PURE)
+def test_vmap_over_no_sample(case):
+    arguments = case.arguments()
+    places = floats(case, arguments)
+    if not places:
+        return
+    call = lambda *tensors: tuple(listed(op_of(case)(*replaced(arguments, places, tensors))))
+    for batched in (places[:1], places):
+        given = [arguments[i].new_zeros(0, *arguments[i].shape) if i in batched else arguments[i] for i in places]
+        got = torch.func.vmap(call, tuple(0 if i in batched else None for i in places))(*given)
+        for none, one in zip(got, listed(op_of(case)(*arguments)), strict=True):
+            assert none.dtype == one.dtype
+            assert none.shape == (0, *one.shape) or not one.numel()  # a result that was not asked for
+
+
 @pytest.mark.parametrize("op, arguments", [
     ("ffn_fp8", fp8_arguments(True)), ("moe_ffn_fp8", moe_fp8_arguments("token"))],
     ids=["ffn_fp8", "moe_ffn_fp8"])
