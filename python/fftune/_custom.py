@@ -435,7 +435,7 @@ def call(op: Op, *arguments):
 
 def expect_good(op: Op, *arguments) -> None:
     """Where other ops compute what this one would, with its arguments. These check what autocast made of them."""
-    if not _is_compiling() and not _DISABLED and not _is_cast(arguments, op):  # references take more types
+    if not (_is_compiling() or _DISABLED or op.casts and _is_cast(arguments[0])):  # references take more types
         found = explain(op.label, op.kinds, op.overload._schema, arguments)
         if found is not None:
             raise found
@@ -458,12 +458,11 @@ def _is_plain(arguments: tuple, op: Op) -> bool:
         if not (arguments[i].is_cuda or arguments[i].is_cpu) or arguments[i].is_neg():
             return False
     # After them, as other devices may have no autocast to ask for.
-    return not _is_cast(arguments, op)
+    return not (op.casts and _is_cast(arguments[0]))
 
 
-def _is_cast(arguments: tuple, op: Op) -> bool:
-    return op.casts and _is_any_autocast_enabled() and (
-        isinstance(arguments[0], Tensor) and _is_autocast_enabled(arguments[0].device.type))
+def _is_cast(first) -> bool:
+    return _is_any_autocast_enabled() and isinstance(first, Tensor) and _is_autocast_enabled(first.device.type)
 
 
 _is_compiling = torch.compiler.is_compiling
