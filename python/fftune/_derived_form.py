@@ -50,16 +50,16 @@ class DerivedForm:
             if given.get(i) is None and not self.arguments[i].optional:
                 raise Error(f"{self.label}: {self.arguments[i].name} is None: give a tensor")
         check_tensors(self.label, self.kinds, list(named.items()), dtype)
+        named |= {self.arguments[i].name: value for i, value in zip(self.fields, values)}
+        if self.check:  # in Python's words, before the library's
+            self.check(**named)
         fields = {}
         for i, value in zip(self.fields, values):
             argument = self.arguments[i]
-            named[argument.name] = value
             several = value if argument.type == "float[]" else (value,)
             for name, one in zip(argument.library, several):
                 fields[name] = self._field(argument, name, one)
         fields |= zip(self.strides, values[len(self.fields):])
-        if self.check:
-            self.check(**named)
         if self.fill:
             self.fill(fields, **named)
         there = {i: t for i, t in given.items() if t is not None}
