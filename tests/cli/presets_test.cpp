@@ -80,13 +80,13 @@ TEST_CASE(
     "records that state what leaving a size out means are as good as those that leave it out") {
   const Sandbox sandbox;
   REQUIRE(sandbox
-              .fftune("rope --b 1 --s 4 --heads 2 --dim 8 --dtype f32 --pass fwd --device cpu "
+              .fftune("attention --b 1 --s 4 --heads 2 --dim 8 --dtype f32 --pass fwd --device cpu "
                       "--budget 1s --max-variants 2")
               .code == 0);
   std::filesystem::path path;
   for (const auto& entry :
        std::filesystem::recursive_directory_iterator(sandbox.folder() / "presets"))
-    if (entry.path().filename() == "rope.json") path = entry.path();
+    if (entry.path().filename() == "attention.json") path = entry.path();
   json file = json_of(text_of(path));
   json& problem = file.at("records").at(0).at("problem");
   REQUIRE_FALSE(problem.contains("kv-heads"));
@@ -98,7 +98,7 @@ TEST_CASE(
   CHECK(sandbox.fftune("presets merge presets --out elsewhere").out.find("1 record") !=
         std::string::npos);
   const Finished timed = sandbox.fftune(
-      "bench rope --b 1 --s 4 --heads 2 --dim 8 --dtype f32 --pass fwd --device cpu --presets "
+      "bench attention --b 1 --s 4 --heads 2 --dim 8 --dtype f32 --pass fwd --device cpu --presets "
       "presets --samples 2 --budget 1s --json");
   CAPTURE(timed.out, timed.err);
   CHECK(timed.out.find("exact device, exact shape") != std::string::npos);
