@@ -33,8 +33,8 @@ struct Block {
 };
 
 /// Blocks of large pages. The largest one that was freed serves the next that it fits: a search
-/// frees a gigabyte before it needs as much, and the system takes a second to make the pages of
-/// that anew. Until then it may take them back whenever it needs memory.
+/// frees the buffers of a problem before it allocates those of the next, and the system takes up to
+/// a second to make the pages of a gigabyte. Until then it may take them back when it needs memory.
 class LargePages {
  public:
   static constexpr std::size_t page = std::size_t{2} << 20;
@@ -246,10 +246,11 @@ class CpuBackend final : public Backend {
   Limits limits(DType) override {
     const std::lock_guard lock(limits_mutex_);
     if (!limits_) {
-      // Memory as that of the tensors: the roofline is what they could reach.
-      const auto memory = allocate(cpu_limits_bytes(facts_.l2_bytes, free_bytes()));
-      limits_ = measure_cpu_limits(engine_->pool,
-                                   {static_cast<std::byte*>(memory->data()), memory->bytes()});
+      // Small pages, which streams read as fast: large ones would be lost to the buffers to come,
+      // and a virtual machine may have to ask its host for each.
+      const std::size_t bytes = cpu_limits_bytes(facts_.l2_bytes, free_bytes());
+      const std::unique_ptr<std::byte[]> memory(new std::byte[bytes]);  // uninitialised
+      limits_ = measure_cpu_limits(engine_->pool, {memory.get(), bytes});
     }
     return *limits_;
   }

@@ -27,8 +27,8 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// The shortest of the runs body(0), body(1), ..., of which there are `least`: then until another
-/// one took as long but for 1%, since both were undisturbed, or `most_seconds` are over.
+/// The shortest of the runs body(0), body(1), ... There are at least `least` of them. More follow
+/// until two agree within 1%, which shows that both were undisturbed, or `most_seconds` are over.
 template <typename Body>
 double shortest(std::size_t least, double most_seconds, const Body& body) {
   double best = infinity, second = infinity;

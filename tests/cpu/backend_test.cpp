@@ -82,6 +82,27 @@ TEST_CASE("a small buffer does not ask the system for its memory each time") {
   CHECK(least_of(0.25, share) < 0.25);
 }
 
+TEST_CASE("a large buffer that is gone serves the next large one that it fits") {
+  constexpr std::size_t mib = std::size_t{1} << 20;
+  const auto backend = open_cpu();
+  void* place = nullptr;
+  {
+    const auto first = backend->allocate(256 * mib);
+    place = first->data();
+    backend->fill(place, 1, first->bytes());
+  }
+  const auto small = backend->allocate(4 * mib);
+  CHECK(small->data() != place);
+  const auto second = backend->allocate(100 * mib);
+  CHECK(second->data() == place);
+  CHECK(second->bytes() == 100 * mib);
+  const auto third = backend->allocate(100 * mib);  // at the same time
+  CHECK(third->data() != place);
+  backend->fill(second->data(), 2, second->bytes());
+  backend->fill(third->data(), 3, third->bytes());
+  CHECK(static_cast<const char*>(second->data())[100 * mib - 1] == 2);
+}
+
 TEST_CASE("memory that is not there is refused with the bytes needed and there") {
   const auto backend = open_cpu();
   const std::size_t bytes = std::size_t{1} << 50;
