@@ -27,7 +27,7 @@ def clamped(y):
 
 
 CLAMPED = "clamp(-1e+06, 1e+06)"
-# What a module does with its result, and words of the reason.
+# Changes of a module's result, with words of the reason.
 CHANGES = {
     "clamp": (clamped, CLAMPED),
     "minimum": (lambda y: torch.minimum(y, torch.tensor(FAR)), "clamp(-inf, 1e+06)"),
@@ -44,6 +44,10 @@ CHANGES = {
     "tokens": (lambda y: y * 2 if y.shape[-2] > 4000 else y, "a comparison of the number of sequences or tokens"),
     "sequences": (lambda y: y * 2 if y.dim() > 2 and min(y.size(0), 4000) == 4000 else y,
                   "a comparison of the number of sequences or tokens"),
+    "difference": (lambda y: y * 2 if y.shape[-2] - 4000 > 0 else y, "a comparison of the number of sequences"),
+    "quotient": (lambda y: y * 2 if y.shape[-2] // 4000 else y, "a comparison of the number of sequences"),
+    "conversion": (lambda y: y * 2 if int(y.shape[-2]) > 4000 else y, "a comparison of the number of sequences"),
+    "gradients": (lambda y: clamped(y) if torch.is_grad_enabled() else y, "in training"),
     "type": (lambda y: y.clamp(-6e4, 6e4) if y.dtype == torch.float16 else y, "clamp(-60000, 60000)"),
     "training": (clamped, "in training"),
 }

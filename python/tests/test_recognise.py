@@ -129,7 +129,7 @@ def classes(pattern: str):
 
 
 def code_of(function, scope):
-    """What a function does: its code, and the globals that it reads."""
+    """A key of a function: its code, and the globals that it reads."""
     code = function if inspect.iscode(function) else function.__code__
     return (code.co_code, code.co_names, code.co_varnames, getattr(function, "__defaults__", None),
             tuple(code_of(c, scope) if inspect.iscode(c) else repr(c) for c in code.co_consts

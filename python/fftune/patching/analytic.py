@@ -8,8 +8,8 @@ roots, random numbers, numbers that Python reads, and operations that it does no
 
 A module is taken for a computation only if its pieces are pieces of that computation too, with the same limits,
 and as often for each matrix product: relu in an MLP of relu is one. Comparisons of the numbers of sequences and
-tokens are pieces, if Python makes them. Three things stay unseen: sizes that Python reads by len() or as an
-index, kernels that are called past PyTorch's dispatcher, and state from outside the module.
+tokens are pieces, if Python makes them. These stay unseen: sizes that Python reads by len() or as an index,
+branches on the device, kernels that are called past PyTorch's dispatcher, and state from outside the module.
 """
 import functools
 import operator
@@ -22,7 +22,7 @@ from torch._C import DispatchKey
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Names of operations, where add_ is add.
+# Names of operations without the last underscore.
 _ANALYTIC = frozenset("""
     add sub rsub mul div true_divide neg reciprocal square addcmul addcdiv lerp
     exp exp2 expm1 sin cos sinh cosh tanh sigmoid erf erfc silu gelu mish glu log_sigmoid_forward
@@ -40,7 +40,7 @@ _PRODUCTS = frozenset("mm addmm bmm baddbmm mv addmv dot linear matmul _grouped_
 _SHAPES = frozenset("zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full "
                     "new_empty_strided".split())
 ROOTS = frozenset("sqrt rsqrt log log1p log2 log10 std std_mean linalg_vector_norm native_layer_norm "
-                   "_fused_rms_norm".split())
+                  "_fused_rms_norm".split())
 _ROOT = "a root or logarithm"
 # Frequencies are powers of arange(). The largest of positions, say, is another for other positions that are tried.
 _OF_INTEGERS = ROOTS | frozenset("pow max min amax amin".split())
@@ -77,7 +77,6 @@ class Trace:
         """A piece that the other has not, or has fewer times for each product."""
         return next((piece for piece, count in self.pieces.items() if count * max(other.products, 1)
                      > other.pieces[piece] * max(self.products, 1)), None)
-
 
     def reads_numbers(self, tensors: Iterable[Tensor]) -> bool:
         """Whether one of these depends on a floating-point number of an input or a parameter."""
@@ -130,7 +129,8 @@ class _Operations(TorchDispatchMode):
         trace = self.trace
         if name in _PRODUCTS:
             trace.products += 1
-        if is_analytic and not trace.discrete and isinstance(arguments[0], Tensor) and _is_float(arguments[0]):
+        if is_analytic and not trace.discrete and arguments and isinstance(arguments[0], Tensor) \
+                and _is_float(arguments[0]):
             result = function(*arguments, **options)
             if isinstance(result, Tensor) and _is_float(result):
                 return result
@@ -237,39 +237,56 @@ class _Methods(TorchFunctionMode):
 
 
 class _Size(int):
-    """A number of sequences or tokens: in which way it is compared counts as a piece."""
+    """A number of sequences or tokens, or one computed from it. A comparison is a piece, but for those of two sizes
+    and of a size with 0; so is a conversion, behind which comparisons would not be seen."""
 
     trace: Trace
+    is_computed = False
 
     @classmethod
-    def of(cls, size: int, trace: Trace) -> "_Size":
+    def of(cls, size: int, trace: Trace, is_computed: bool = False) -> "_Size":
         made = cls(size)
-        made.trace = trace
+        made.trace, made.is_computed = trace, is_computed
         return made
+
+    def count(self) -> None:
+        self.trace.pieces["a comparison of the number of sequences or tokens"] += 1
+
+    def __bool__(self) -> bool:
+        if self.is_computed:
+            self.count()
+        return int.__bool__(self)
 
     __hash__ = int.__hash__
 
 
-def _compared(operation):
-    def compare(self, other):
-        if not (operation in _EQUALITIES and isinstance(other, _Size) or other == 0):
-            self.trace.pieces["a comparison of the number of sequences or tokens"] += 1
-        return operation(int(self), int(other) if isinstance(other, _Size) else other)
-    return compare
+def _plain(number):
+    return int.__add__(number, 0) if isinstance(number, _Size) else number
+
+
+def _counted(operation):
+    def compute(self, *others):
+        is_equality = operation in (operator.eq, operator.ne) and isinstance(others[0], _Size)
+        if not (is_equality or others and _plain(others[0]) == 0 and not self.is_computed):
+            self.count()
+        return operation(_plain(self), *map(_plain, others))
+    return compute
 
 
 def _computed(operation, turned: bool):
     def compute(self, other):
         if not isinstance(other, int):
             return NotImplemented
-        numbers = (int(other), int(self)) if turned else (int(self), int(other))
-        return _Size.of(operation(*numbers), self.trace)
+        numbers = (_plain(self), _plain(other))
+        return _Size.of(operation(*(numbers[::-1] if turned else numbers)), self.trace,
+                        self.is_computed or operation is not operator.mul)
     return compute
 
 
-_EQUALITIES = (operator.eq, operator.ne)
-for _name in ("lt", "le", "gt", "ge", "eq", "ne", "mod"):
-    setattr(_Size, f"__{_name}__", _compared(getattr(operator, _name)))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "mod", "truediv", "pow"):
+    setattr(_Size, f"__{_name}__", _counted(getattr(operator, _name)))
+for _name, _operation in (("int", int), ("float", float), ("divmod", divmod), ("rtruediv", lambda a, b: b / a)):
+    setattr(_Size, f"__{_name}__", _counted(_operation))
 for _name in ("add", "sub", "mul", "floordiv"):
     setattr(_Size, f"__{_name}__", _computed(getattr(operator, _name), False))
     setattr(_Size, f"__r{_name}__", _computed(getattr(operator, _name), True))

@@ -512,14 +512,14 @@ class Elsewhere:
 
 @contextmanager
 def _in_training(elsewhere: Elsewhere):
-    """The stand-in in training, where it drops nothing if drops() is looked at in each call."""
+    """The stand-in in training, with gradients, where it drops nothing if drops() is looked at in each call."""
     kept = [(m, dict(vars(m))) for m in elsewhere.module.modules()]
     for other, _ in kept:
         other.training = not (elsewhere.drops and isinstance(other, nn.modules.dropout._DropoutNd))
         for name in _rates_of(other) if elsewhere.drops else ():
             setattr(other, name, 0.0)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
             yield
     finally:
         for other, state in kept:
