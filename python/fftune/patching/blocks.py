@@ -8,8 +8,9 @@ from .. import ops
 from .memory import norm_again
 from .mlps import gated_of, gated_weights, plain_layers, plain_mlp, plain_mlp_forward
 from .norms import layernorm_forward, norm_forward, normalises, settings_of
-from .recognise import (Elsewhere, Options, Uncertain, Unfit, drops, expect_no_hooks, expect_plain, has_kernels, identify,
-                        is_patched, kind_of, original, remembered, replace_forward, stand_in, trying, undoable, watched)
+from .recognise import (Elsewhere, Options, Uncertain, Unfit, drops, expect_no_hooks, expect_plain, has_kernels,
+                        identify, is_patched, kind_of, original, remembered, replace_forward, stand_in, trying,
+                        undoable, watched)
 from .rotary import attend, fuses_projections, projects
 
 

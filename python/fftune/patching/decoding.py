@@ -127,8 +127,8 @@ def head_of(model: nn.Module) -> Head:
         given = _Given(hidden * ((softcap or 8.0) / size.clamp(min=1e-3)))
         own = view_of(model, {**outputs, (names[0],): given})
         expect_alike(lambda _: own(input_ids=ids, use_cache=False).logits, ours, given.hidden, sizes=(11,),
-                     free=(PATCHED,), subject=type(model).__name__, reason="its logits are not those of a linear layer, nor of "
-                     "one with the soft cap of the configuration")
+                     free=(PATCHED,), subject=type(model).__name__, reason="its logits are not those of a linear "
+                     "layer, nor of one with the soft cap of the configuration")
         if given.inputs.keys() != {"input_ids"} or not torch.equal(given.inputs["input_ids"], ids):
             raise Unfit("its decoder is given other inputs than the ids of a call")
     return Head(decoder, product, softcap)

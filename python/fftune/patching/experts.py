@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from .. import ops, reference
 from .analytic import CHOICES, INTEGERS
-from .recognise import (SCALES, KNOWN_ACTIVATIONS, Elsewhere, Foreign, Numbers, Options, Unfit, are_plain, configured, expect_configured_activation,
-                        expect_no_hooks, expect_plain, has_kernels, has_settings, identify, is_close, is_patched,
-                        kind_of, original, parts_of, parts_watched, remembered,
+from .recognise import (SCALES, KNOWN_ACTIVATIONS, Elsewhere, Foreign, Numbers, Options, Unfit, are_plain, configured,
+                        expect_configured_activation, expect_no_hooks, expect_plain, has_kernels, has_settings,
+                        identify, is_close, is_patched, kind_of, original, parts_of, parts_watched, remembered,
                         replace_forward, stand_in, undoable)
 
 

@@ -26,7 +26,7 @@ from .analytic import INTEGERS, PATCHED, ROOTS, Trace
 from .experts import ExpertsFound, experts_of, router_of
 from .inline_mlps import chain_of
 from .fp8_experts import is_rounded_experts
-from .fp8_linear import MERGED, expect_scales_of_op, is_rounded_fp8, merge_fp8, rounds_alike
+from .fp8_linear import MERGED, expect_scales_of_op, is_rounded_fp8, merge_fp8
 from .mxfp4 import LAYER_WEIGHTS, DenseExperts, DenseMixture, is_packed_mixture
 from .mlps import GatedMLP, fp8_mlp_forward, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
 from .norms import norm_forward, settings_of

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from . import attention as attentions
 from .analytic import INTEGERS, Trace
 from .mlps import required_arguments
-from .recognise import (Numbers, Options, PatchReport, Unfit, expect_alike, expect_pieces, on_one_thread, original, reason_of,
-                        replace_forward, stand_in, trying, undoable)
+from .recognise import (Numbers, Options, PatchReport, Unfit, expect_alike, expect_pieces, on_one_thread, original,
+                        reason_of, replace_forward, stand_in, trying, undoable)
 
 
 def patch_masks(model: nn.Module, report: PatchReport, options: Options) -> None:

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops, reference
-from .recognise import (SCALES, Elsewhere, Foreign, Numbers, Options, Unfit, are_plain, expect_plain,
-                         has_kernels, identify, is_close, kind_of, original, remembered, replace_forward, stand_in, undoable)
+from .recognise import (SCALES, Elsewhere, Foreign, Numbers, Options, Unfit, are_plain, expect_plain, has_kernels,
+                        identify, is_close, kind_of, original, remembered, replace_forward, stand_in, undoable)
 
 
 def _name_of_eps(module: nn.Module) -> str | None:

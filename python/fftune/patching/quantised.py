@@ -28,8 +28,8 @@ from .._ops.packed import format_of
 from .analytic import INTEGERS, Trace
 from .fp8_experts import is_fp8_experts, patch_fp8_experts
 from .fp8_linear import drop_merged_fp8, is_fp8_linear, is_static_fp8_linear, patch_fp8_linear
-from .recognise import (CodedLayer, Numbers, PatchReport, Unfit, expect_pieces, has_kernels, is_close, is_patched, reason_of,
-                        replace_forward, try_to, undoable, view_of)
+from .recognise import (CodedLayer, Numbers, PatchReport, Unfit, expect_pieces, has_kernels, is_close, is_patched,
+                        reason_of, replace_forward, try_to, undoable, view_of)
 
 # The codes of a layer [n, k], from the words that it has and back. (A word has eight, so the last one
 # may be padded.)

@@ -528,8 +528,8 @@ def _in_training(elsewhere: Elsewhere):
 
 def identify(theirs: Callable, known: dict[Hashable, Callable], draw: Callable[[Numbers], object], *,
              subject: str, agrees: Callable = is_close, canonical: Callable = lambda key: key,
-             least: int = len(SCALES), most: int = 64, free: Iterable[str] | None = (), elsewhere: Elsewhere | None = None,
-             sizes: bool = True, unknown: str = ""):
+             least: int = len(SCALES), most: int = 64, free: Iterable[str] | None = (),
+             elsewhere: Elsewhere | None = None, sizes: bool = True, unknown: str = ""):
     """-> the key of the computation in `known` that `theirs` is. Unfit where it is none of them, could
     still be one of two, is a Foreign one, or may be another for inputs that were not tried.
 

@@ -12,9 +12,10 @@ from .norms import norm_forward, settings_of
 from .fp8_linear import fp8_linear, is_rounded_fp8, merge_fp8, merged_fp8_of, serves
 from .quantised import (fits, is_quantised, merge, merged_of, numbers_of, ordered,
                         quantised_linear)
-from .recognise import (Elsewhere, Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_alike, expect_no_hooks, expect_plain,
-                        has_kernels, identify, in_forward_mode, is_close, is_known, is_patched, kind_of,
-                        original, remembered, replace_forward, stand_in, try_to, trying, undoable, watched)
+from .recognise import (Elsewhere, Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_alike,
+                        expect_no_hooks, expect_plain, has_kernels, identify, in_forward_mode, is_close, is_known,
+                        is_patched, kind_of, original, remembered, replace_forward, stand_in, try_to, trying, undoable,
+                        watched)
 
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
