@@ -117,7 +117,7 @@ void expect_alike(const std::vector<Spec>& all, const std::vector<Spec>& others)
     if (!alike(all[i], others[i])) FAIL_CHECK(all[i].name << " differs");
 }
 
-/// What a family says of a problem.
+/// The answers of a family about a problem.
 struct Answer {
   std::optional<std::string> refusal;
   Config config = {};  // the default
@@ -140,8 +140,8 @@ Answer answer_of(const Family& family, const Problem& problem, const DeviceFacts
   return answer;
 }
 
-/// What serves the problem untuned, and what each family says. One problem is asked about after the
-/// other: the parts that families share are made once.
+/// The untuned choice for a problem, and the answers of families. One problem is asked about after
+/// the other: the parts that families share are made once.
 struct Answers {
   std::string recipe;
   std::optional<double> estimate;
