@@ -1,11 +1,15 @@
 """The pages' numbers of whole models: their labels are those of the configurations that
 bench/models.py builds, and a table of results names its GPU, its day and its command."""
 import json
+import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from fftune._library import tool_path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "measurements").glob("*.md"))]
@@ -169,6 +173,35 @@ def test_untuned_and_tuned_is_what_the_presets_say():
     undecided = sum(int(records) - int(decided) for records, decided, *_ in expected.values())
     total = sum(int(records) for records, *_ in expected.values())
     assert f"{total} records, {total - undecided} of them decided" in page.read_text()
+
+
+def test_layers_searched_are_what_the_presets_say():
+    """For each model of --model its layer's time, share of the roofline, and the time of the untuned
+    choice over the winner's, with 1, 16 and 64 sequences."""
+    def key(problem: dict) -> str:
+        problem = {"kv-heads": problem["heads"], **problem}  # as many, if left out
+        return json.dumps(problem, sort_keys=True)
+
+    records = {key(record["problem"]): record["verdict"] for record in
+               read(ROOT / "presets" / "nvidia-h200" / "layer.json")["records"]}
+    fftune = tool_path()
+    usage = subprocess.run([fftune, "layer", "--help"], capture_output=True, text=True, check=True)
+    option = re.search(r"--model NAME (.*?)\n +--", usage.stdout, re.S)[1]
+    expected = {}
+    for name in "".join(option.partition("given:")[2].split()).split(","):
+        cache = "1024" if name == "gpt2" else "2048"  # as many as it has places for
+        listed = subprocess.run(
+            [fftune, "list", "layer", "--model", name, "--cache", cache, "--batch", "1,16,64",
+             "--dtype", "bf16", "--arch", "sm_90a", "--json"],
+            capture_output=True, text=True, check=True)
+        verdicts = [records[key(of["problem"])] for of in json.loads(listed.stdout)["problems"]]
+        assert all(verdict["decided"] for verdict in verdicts)
+        expected[f"`{name}`"] = [
+            f"{v['median_us']:.{max(0, 2 - int(math.log10(v['median_us'])))}f}, "
+            f"{100 * v['roofline_fraction']:.0f}%, {v['untuned_ratio']:.3f}" for v in verdicts]
+    rows = rows_of(MEASUREMENTS / "layers.md", "## Layers of models, searched")
+    table = "\n".join(f"| {name} | {' | '.join(cells)} |" for name, cells in expected.items())
+    assert rows == expected, f"the table should be\n{table}"
 
 
 def test_headline_numbers_of_an_h100_are_those_of_their_sections():
