@@ -32,9 +32,10 @@ struct Block {
   std::size_t bytes = 0;
 };
 
-/// Blocks of large pages. The largest one that was freed serves the next that it fits: a search
-/// frees the buffers of a problem before it allocates those of the next, and the system takes up to
-/// a second to make the pages of a gigabyte. Until then it may take them back when it needs memory.
+/// Blocks of large pages. The largest one that was freed serves the next that it fits, since a
+/// search frees the buffers of a problem before it allocates those of the next. The system takes up
+/// to a second to make the pages of a gigabyte. Until then it may take them back when it needs
+/// memory.
 class LargePages {
  public:
   static constexpr std::size_t page = std::size_t{2} << 20;
