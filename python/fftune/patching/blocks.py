@@ -67,6 +67,7 @@ def patch_layer(module: nn.Module, known: dict, options: Options) -> str | None:
 def _expect_layer(module: nn.Module) -> bool:
     """Checks that it is the pre-norm layer; returns whether its MLP gives a pair, whose first
     element counts."""
+    reasons = []
     for pair in (False, True):
         parts = dict(input_layernorm=_Times(2), self_attn=_Times(3, returns_pair=True),
                      post_attention_layernorm=_Times(5), mlp=_Times(7, returns_pair=pair))
@@ -76,9 +77,10 @@ def _expect_layer(module: nn.Module) -> bool:
             return pair
         except Uncertain:
             raise
-        except Unfit:
-            if pair:
-                raise
+        except Unfit as reason:
+            reasons.append(reason)
+    # With the MLP's other kind of result it does not run at all.
+    raise next((reason for reason in reasons if reason.__cause__ is None), reasons[-1])
 
 
 def _expect_feed_forward(module: nn.Module) -> bool:
