@@ -142,7 +142,7 @@ TEST_CASE("packed weights that experts cannot have are refused in one line") {
   CHECK(complaint(sizes, DType::fp8, {{"weights", "mxfp4"}}) ==
         "moe-ffn: weights=mxfp4 is for x of bf16, fp16 and f32, not fp8");
   CHECK(complaint({3, 64, 40, 4, 2}, DType::bf16, {{"weights", "fp8"}, {"group", "row"}}) ==
-        "moe-ffn: h=40 with weights=fp8: an expert has tiles of 16 rows");
+        "moe-ffn: h=40 with weights=fp8: give a multiple of 16, the rows of a tile");
   CHECK(complaint(sizes, DType::bf16, {{"weights", "mxfp4"}}) == "");
 }
 
