@@ -60,6 +60,11 @@ bool cuts_sequences(const Layer& layer, const attention_decode_grid& grid) {
   return !same_lengths(layer) || layer.b % grid.groups != 0;
 }
 
+/// Whether each group has whole sequences, or each sequence whole groups.
+bool divides_evenly(const Layer& layer, std::int64_t groups) {
+  return layer.b % groups == 0 || groups % layer.b == 0;
+}
+
 /// Round trips to L2 for partial results of the groups that share a sequence. A thread loads those
 /// of 8 groups at once, 4 where it has fewer registers (decode.cu).
 double round_trips(const Layer& layer, const attention_decode_config& config,
@@ -67,8 +72,7 @@ double round_trips(const Layer& layer, const attention_decode_config& config,
   const std::int64_t groups = grid.groups, threads = config.threads();
   const std::int64_t rows = std::min<std::int64_t>(layer.group() * layer.s, config.rows());
   const std::int64_t quads = rows * ceil_div<std::int64_t>(layer.dim, 4);
-  const bool whole = layer.b % groups == 0 || groups % layer.b == 0;
-  const std::int64_t others = ceil_div(groups, layer.b) - (whole ? 1 : 0);
+  const std::int64_t others = ceil_div(groups, layer.b) - (divides_evenly(layer, groups) ? 1 : 0);
   const std::int64_t at_once = threads * config.ctas_per_sm > 256 ? 4 : 8;
   return static_cast<double>(ceil_div(quads, threads) * ceil_div(others, at_once));
 }
@@ -106,8 +110,8 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const attention_for
   // At the end of a sequence a CTA waits for its warps, and then for the next queries: loads of its
   // keys go on meanwhile, and hide that where it has many. A sequence that is cut ends twice.
   constexpr double end = 1.7e-6, hides = 1.7;
-  const bool whole = layer.b % grid.groups == 0 || grid.groups % layer.b == 0;
-  const double ends = std::max(1.0, static_cast<double>(layer.b) / grid.groups) + (whole ? 0 : 0.5);
+  const double ends = std::max(1.0, static_cast<double>(layer.b) / grid.groups) +
+                      (divides_evenly(layer, grid.groups) ? 0 : 0.5);
   const double sequences =
       ends * std::pow(std::pow(stream / ends, hides) + std::pow(end, hides), 1 / hides) +
       4e-9 * tiles;  // the larger tile where nothing else tells
