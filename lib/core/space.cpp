@@ -143,13 +143,11 @@ std::vector<std::string> Space::violations(const Config& config) const {
 }
 
 Config Space::completed(const Config& config) const {
-  const auto has = [&](const Parameter& parameter) { return config.contains(parameter.name); };
-  if (std::all_of(parameters_.begin(), parameters_.end(), has)) return config;
   Config whole;
   for (const auto& parameter : parameters_) {
-    if (!has(parameter) && !parameter.when_absent) return config;
-    whole.set(parameter.name,
-              has(parameter) ? config.value(parameter.name) : parameter.when_absent());
+    const bool present = config.contains(parameter.name);
+    if (!present && !parameter.when_absent) return config;
+    whole.set(parameter.name, present ? config.value(parameter.name) : parameter.when_absent());
   }
   // Parameters that the space does not know stay, for violations() to name.
   for (const auto& [name, value] : config.entries()) whole.set(name, value);

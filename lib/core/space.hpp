@@ -73,9 +73,9 @@ class Space {
   /// Why `config` is not in the space, in the space's own words: parameters that are missing,
   /// unknown or at a value that is not listed, else the constraints it breaks; empty if feasible.
   std::vector<std::string> violations(const Config& config) const;
-  /// A configuration on record with the parameters that it lacks because they were added later, in
-  /// the order of the space. It stays as it is where another parameter is missing: violations()
-  /// then names that one.
+  /// A configuration on record in the order of the space, whatever order its file has, with the
+  /// parameters that it lacks because they were added later. It stays as it is where another
+  /// parameter is missing: violations() then names that one.
   Config completed(const Config& config) const;
 
  private:

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/error.hpp"
 
 namespace fftune {
@@ -24,6 +26,15 @@ std::string recipe_text(const Recipe& recipe) {
   std::string text;
   for (const auto& variant : recipe) text += (text.empty() ? "" : " + ") + variant.id();
   return text;
+}
+
+bool same_variants(const Recipe& a, const Recipe& b) {
+  const auto same = [](const Variant& one, const Variant& other) {
+    return one.family == other.family &&
+           std::is_permutation(one.config.entries().begin(), one.config.entries().end(),
+                               other.config.entries().begin(), other.config.entries().end());
+  };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
 }
 
 }  // namespace fftune

@@ -28,4 +28,7 @@ using Recipe = std::vector<Variant>;
 /// The ids joined with " + ".
 std::string recipe_text(const Recipe& recipe);
 
+/// Whether both are the same variants, whatever order their files give the parameters.
+bool same_variants(const Recipe& a, const Recipe& b);
+
 }  // namespace fftune

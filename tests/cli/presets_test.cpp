@@ -16,6 +16,7 @@ using fftune::testing::Sandbox;
 using fftune::testing::text_of;
 using fftune::testing::write_text;
 using nlohmann::json;
+using nlohmann::ordered_json;
 
 namespace {
 
@@ -23,6 +24,19 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   const std::size_t place = text.find(from);
   REQUIRE(place != std::string::npos);
   return text.replace(place, from.size(), to);
+}
+
+/// The same value with the fields of every object in the opposite order.
+ordered_json reversed(const ordered_json& value) {
+  ordered_json other = value;
+  if (value.is_object()) {
+    other = ordered_json::object();
+    for (auto field = value.rbegin(); field != value.rend(); ++field)
+      other[field.key()] = reversed(field.value());
+  } else if (value.is_array()) {
+    for (ordered_json& each : other) each = reversed(each);
+  }
+  return other;
 }
 
 }  // namespace
@@ -47,6 +61,17 @@ TEST_CASE("records are shown, merged and compared") {
   CHECK(sandbox.fftune("presets diff copy presets --exit-code").code == 0);
   CHECK(sandbox.fftune("presets diff presets copy").code == 0);
   CHECK(sandbox.fftune("presets diff presets copy --exit-code").code == 1);
+}
+
+TEST_CASE("the order of the fields of a preset file means nothing") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1,4");
+  REQUIRE(sandbox.fftune("presets merge presets --out other").code == 0);
+  const auto other = sandbox.preset_file("other");
+  write_text(other, reversed(ordered_json::parse(text_of(path))).dump());
+  CHECK(sandbox.fftune("presets validate other").code == 0);
+  CHECK(sandbox.fftune("check --device cpu --seeds 1 --presets other").code == 0);
+  CHECK(sandbox.fftune("presets diff presets other").out == "no differences\n");
 }
 
 TEST_CASE("every command that takes a folder of presets takes one of its devices' folders") {
@@ -388,7 +413,7 @@ TEST_CASE("a record that the library would skip replaces none that it uses") {
   REQUIRE(sandbox.fftune("presets merge presets --out kept").code == 0);
   const auto kept = sandbox.folder() / "kept" / path.parent_path().filename() / "ffn.json";
   const std::string before = text_of(kept);
-  json document = json::parse(text_of(path));
+  auto document = ordered_json::parse(text_of(path));
   document.at("records").at(0).at("stages").at(0)["family"] = "no_such_family";
   for (const int code : {1, 2}) {  // one record of two, then the only one
     if (code == 2) document.at("records").erase(1);

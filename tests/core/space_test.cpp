@@ -117,6 +117,7 @@ TEST_CASE("a parameter that was added later is completed in the order of the spa
         Config{{"bm", 16}, {"stages", 2}, {"group", 1}});
   const Config whole{{"bm", 16}, {"stages", 3}, {"group", 1}};
   CHECK(space.completed(whole) == whole);
+  CHECK(space.completed({{"group", 1}, {"stages", 3}, {"bm", 16}}) == whole);
   // Any other that is missing is left for violations() to name, as are those that are unknown.
   const Config without_bm{{"stages", 3}};
   CHECK(space.completed(without_bm) == without_bm);

@@ -24,3 +24,13 @@ TEST_CASE("a recipe reads as its variants in order") {
   REQUIRE(recipe_text({{"up", {{"bm", 1}}}, {"down", {}}}) == "up/bm=1 + down");
   REQUIRE(recipe_text({}).empty());
 }
+
+TEST_CASE("recipes are the same variants whatever the order of their parameters") {
+  const Recipe recipe{{"up", {{"bm", 1}, {"bn", 2}}}, {"down", {}}};
+  REQUIRE(same_variants(recipe, recipe));
+  REQUIRE(same_variants(recipe, {{"up", {{"bn", 2}, {"bm", 1}}}, {"down", {}}}));
+  REQUIRE_FALSE(same_variants(recipe, {{"up", {{"bm", 2}, {"bn", 1}}}, {"down", {}}}));
+  REQUIRE_FALSE(same_variants(recipe, {{"up", {{"bm", 1}}}, {"down", {}}}));
+  REQUIRE_FALSE(same_variants(recipe, {{"down", {}}, {"up", {{"bm", 1}, {"bn", 2}}}}));
+  REQUIRE_FALSE(same_variants(recipe, {{"up", {{"bm", 1}, {"bn", 2}}}}));
+}

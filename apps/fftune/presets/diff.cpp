@@ -58,8 +58,9 @@ std::vector<Change> changes(const Records& before, const Records& after) {
     if (other != after.end()) {
       change.after = text(other->second);
       change.after_us = other->second.verdict.median_us;
-      if (change.before == change.after && change.before_us == change.after_us) continue;
-      change.kind = change.before == change.after ? "time" : "winner";
+      const bool same = same_variants(record.recipe(), other->second.recipe());
+      if (same && change.before_us == change.after_us) continue;
+      change.kind = same ? "time" : "winner";
       change.verdict = compare(measured_of(record.verdict), measured_of(other->second.verdict));
     }
     found.push_back(std::move(change));

@@ -84,9 +84,9 @@ std::string verdict_text(const Refreshed& outcome) {
     return fmt::format("nothing of it works: search anew{}",
                        failure ? fmt::format("; {}", failure_text(*failure)) : "");
   }
-  const auto before = recipe_text(outcome.stale.record.recipe());
-  const auto now = recipe_text(outcome.result.record->recipe());
-  return now == before ? "kept" : "demoted for " + now;
+  const Recipe now = outcome.result.record->recipe();
+  return same_variants(outcome.stale.record.recipe(), now) ? "kept"
+                                                           : "demoted for " + recipe_text(now);
 }
 
 void print(const std::vector<Refreshed>& outcomes, const Output& output) {
