@@ -90,9 +90,10 @@ class Pool::Team {
   struct Job {
     const std::function<void(int)>* body = nullptr;
     int tasks = 0;
-    int helpers = 0;  // workers [0, helpers) take part
+    int helpers = 0;    // workers [0, helpers) may take part, while it is open
+    bool open = false;  // guarded by mutex_: whether workers may still begin
     std::atomic<int> next{0};
-    std::atomic<int> working{0};  // helpers that have not finished
+    std::atomic<int> working{0};  // helpers that have begun and not finished
     std::exception_ptr error;     // guarded by mutex_
   };
 
@@ -147,13 +148,19 @@ void Pool::Team::run(int tasks, int threads, const std::function<void(int)>& bod
     job_.body = &body;
     job_.tasks = tasks;
     job_.helpers = helpers;
+    job_.open = true;
     job_.next = 0;
-    job_.working = helpers;
     job_.error = nullptr;
     ++generation_;
   }
   wake_.notify_all();
   take_tasks();
+  {
+    // All tasks are taken. A worker that has not begun is not waited for: on a busy machine it may
+    // not run for milliseconds.
+    const std::lock_guard lock(mutex_);
+    job_.open = false;
+  }
   const auto finished = [this] { return job_.working.load(std::memory_order_acquire) == 0; };
   if (!spin(finished)) {
     std::unique_lock lock(mutex_);
@@ -189,10 +196,11 @@ void Pool::Team::serve(int worker) {
     seen = await_job(seen);
     if (stop_) return;
     {
-      // A worker that this job does not need may arrive late, when the next is being set up.
+      // A worker may arrive late, when the job is done or the next is being set up.
       const std::lock_guard lock(mutex_);
       seen = generation_;
-      if (worker >= job_.helpers) continue;
+      if (worker >= job_.helpers || !job_.open) continue;
+      ++job_.working;
     }
     take_tasks();
     const std::lock_guard lock(mutex_);

@@ -1,10 +1,14 @@
 #include "cpu/pool.hpp"
 
+#include <pthread.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <future>
 #include <set>
 #include <stdexcept>
 #include <system_error>
@@ -93,6 +97,50 @@ TEST_CASE("idle workers wake for a run after they have gone to sleep") {
     pool.run(2, 2, [&](int) { ++total; });
   }
   REQUIRE(total == 20);
+}
+
+namespace {
+
+std::atomic<bool> held{false}, released{false};
+
+/// Holds the thread that takes the signal, as a scheduler does that has no core for it.
+void hold(int) {
+  held = true;
+  while (!released) usleep(100);
+}
+
+}  // namespace
+
+TEST_CASE("a job waits for no thread that has not begun") {
+  Pool pool(2);
+  std::atomic<pthread_t> worker{};
+  std::atomic<int> inside{0};
+  const pthread_t caller = pthread_self();
+  pool.run(2, 2, [&](int) {  // both threads are in it at once
+    ++inside;
+    while (inside < 2) std::this_thread::yield();
+    if (!pthread_equal(pthread_self(), caller)) worker = pthread_self();
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the worker goes to sleep
+
+  struct sigaction action = {}, before = {};
+  action.sa_handler = hold;
+  sigaction(SIGUSR1, &action, &before);
+  held = released = false;
+  pthread_kill(worker, SIGUSR1);
+  while (!held) usleep(100);
+  std::atomic<int> calls{0};
+  auto all = std::async(std::launch::async, [&] {
+    for (int round = 0; round < 100; ++round) pool.run(4, 2, [&](int) { ++calls; });
+  });
+  const auto status = all.wait_for(std::chrono::seconds(20));
+  released = true;
+  all.get();
+  sigaction(SIGUSR1, &before, nullptr);
+  CHECK(status == std::future_status::ready);
+  CHECK(calls == 400);
+  pool.run(4, 2, [&](int) { ++calls; });  // the worker that was held serves again, or sleeps
+  CHECK(calls == 404);
 }
 
 TEST_CASE("a pool serves in a forked child, whoever was running, and ends there") {
