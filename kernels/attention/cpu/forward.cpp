@@ -173,8 +173,8 @@ Space plain_space(const Layer&, const DeviceFacts& facts) {
   return Space().parameter("threads", "threads at most", thread_counts(facts));
 }
 
-Config plain_default(const Layer&, const DeviceFacts& facts) {
-  return {{"threads", facts.multiprocessors}};
+Config plain_default(const Layer& layer, const DeviceFacts& facts) {
+  return {{"threads", default_threads(layer, facts)}};
 }
 
 }  // namespace

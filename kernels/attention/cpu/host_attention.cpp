@@ -250,19 +250,27 @@ Space block_space(const Layer& layer, const DeviceFacts& facts) {
       .parameter("threads", "threads, each with products of its own", thread_counts(facts));
 }
 
+std::int64_t default_threads(const Layer& layer, const DeviceFacts& facts) {
+  const bool shared = layer.layout == Layout::thd && layer.page == 0;  // kv is of all sequences
+  const std::int64_t keys = shared ? ceil_div(layer.kv, layer.b) : layer.kv;
+  const double products = (layer.backward ? 10 : 4) * static_cast<double>(layer.q_tokens()) *
+                          static_cast<double>(layer.heads * layer.dim) * static_cast<double>(keys);
+  return gemm_cpu::worthwhile_threads(products, thread_counts(facts));
+}
+
 Config default_blocks(const Layer& layer, const DeviceFacts& facts) {
   // Large products, whose scores stay in the L2 cache, and blocks for every thread.
+  const std::int64_t threads = default_threads(layer, facts);
   const std::int64_t queries = layer.layout == Layout::thd ? layer.s / layer.b : layer.s;
   const Space space = block_space(layer, facts);
   std::int64_t rows = 16;
   for (const std::int64_t value : space.parameters()[0].numbers())
-    if (value <= 128 &&
-        layer.b * layer.heads * ceil_div(queries, value) >= 2 * facts.multiprocessors)
+    if (value <= 128 && layer.b * layer.heads * ceil_div(queries, value) >= 2 * threads)
       rows = value;
   std::int64_t columns = 64;
   for (const std::int64_t value : space.parameters()[1].numbers())
     if (value * rows <= 65536 && value <= 512) columns = value;
-  return {{"block_q", rows}, {"block_k", columns}, {"threads", facts.multiprocessors}};
+  return {{"block_q", rows}, {"block_k", columns}, {"threads", threads}};
 }
 
 }  // namespace fftune::attention

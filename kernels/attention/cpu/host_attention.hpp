@@ -102,6 +102,8 @@ class HostAttention {
 
 /// The blocks of the engines over OpenBLAS: parameters block_q, block_k and threads.
 Space block_space(const Layer& layer, const DeviceFacts& facts);
+/// More than one where each has enough to do.
+std::int64_t default_threads(const Layer& layer, const DeviceFacts& facts);
 Config default_blocks(const Layer& layer, const DeviceFacts& facts);
 
 /// The embedded sources that the CPU engines share, and an engine's own.

@@ -298,14 +298,15 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
   const Space space = fftune::space(chain, facts);
   const std::int64_t matrices =
       gemm.outputs() * (gemm.groups.by == Grouping::reduction ? gemm.groups.count : 1);
-  Config config{{"block_m", 32}, {"block_n", 64}, {"threads", facts.multiprocessors}, {"fused", 0}};
+  const std::int64_t threads = default_threads(chain, facts);
+  Config config{{"block_m", 32}, {"block_n", 64}, {"threads", threads}, {"fused", 0}};
   for (const auto rows : space.parameters()[0].numbers())
     for (const auto columns : space.parameters()[1].numbers()) {
       Config larger = config;
       larger.set("block_m", rows);
       larger.set("block_n", columns);
       const auto blocks = ceil_div(gemm.m, rows) * ceil_div(gemm.n, columns) * matrices;
-      if (blocks >= facts.multiprocessors && space.violations(larger).empty()) config = larger;
+      if (blocks >= threads && space.violations(larger).empty()) config = larger;
     }
   return config;
 }

@@ -108,8 +108,8 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
       .parameter("threads", "threads", thread_counts(chain, facts));
 }
 
-Config default_config(const GemmChain&, const DeviceFacts& facts) {
-  return {{"rows", 4}, {"task_rows", 64}, {"threads", facts.multiprocessors}};
+Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
+  return {{"rows", 4}, {"task_rows", 64}, {"threads", default_threads(chain, facts)}};
 }
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,

@@ -409,7 +409,7 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
           {"row_block", 24},
           {"depth_block", depths.back()},
           {"pack", is_copied ? 1 : 0},
-          {"threads", facts.multiprocessors}};
+          {"threads", default_threads(chain, facts)}};
 }
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,

@@ -2,6 +2,7 @@
 // threads take one after the other.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,7 @@
 
 #include "device/facts.hpp"
 #include "device/program.hpp"
+#include "kernels/common/cpu_task.hpp"
 #include "kernels/gemm/engine.hpp"
 
 namespace fftune::gemm_cpu {
@@ -35,24 +37,40 @@ inline std::vector<std::int64_t> up_to(std::int64_t extent, std::vector<std::int
   return values;
 }
 
+constexpr double flops_of_millisecond = 1e8;  // on one core
+
+/// The largest of some counts of threads with at least ten microseconds of work for each, which is
+/// what it takes to wake one: a smaller product is sooner done by one thread, and does not wait
+/// for a core that another program has.
+inline std::int64_t worthwhile_threads(double flops, const std::vector<std::int64_t>& counts) {
+  std::int64_t threads = counts.front();
+  for (const std::int64_t count : counts)
+    if (static_cast<double>(count) * flops_of_millisecond / 100 <= flops) threads = count;
+  return threads;
+}
+
+inline double flops_of(const GemmChain& chain) {
+  double flops = 0;
+  for (const GemmProblem& gemm : chain) flops += gemm.flops();
+  return flops;
+}
+
 /// 1, 2, 4, ... and every core. A problem that takes longer than about a millisecond of one core
 /// gets every core at once.
 inline std::vector<std::int64_t> thread_counts(const GemmChain& chain, const DeviceFacts& facts) {
-  constexpr double millisecond = 1e8;  // flops
-  const std::int64_t cores = facts.multiprocessors;
-  double flops = 0;
-  for (const GemmProblem& gemm : chain) flops += gemm.flops();
-  std::vector<std::int64_t> counts;
-  if (flops < millisecond)
-    for (std::int64_t count = 1; count < cores; count *= 2) counts.push_back(count);
-  counts.push_back(cores);
-  return counts;
+  if (flops_of(chain) >= flops_of_millisecond) return {facts.multiprocessors};
+  return fftune::thread_counts(facts);
 }
 
-/// Calls body(worker, task) once for each task, on `workers` threads. A worker runs its tasks one
-/// after the other, so they may share a workspace. The assignment of tasks is dynamic.
+inline std::int64_t default_threads(const GemmChain& chain, const DeviceFacts& facts) {
+  return worthwhile_threads(flops_of(chain), thread_counts(chain, facts));
+}
+
+/// Calls body(worker, task) once for each task, on at most `workers` threads. A worker runs its
+/// tasks one after the other, so they may share a workspace. The assignment of tasks is dynamic.
 template <typename Body>
 void deal(Parallel& parallel, int workers, std::int64_t tasks, const Body& body) {
+  workers = static_cast<int>(std::min<std::int64_t>(workers, tasks));
   std::atomic<std::int64_t> next{0};
   parallel.run(workers, workers, [&](int worker) {
     for (std::int64_t task = next++; task < tasks; task = next++)
