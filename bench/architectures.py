@@ -34,6 +34,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable, Hashable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 
@@ -274,36 +275,63 @@ def _logits(model, call: dict) -> torch.Tensor:
     return logits
 
 
-def _compare_logits(original, patched, wide, device: str, seed: int) -> None:
+class Original:
+    """The model before patch(), and its weights in float32 where it is in another type. Modes that ask the
+    same of it share the result."""
+
+    def __init__(self, model: torch.nn.Module, wide: torch.nn.Module | None):
+        self.model, self.wide, self._results = model, wide, {}
+
+    def __call__(self, compute: Callable, *given: Hashable) -> tuple:
+        """compute(model, *given) of both models; None for one that is not there. Raises what the model
+        itself raises."""
+        key = (compute, *given)
+        if key not in self._results:
+            try:
+                self._results[key] = tuple(None if model is None else compute(model, *given)
+                                           for model in (self.model, self.wide))
+            except Exception as error:
+                self._results[key] = error
+        if isinstance(self._results[key], Exception):
+            raise self._results[key]
+        return self._results[key]
+
+
+def _compare_logits(original: Original, patched, device: str, seed: int) -> None:
     for name, call in _calls(device, seed).items():
         try:
-            theirs = _logits(original, call)
+            theirs, exact = original(_logits_of, name, device, seed)
         except Exception:
             continue  # a call that the model itself does not take
-        _expect_close(name, _logits(patched, call), theirs,
-                      None if wide is None else _logits(wide, call))
+        _expect_close(name, _logits(patched, call), theirs, exact)
+
+
+def _logits_of(model, name: str, device: str, seed: int) -> torch.Tensor:
+    return _logits(model, _calls(device, seed)[name])
 
 
 @torch.no_grad()
-def _generate(model, ids: torch.Tensor, **options):
-    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS,
-                          min_new_tokens=NEW_TOKENS, do_sample=False, num_beams=1,
-                          return_dict_in_generate=True, output_logits=True, **options)
-
-
-def _compare_generation(original, patched, wide, device: str, seed: int, **options) -> None:
+def _generate(model, cache: str | None, device: str, seed: int, hidden_states: bool = True):
     ids = _calls(device, seed)["a batch"]["input_ids"]
-    try:
-        theirs = _generate(original, ids, **options)
-    except Exception:
-        # Without the options, for instance where a model has no static cache.
-        options = {k: v for k, v in options.items() if k != "cache_implementation"}
+    options = {} if cache is None else dict(cache_implementation=cache)
+    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS,
+                          min_new_tokens=NEW_TOKENS, do_sample=False, num_beams=1, output_logits=True,
+                          output_hidden_states=hidden_states, return_dict_in_generate=True, **options)
+
+
+def _compare_generation(original: Original, patched, device: str, seed: int, cache: str | None = None,
+                        hidden_states: bool = False) -> None:
+    """Without a cache of that kind where the model has none."""
+    for kind in dict.fromkeys((cache, None)):
         try:
-            theirs = _generate(original, ids, **options)
+            theirs, exact = original(_generate, kind, device, seed)
+            break
         except Exception:
-            return
-    ours = _generate(patched, ids, **options)
-    exact = None if wide is None else _generate(wide, ids, **options)
+            continue
+    else:
+        return
+    ours = _generate(patched, kind, device, seed, hidden_states)
+    ids = _calls(device, seed)["a batch"]["input_ids"]
     for step, (own, other) in enumerate(zip(ours.logits, theirs.logits)):
         at = ids.shape[1] + step
         rows = (ours.sequences[:, :at] == theirs.sequences[:, :at]).all(1)
@@ -322,7 +350,7 @@ def _compare_generation(original, patched, wide, device: str, seed: int, **optio
                 _expect_close("hidden states", a, b)
 
 
-def _compare_training(original, patched, device: str, seed: int) -> None:
+def _compare_training(original: torch.nn.Module, patched, device: str, seed: int) -> None:
     ids = _calls(device, seed)["a batch"]["input_ids"]
     results = []
     for model in (original, patched):
@@ -386,8 +414,8 @@ def _counting_layers():
         patched_layers.call = call
 
 
-def _run_mode(mode: str, original, wide, device: str, seed: int, result: Result) -> None:
-    patched = copy.deepcopy(original)
+def _run_mode(mode: str, original: Original, device: str, seed: int, result: Result) -> None:
+    patched = copy.deepcopy(original.model)
     report = fftune.patch(patched, **_PATCHES.get(mode, {}))
     words = [line for _, line in report.replaced]
     result.replaced = sorted({*result.replaced, *words})
@@ -395,29 +423,27 @@ def _run_mode(mode: str, original, wide, device: str, seed: int, result: Result)
     result.mlps |= any(f"by {op}" in line for line in words
                        for op in ("ffn", "moe-ffn", "bias-gelu"))
     if mode == "generate":
-        _compare_generation(original, patched, wide, device, seed)
+        _compare_generation(original, patched, device, seed)
     elif mode == "layers":
         result.whole_layers = any(" by layer " in line for line in words)
         with _counting_layers() as calls:
-            _compare_generation(original, patched, wide, device, seed,
-                                cache_implementation="static")
+            _compare_generation(original, patched, device, seed, "static")
         result.ran_layers = bool(calls)
-        window = original.config.get_text_config().__dict__.get("sliding_window")
+        window = original.model.config.get_text_config().__dict__.get("sliding_window")
         if result.whole_layers and not calls and not (window and window < TOKENS + NEW_TOKENS):
             raise Wrong("whole layers were replaced, and never ran")
     elif mode == "graphs":
-        _compare_generation(original, patched, wide, device, seed, output_hidden_states=True,
-                            cache_implementation="static")
+        _compare_generation(original, patched, device, seed, "static", hidden_states=True)
     elif mode == "train":
-        _compare_training(original, patched, device, seed)
+        _compare_training(original.model, patched, device, seed)
     elif mode == "compile":
         torch._dynamo.reset()
-        _compare_logits(original, torch.compile(patched, dynamic=True), wide, device, seed)
+        _compare_logits(original, torch.compile(patched, dynamic=True), device, seed)
     else:
-        _compare_logits(original, patched, wide, device, seed)
+        _compare_logits(original, patched, device, seed)
     if mode == "patch":
         fftune.unpatch(patched)
-        _compare_logits(original, patched, wide, device, seed + 1)
+        _compare_logits(original, patched, device, seed + 1)
 
 
 def try_architecture(kind: str, overrides: dict, modes: list[str], dtype: str, device: str,
@@ -432,6 +458,7 @@ def try_architecture(kind: str, overrides: dict, modes: list[str], dtype: str, d
     wide = None
     if dtype != "float32":
         wide, original = original, copy.deepcopy(original).to(getattr(torch, dtype))
+    original = Original(original, wide)
     for mode in modes:
         if mode == "train" and dtype != "float32":
             continue
@@ -441,7 +468,7 @@ def try_architecture(kind: str, overrides: dict, modes: list[str], dtype: str, d
         tries = 2 if dtype == "float32" else 5
         for own_seed in range(seed, seed + 7 * tries, 7):
             try:
-                _run_mode(mode, original, wide, device, own_seed, result)
+                _run_mode(mode, original, device, own_seed, result)
                 break
             except Wrong as error:
                 found.append(str(error))

@@ -291,8 +291,8 @@ class BackwardRows final : public RowFamily {
   // leave few sums of dw to add up, and as many as an SM has registers for.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     Config config = default_rows(layer_of(problem), facts, 2, 2);
-    for (const char* name : {"keep", "prefetch", "l2_prefetch_rows"}) config.set(name, 0);
     config.set("waves", 1);
+    for (const char* name : {"keep", "prefetch", "l2_prefetch_rows"}) config.set(name, 0);
     const Space space = this->space(problem, facts);
     const auto set_if_feasible = [&](const char* name, std::int64_t value) {
       Config other = config;

@@ -1,6 +1,7 @@
 #include "sandbox.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -41,6 +42,9 @@ std::unique_ptr<Process> Sandbox::start_by(std::vector<std::string> program,
       "PATH=/usr/bin:/bin",
       // The BLAS keeps its threads' memory to the end; a fault of the tool itself must still show.
       "ASAN_OPTIONS=detect_leaks=0"};
+  // The kernels that an OpenBLAS takes which does not know the processor (docs/environment.md).
+  if (const char* const core = std::getenv("OPENBLAS_CORETYPE"))
+    environment.push_back("OPENBLAS_CORETYPE=" + std::string(core));
   environment.insert(environment.end(), more.begin(), more.end());
   return std::make_unique<Process>(command(std::move(program), words), environment, folder());
 }

@@ -16,6 +16,8 @@
 #include "core/error.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
+#include "runtime/devices.hpp"
+#include "runtime/environment.hpp"
 #include "store/preset_file.hpp"
 #include "support/catch.hpp"
 
@@ -242,4 +244,33 @@ TEST_CASE("a parameter that was added later is completed, any other that is miss
                                        "gather_warps", "group", "head_groups", "held", "keep",
                                        "l2_prefetch", "l2_prefetch_rows", "pack_heads",
                                        "pre_permute", "split_keys", "vector"});
+}
+
+TEST_CASE("a default configuration has the order of its space, as what is enumerated has") {
+  std::vector<DeviceFacts> devices{
+      open_device("cpu", *builtin_catalog().sources, read_environment())->facts()};
+  for (const char* const arch : {"sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"})
+    devices.push_back(facts_of_architecture(arch));
+  const auto check = [](const Op& op, const Family& family, Problem problem,
+                        const DeviceFacts& facts) {
+    try {
+      problem = canonical(op, problem, facts.kind);
+    } catch (const Error&) {
+      return;  // of another element type
+    }
+    if (family.refusal(problem, facts)) return;
+    const Config config = family.default_config(problem, facts);
+    CAPTURE(problem.text(), facts.arch, family.name(), config.text());
+    CHECK(family.space(problem, facts).completed(config).text() == config.text());
+  };
+  for (const Op* op : builtin_catalog().ops)
+    for (const std::string& pass : op->passes())
+      for (const DeviceFacts& facts : devices)
+        for (const DType dtype : op->dtypes_of_pass(facts.kind, pass)) {
+          Problem problem{std::string(op->name()), pass, dtype, {}, {}};
+          for (const SizeField& size : op->sizes())
+            if (!size.rare) problem.sizes[size.name] = size.example;
+          for (const Family* family : op->families())
+            if (family->device_kind() == facts.kind) check(*op, *family, problem, facts);
+        }
 }
