@@ -61,15 +61,21 @@ bool stands_alone(const Op& op, const Problem& problem) {
   return names_if_alone(op, problem).has_value();
 }
 
-/// The form with the sizes of another row, but for those that decide how many buffers there are.
-/// `names`: those of its buffers.
+/// The form with the sizes of another row.
+Problem wholly_resized(const Op& op, Problem form, std::size_t row) {
+  const auto fields = op.sizes();
+  for (std::size_t i = 0; i < fields.size(); ++i)
+    if (const auto size = form.sizes.find(fields[i].name); size != form.sizes.end())
+      size->second = probe_size(row, i, fields[i]);
+  return form;
+}
+
+/// The same but for those sizes that decide how many buffers there are. `names`: those of its
+/// buffers.
 Problem resized(const Op& op, Problem form, std::size_t row,
                 const std::vector<std::string>& names) {
   const auto fields = op.sizes();
-  Problem all = form;
-  for (std::size_t i = 0; i < fields.size(); ++i)
-    if (const auto size = all.sizes.find(fields[i].name); size != all.sizes.end())
-      size->second = probe_size(row, i, fields[i]);
+  const Problem all = wholly_resized(op, form, row);
   if (all == form || names_if_alone(op, all) == names) return all;
   for (std::size_t i = 0; i < fields.size(); ++i) {
     const auto size = form.sizes.find(fields[i].name);
@@ -84,9 +90,12 @@ Problem resized(const Op& op, Problem form, std::size_t row,
 std::string refusal(const Op& op, const Problem& form) {
   const std::string reason = op.contradiction(form);
   if (reason.empty()) return "";
-  const auto names = buffer_names(op, form);
-  for (std::size_t row = 0; row < probe_rows; ++row)
+  std::vector<std::string> names;  // found where they are needed: it takes long
+  for (std::size_t row = 0; row < probe_rows; ++row) {
+    if (op.contradiction(wholly_resized(op, form, row)) == reason) continue;
+    if (names.empty()) names = buffer_names(op, form);
     if (op.contradiction(resized(op, form, row, names)) != reason) return "";
+  }
   return reason;
 }
 

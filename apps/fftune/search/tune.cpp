@@ -131,17 +131,15 @@ std::string data_text(std::uint64_t seed, const SavedInputs* saved) {
                      fmt::join(saved ? saved->words() : std::vector<std::string>(), " "));
 }
 
-/// Searches one device, or several of one model together, and writes each record as soon as it is
-/// there.
-Sweep sweep(const SearchedOp& searched, const std::vector<std::string>& devices,
-            const SearchOptions& options, TuneOptions tuning, const SavedInputs* saved,
-            StatusLine& status, const Session& session,
-            std::vector<MultiDeviceEvaluator::Device> others) {
+/// Searches one op on one device, or on several of one model together, and writes each record as
+/// soon as it is there.
+Sweep sweep(const SearchedOp& searched, Evaluator& evaluator,
+            const std::vector<std::string>& devices, const SearchOptions& options,
+            TuneOptions tuning, const SavedInputs* saved, StatusLine& status,
+            const Session& session) {
   const Op& op = *searched.op;
   const std::vector<Problem>& problems = searched.problems;
-  SweepDevice opened(devices, {.seed = tuning.seed, .saved = saved, .cancel = tuning.cancel},
-                     options.in_process, session, std::move(others));
-  const DeviceFacts& facts = opened.evaluator().facts();
+  const DeviceFacts& facts = evaluator.facts();
   if (tuning.strategy.empty()) tuning.strategy = usual_strategy(facts.kind);
   const PresetDevice preset = preset_device(facts);
   const std::string op_name(op.name());
@@ -179,7 +177,7 @@ Sweep sweep(const SearchedOp& searched, const std::vector<std::string>& devices,
 
   Sweep done{fmt::format("{}", fmt::join(devices, ",")), {}, {}, journal.path().string()};
   Recorder recorder(session.catalog, options.out, preset, options.strict, wait);
-  tune_all(session.catalog, opened.evaluator(), problems, tuning, [&](const TuneResult& result) {
+  tune_all(session.catalog, evaluator, problems, tuning, [&](const TuneResult& result) {
     if (result.record)
       recorder.write(*result.record);
     else if (!result.stopped.empty() && !result.cancelled)
@@ -198,6 +196,11 @@ void print(const Sweep& done, const Op& op, const Output& output) {
   print_sweep(done.results, std::string(op.token_size()), output);
   for (const std::string& file : done.files) output.line("wrote " + file);
   if (output.verbose()) output.line("journal " + done.journal);
+}
+
+bool was_lost(const std::vector<TuneResult>& results) {
+  return std::any_of(results.begin(), results.end(),
+                     [](const TuneResult& result) { return result.device_lost; });
 }
 
 int code_of(const std::vector<TuneResult>& results) {
@@ -295,11 +298,19 @@ int search(const std::function<std::vector<SearchedOp>(const std::string&)>& sea
   for (const auto& [devices, ops] : plans) {
     std::size_t all = 0;
     for (const SearchedOp& each : ops) all += each.problems.size();
+    // One for all ops: to open a device and to measure its limits takes seconds.
+    std::optional<SweepDevice> opened;
     for (const SearchedOp& each : ops) {
       if (interrupt.requested()) break;
+      if (!opened)
+        opened.emplace(devices,
+                       SweepData{.seed = tuning.seed, .saved = saved, .cancel = tuning.cancel},
+                       options.in_process, session, others);
       TuneOptions own = tuning;
       own.budget_seconds *= static_cast<double>(each.problems.size()) / static_cast<double>(all);
-      const Sweep done = sweep(each, devices, options, own, saved, status, session, others);
+      const Sweep done =
+          sweep(each, opened->evaluator(), devices, options, own, saved, status, session);
+      if (was_lost(done.results)) opened.reset();
       print(done, *each.op, session.output);
       wrote = wrote || !done.files.empty();
       document.push_back({{"device", done.device},
