@@ -518,7 +518,8 @@ def main() -> int:
     if options.sample:
         kinds = sorted(choice.sample(kinds, min(options.sample, len(kinds))))
     work = [(kind, {}) for kind in kinds]
-    work += [(kind, variation(kind, choice)) for kind in kinds for _ in range(options.vary)]
+    variations = [(kind, variation(kind, choice)) for kind in kinds for _ in range(options.vary)]
+    work += [(kind, overrides) for kind, overrides in variations if overrides]
     results = []
     with ProcessPoolExecutor(options.jobs, initializer=_begin_worker) as pool:
         pending = [pool.submit(try_architecture, kind, overrides, modes, options.dtype,
