@@ -39,9 +39,8 @@ inline std::vector<std::int64_t> up_to(std::int64_t extent, std::vector<std::int
 
 constexpr double flops_of_millisecond = 1e8;  // on one core
 
-/// The largest of some counts of threads with at least ten microseconds of work for each, which is
-/// what it takes to wake one: a smaller product is sooner done by one thread, and does not wait
-/// for a core that another program has.
+/// The largest of `counts` threads that leaves each ten microseconds of work, about the time that
+/// it takes to wake one.
 inline std::int64_t worthwhile_threads(double flops, const std::vector<std::int64_t>& counts) {
   std::int64_t threads = counts.front();
   for (const std::int64_t count : counts)
