@@ -27,6 +27,7 @@ left alone. The exit status is 1 if a result is wrong or patch() raises.
 import argparse
 import contextlib
 import copy
+import functools
 import json
 import os
 import random
@@ -280,27 +281,19 @@ class Original:
     same of it share the result."""
 
     def __init__(self, model: torch.nn.Module, wide: torch.nn.Module | None):
-        self.model, self.wide, self._results = model, wide, {}
+        self.model, self.wide = model, wide
+        self.results = functools.cache(self._compute)
 
-    def __call__(self, compute: Callable, *given: Hashable) -> tuple:
+    def _compute(self, compute: Callable, *given: Hashable) -> tuple:
         """compute(model, *given) of both models; None for one that is not there. Raises what the model
         itself raises."""
-        key = (compute, *given)
-        if key not in self._results:
-            try:
-                self._results[key] = tuple(None if model is None else compute(model, *given)
-                                           for model in (self.model, self.wide))
-            except Exception as error:
-                self._results[key] = error
-        if isinstance(self._results[key], Exception):
-            raise self._results[key]
-        return self._results[key]
+        return tuple(None if model is None else compute(model, *given) for model in (self.model, self.wide))
 
 
 def _compare_logits(original: Original, patched, device: str, seed: int) -> None:
     for name, call in _calls(device, seed).items():
         try:
-            theirs, exact = original(_logits_of, name, device, seed)
+            theirs, exact = original.results(_logits_of, name, device, seed)
         except Exception:
             continue  # a call that the model itself does not take
         _expect_close(name, _logits(patched, call), theirs, exact)
@@ -324,7 +317,7 @@ def _compare_generation(original: Original, patched, device: str, seed: int, cac
     """Without a cache of that kind where the model has none."""
     for kind in dict.fromkeys((cache, None)):
         try:
-            theirs, exact = original(_generate, kind, device, seed)
+            theirs, exact = original.results(_generate, kind, device, seed)
             break
         except Exception:
             continue

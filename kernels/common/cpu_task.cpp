@@ -12,12 +12,15 @@ std::vector<std::int64_t> thread_counts(const DeviceFacts& facts) {
   return counts;
 }
 
-std::int64_t default_threads(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts) {
-  const std::int64_t most = std::min(rows, rows * row_bytes >> 18);
-  std::int64_t threads = 1;
-  for (const std::int64_t count : thread_counts(facts))
+std::int64_t threads_up_to(std::int64_t most, const std::vector<std::int64_t>& counts) {
+  std::int64_t threads = counts.front();
+  for (const std::int64_t count : counts)
     if (count <= most) threads = count;
   return threads;
+}
+
+std::int64_t default_threads(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts) {
+  return threads_up_to(std::min(rows, rows * row_bytes >> 18), thread_counts(facts));
 }
 
 CpuRowFamily::CpuRowFamily(StageFamilyFacts facts, RowWork (*work)(const Problem&))

@@ -16,6 +16,9 @@ namespace fftune {
 /// 1, 2, 4, ... and every core.
 std::vector<std::int64_t> thread_counts(const DeviceFacts& facts);
 
+/// The largest of the counts that is at most `most`; the first where none is.
+std::int64_t threads_up_to(std::int64_t most, const std::vector<std::int64_t>& counts);
+
 /// Threads for rows whose largest tensor has `row_bytes` a row: at least 256 KB a thread, because
 /// below that waking a thread takes longer than its work.
 std::int64_t default_threads(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts);

@@ -36,9 +36,7 @@ void judge_any(const Op& op, const Problem& problem, const DeviceFacts& facts) {
 void judge_examples(const Op& op) {
   for (const std::string& pass : op.passes())
     for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass)) {
-      Problem problem{std::string(op.name()), pass, dtype, {}, {}};
-      for (const SizeField& size : op.sizes())
-        if (!size.rare) problem.sizes[size.name] = size.example;
+      const Problem problem = example_problem(op, pass, dtype);
       for (const char* architecture : {"sm_80", "sm_90a"})
         judge_any(op, unrepeated(op, canonical(op, problem, DeviceKind::cuda)),
                   facts_of_architecture(architecture));

@@ -9,11 +9,13 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "core/error.hpp"
+#include "families/small_problems.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/devices.hpp"
@@ -22,6 +24,7 @@
 #include "support/catch.hpp"
 
 using namespace fftune;
+using namespace fftune::test;
 
 namespace {
 
@@ -200,9 +203,7 @@ TEST_CASE("a parameter that was added later is completed, any other that is miss
   const auto check = [&](const Op* op, const std::string& pass) {
     for (const Family* family : op->families()) {
       if (family->device_kind() != facts.kind) continue;
-      Problem problem{std::string(op->name()), pass, DType::bf16, {}, {}};
-      for (const SizeField& size : op->sizes())
-        if (!size.rare) problem.sizes[size.name] = size.example;
+      Problem problem = example_problem(*op, pass, DType::bf16);
       try {
         problem = canonical(*op, problem, facts.kind);
       } catch (const Error&) {
@@ -251,26 +252,26 @@ TEST_CASE("a default configuration has the order of its space, as what is enumer
       open_device("cpu", *builtin_catalog().sources, read_environment())->facts()};
   for (const char* const arch : {"sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"})
     devices.push_back(facts_of_architecture(arch));
-  const auto check = [](const Op& op, const Family& family, Problem problem,
-                        const DeviceFacts& facts) {
-    try {
-      problem = canonical(op, problem, facts.kind);
-    } catch (const Error&) {
-      return;  // of another element type
-    }
+  const auto check = [](const Family& family, const Problem& problem, const DeviceFacts& facts) {
     if (family.refusal(problem, facts)) return;
     const Config config = family.default_config(problem, facts);
     CAPTURE(problem.text(), facts.arch, family.name(), config.text());
     CHECK(family.space(problem, facts).completed(config).text() == config.text());
   };
+  const auto check_op = [&](const Op& op, const std::string& pass, const DeviceFacts& facts) {
+    for (const DType dtype : op.dtypes_of_pass(facts.kind, pass))
+      for (const Options& form : forms_of(op, pass)) {
+        std::optional<Problem> problem;
+        try {
+          problem = canonical(op, example_problem(op, pass, dtype, form), facts.kind);
+        } catch (const Error&) {
+          continue;  // of another element type, or a form that asks for others
+        }
+        for (const Family* family : op.families())
+          if (family->device_kind() == facts.kind) check(*family, *problem, facts);
+      }
+  };
   for (const Op* op : builtin_catalog().ops)
     for (const std::string& pass : op->passes())
-      for (const DeviceFacts& facts : devices)
-        for (const DType dtype : op->dtypes_of_pass(facts.kind, pass)) {
-          Problem problem{std::string(op->name()), pass, dtype, {}, {}};
-          for (const SizeField& size : op->sizes())
-            if (!size.rare) problem.sizes[size.name] = size.example;
-          for (const Family* family : op->families())
-            if (family->device_kind() == facts.kind) check(*op, *family, problem, facts);
-        }
+      for (const DeviceFacts& facts : devices) check_op(*op, pass, facts);
 }

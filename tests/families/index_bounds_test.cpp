@@ -292,9 +292,7 @@ TEST_CASE("every index that an op takes is among the forms with hostile ones") {
       for (const OptionField& field : options_of(*op, pass))
         for (const std::string& choice : field.choices) all.push_back({{field.name, choice}});
       for (const Options& options : all) {
-        Problem problem{std::string(op->name()), pass, DType::f32, {}, options};
-        for (const SizeField& size : op->sizes())
-          if (!size.rare) problem.sizes[size.name] = size.example;
+        Problem problem = example_problem(*op, pass, DType::f32, options);
         CAPTURE(problem.text());
         std::vector<TensorSpec> tensors;
         try {

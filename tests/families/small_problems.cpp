@@ -22,10 +22,16 @@ bool is_small_whole(const Op& op, const Problem& problem) {
   return !op.parts(problem).empty() && elements_of(op, problem) <= few_elements;
 }
 
-bool is_nested(const Op& op) {
-  Problem problem{std::string(op.name()), op.passes().front(), DType::f32, {}, {}};
+Problem example_problem(const Op& op, const std::string& pass, DType dtype,
+                        const Options& options) {
+  Problem problem{std::string(op.name()), pass, dtype, {}, options};
   for (const SizeField& size : op.sizes())
     if (!size.rare) problem.sizes[size.name] = size.example;
+  return problem;
+}
+
+bool is_nested(const Op& op) {
+  const Problem problem = example_problem(op, op.passes().front(), DType::f32);
   return has_nested_parts(op, canonical(op, problem, DeviceKind::cpu));
 }
 

@@ -22,6 +22,10 @@ using Options = std::map<std::string, std::string>;
 /// The usual form of the pass, and each rare one by itself.
 std::vector<Options> forms_of(const Op& op, const std::string& pass);
 
+/// The examples of the op's sizes, without rare ones; not canonical yet.
+Problem example_problem(const Op& op, const std::string& pass, DType dtype,
+                        const Options& options = {});
+
 constexpr std::int64_t few_elements = 1 << 20;
 
 std::int64_t elements_of(const Op& op, const Problem& problem);

@@ -42,10 +42,7 @@ constexpr double flops_of_millisecond = 1e8;  // on one core
 /// The largest of `counts` threads that leaves each ten microseconds of work, about the time that
 /// it takes to wake one.
 inline std::int64_t worthwhile_threads(double flops, const std::vector<std::int64_t>& counts) {
-  std::int64_t threads = counts.front();
-  for (const std::int64_t count : counts)
-    if (static_cast<double>(count) * flops_of_millisecond / 100 <= flops) threads = count;
-  return threads;
+  return threads_up_to(static_cast<std::int64_t>(flops / (flops_of_millisecond / 100)), counts);
 }
 
 inline double flops_of(const GemmChain& chain) {
