@@ -51,6 +51,5 @@ TEST_CASE("a process that no launcher started is told so") {
            {{"LOCAL_RANK", "0"}},
            {{"LOCAL_RANK", "x"}, {"LOCAL_WORLD_SIZE", "2"}},
            {{"SLURM_LOCALID", "0"}, {"SLURM_STEP_TASKS_PER_NODE", "4,2"}}})
-    CHECK_THROWS_WITH(launched_by(variables),
-                      Catch::Matchers::Contains("mpirun, torchrun or srun"));
+    CHECK_THROWS_WITH(launched_by(variables), ContainsSubstring("mpirun, torchrun or srun"));
 }

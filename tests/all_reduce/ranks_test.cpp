@@ -373,13 +373,13 @@ void search(const Task& task) {
   const Problem other = peers(*backend, task, DType::f32, 3 + task.rank, 512, "none", "no");
   CHECK_THROWS_WITH(search_on_ranks(*backend, group, builtin_catalog(), all_reduce_op(), other,
                                     default_recipe(all_reduce_op(), other, backend->facts()), {}),
-                    Catch::Matchers::Contains("give all ranks the same"));
+                    ContainsSubstring("give all ranks the same"));
   // So are those that would end at other times.
   const Problem one = peers(*backend, task, DType::f32, 3, 512, "none", "no");
   CHECK_THROWS_WITH(search_on_ranks(*backend, group, builtin_catalog(), all_reduce_op(), one,
                                     default_recipe(all_reduce_op(), one, backend->facts()),
                                     {.budget = std::chrono::milliseconds(100 + task.rank)}),
-                    Catch::Matchers::Contains("budgets"));
+                    ContainsSubstring("budgets"));
 }
 
 bool same_on_all(const Group& group, double value) {
@@ -461,12 +461,11 @@ void search_without_folder(const Task& task, const std::filesystem::path& folder
   const auto backend = open(task);
   const Group group(*backend, {task.name, task.rank, task.ranks, std::uint64_t{1} << 20});
   const Problem problem = peers(*backend, task, DType::f32, 3, 512, "llama", "yes");
-  CHECK_THROWS_WITH(
-      search_on_ranks(*backend, group, builtin_catalog(), all_reduce_op(), problem,
-                      default_recipe(all_reduce_op(), problem, backend->facts()),
-                      {.budget = std::chrono::hours(1), .presets = folder / "file"}),
-      Catch::Matchers::Contains(task.rank == 0 ? "choose one that you may write to"
-                                               : "another rank could not write its presets"));
+  CHECK_THROWS_WITH(search_on_ranks(*backend, group, builtin_catalog(), all_reduce_op(), problem,
+                                    default_recipe(all_reduce_op(), problem, backend->facts()),
+                                    {.budget = std::chrono::hours(1), .presets = folder / "file"}),
+                    ContainsSubstring(task.rank == 0 ? "choose one that you may write to"
+                                                     : "another rank could not write its presets"));
 }
 
 /// Searches for presets again and again, until another rank is killed.
@@ -908,7 +907,7 @@ TEST_CASE("ranks that are threads on one GPU are one line on each", "[gpu]") {
          const Group group(*backend, {name, rank, 2, 4096, std::chrono::seconds(20)});
          return std::string();
        }))
-    CHECK_THAT(own, Catch::Matchers::Contains("two ranks of this process are on GPU"));
+    CHECK_THAT(own, ContainsSubstring("two ranks of this process are on GPU"));
 }
 
 TEST_CASE("ranks meet at the file of a socket, which is gone afterwards") {
@@ -1036,14 +1035,14 @@ TEST_CASE("ranks without a file descriptor to meet by say so at once") {
   {
     const FewFiles few(2);  // its memory and the listening socket
     CHECK_THROWS_WITH(Group(*backend, {name, 0, 2, 1}),
-                      Catch::Matchers::Contains("no socket for the ranks to meet: Too many open"));
+                      ContainsSubstring("no socket for the ranks to meet: Too many open"));
   }
   connecting.join();
   ::close(peer);
   {
     const FewFiles few(1);
     CHECK_THROWS_WITH(Group(*backend, {name, 1, 2, 1}),
-                      Catch::Matchers::Contains("no socket for the ranks to meet: Too many open"));
+                      ContainsSubstring("no socket for the ranks to meet: Too many open"));
   }
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));
 }
@@ -1054,11 +1053,11 @@ TEST_CASE("a file that is no socket stays where a group would have its own") {
   std::ofstream(path) << "kept";
   const auto backend = open_cpu();
   CHECK_THROWS_WITH(Group(*backend, {path.string(), 0, 2, 64, std::chrono::seconds(1)}),
-                    Catch::Matchers::Contains("Address already in use"));
+                    ContainsSubstring("Address already in use"));
   CHECK(std::filesystem::file_size(path) == 4);
   CHECK_THROWS_WITH(
       Group(*backend, {(path / "socket").string(), 0, 2, 64, std::chrono::seconds(1)}),
-      Catch::Matchers::Contains("give a path in a folder"));
+      ContainsSubstring("give a path in a folder"));
 }
 
 TEST_CASE("ranks of several versions of the library are one line on both") {
@@ -1087,7 +1086,7 @@ TEST_CASE("ranks of several versions of the library are one line on both") {
     });
     const auto begin = std::chrono::steady_clock::now();
     CHECK_THROWS_WITH(Group(*backend, {name, own, 2, 64, std::chrono::seconds(20)}),
-                      Catch::Matchers::Contains("several versions of fftune"));
+                      ContainsSubstring("several versions of fftune"));
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
     peer.join();
     ::close(socket);
@@ -1110,8 +1109,7 @@ TEST_CASE("a group of one rank needs no peer, and messages that are too large ar
     if (d <= 64)
       CHECK(run.check(plan, 1) == "");
     else
-      CHECK_THROWS_WITH(run.check(plan, 1),
-                        Catch::Matchers::Contains("larger than the group's memory"));
+      CHECK_THROWS_WITH(run.check(plan, 1), ContainsSubstring("larger than the group's memory"));
   }
 }
 

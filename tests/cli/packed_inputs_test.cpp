@@ -256,8 +256,7 @@ TEST_CASE("packed experts of a model have a weight each for gate and up, however
   CHECK(interleaves("", ""));
   CHECK(interleaves("dense", ""));
   CHECK(!interleaves("mxfp4", ""));
-  CHECK_THROWS_WITH(interleaves("mxfp4", "interleaved"),
-                    Catch::Matchers::Contains("a packed weight each"));
+  CHECK_THROWS_WITH(interleaves("mxfp4", "interleaved"), ContainsSubstring("a packed weight each"));
 }
 
 }  // namespace

@@ -161,7 +161,7 @@ TEST_CASE("a sum by NCCL gets the addresses of the run, on its stream") {
   int group = 0, stream = 0;
   void* const tensors[] = {x.data(), &group};
   const auto run = [&] { result.executable->enqueue(tensors, workspace->data(), &stream); };
-  CHECK_THROWS_WITH(run(), Catch::Matchers::Contains("make the group with nccl"));
+  CHECK_THROWS_WITH(run(), ContainsSubstring("make the group with nccl"));
   const auto communicator = device.backend->communicate(
       {.id = device.backend->communicator_id(),
        .group = &group,
@@ -365,16 +365,16 @@ TEST_CASE("memory of a rank of this process on the same GPU is refused, that of 
   {
     const auto own = device.backend->allocate_shared(64);
     CHECK_THROWS_WITH(device.backend->open_shared(own->handle(), 64),
-                      Catch::Matchers::Contains("two ranks of this process are on GPU") &&
-                          Catch::Matchers::Contains("give each a GPU of its own, or a process"));
+                      ContainsSubstring("two ranks of this process are on GPU") &&
+                          ContainsSubstring("give each a GPU of its own, or a process"));
     // Also where that rank has given up, and its memory is gone.
     SharedHandle of_gone = own->handle();
     ++of_gone.key;
     CHECK_THROWS_WITH(device.backend->open_shared(of_gone, 64),
-                      Catch::Matchers::Contains("two ranks of this process are on GPU"));
+                      ContainsSubstring("two ranks of this process are on GPU"));
     std::copy_n("elsewhere", 10, of_gone.device.begin());
     CHECK_THROWS_WITH(device.backend->open_shared(of_gone, 64),
-                      Catch::Matchers::Contains("gave up while the group was made"));
+                      ContainsSubstring("gave up while the group was made"));
     SharedHandle of_process = own->handle();
     ++of_process.process;
     CHECK(device.backend->open_shared(of_process, 64)->data() == own->data());
