@@ -19,6 +19,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -48,13 +49,13 @@ struct Dtype {
   std::size_t bytes = 0;
 };
 
-inline const Dtype& dtype_of(const std::string& saved) {
+inline const Dtype& dtype_of(std::string_view saved) {
   static const std::vector<Dtype> all{{Dtype::Kind::f32, "f32", "F32", 4},
                                       {Dtype::Kind::bf16, "bf16", "BF16", 2},
                                       {Dtype::Kind::fp16, "fp16", "F16", 2}};
   for (const Dtype& dtype : all)
     if (dtype.saved == saved) return dtype;
-  fail("the weights are " + saved + ": this example runs F32, BF16 and F16");
+  fail("the weights are " + std::string(saved) + ": this example runs F32, BF16 and F16");
 }
 
 /// Bytes of an element of a saved tensor: codes and indices are integers.

@@ -77,7 +77,7 @@ inline const std::vector<Name>& names_of(const std::string& weight) {
 }
 
 /// The modules whose rows a packed weight of the op has, one after the other; empty for others.
-inline const std::vector<std::string>& modules_of(const std::string& weight) {
+inline const std::vector<std::string>& modules_of(std::string_view weight) {
   static const std::map<std::string, std::vector<std::string>> modules{
       {"w_qkv", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}},
       {"w_o", {"self_attn.o_proj"}},
@@ -85,7 +85,7 @@ inline const std::vector<std::string>& modules_of(const std::string& weight) {
       {"w_up", {"mlp.up_proj"}},
       {"w_down", {"mlp.down_proj"}}};
   static const std::vector<std::string> none;
-  std::string name = weight;
+  std::string name(weight);
   for (const char* part : {"_scale", "_zero"})
     if (name.ends_with(part)) name.resize(name.size() - std::string(part).size());
   const auto entry = modules.find(name);
