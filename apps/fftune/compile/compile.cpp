@@ -185,13 +185,18 @@ int run(const CompileOptions& options, const Session& session) {
   CompileSummary summary;
   for (const std::string& arch : archs) {
     const DeviceFacts facts = facts_of_architecture(arch);
-    const auto compiler = make_cuda_compiler(arch, *session.catalog.sources, cuda);
-    for (const std::string& warning : compiler->warnings()) logging::warn("{}", warning);
+    // Opened once there is something to compile: wrong words are told on every machine.
+    std::unique_ptr<Compiler> compiler;
     for (const Op* op : ops) {
       chosen.dtypes = dtypes_of(*op, dtypes);
       if (chosen.dtypes.empty() && !dtypes.empty()) continue;
       const auto units =
           compile_units(*op, facts, options.family, chosen, sample, interrupt.requested());
+      if (units.empty()) continue;
+      if (!compiler) {
+        compiler = make_cuda_compiler(arch, *session.catalog.sources, cuda);
+        for (const std::string& warning : compiler->warnings()) logging::warn("{}", warning);
+      }
       summary.add(arch, units,
                   compile_all(*compiler, units, jobs, interrupt.requested(), arch, status));
       if (interrupt.requested()) break;
