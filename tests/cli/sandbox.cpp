@@ -20,8 +20,9 @@ bool would_wait(const std::string& words) {
   return searches && !has(" --wait");
 }
 
-std::vector<std::string> command(std::vector<std::string> result, const std::string& words) {
-  result.push_back(FFTUNE_TOOL);
+std::vector<std::string> command(std::vector<std::string> result, const std::string& tool,
+                                 const std::string& words) {
+  result.push_back(tool);
   std::istringstream stream(words);
   for (std::string word; stream >> word;) result.push_back(word == "''" ? "" : word);
   if (would_wait(words)) result.insert(result.end(), {"--wait", "0s"});
@@ -46,11 +47,19 @@ std::unique_ptr<Process> Sandbox::start_by(std::vector<std::string> program,
   if (const char* const core = std::getenv("OPENBLAS_CORETYPE"))
     environment.push_back("OPENBLAS_CORETYPE=" + std::string(core));
   environment.insert(environment.end(), more.begin(), more.end());
-  return std::make_unique<Process>(command(std::move(program), words), environment, folder());
+  return std::make_unique<Process>(command(std::move(program), tool_, words), environment,
+                                   folder());
 }
 
 Finished Sandbox::fftune(const std::string& words) const {
   return start(words)->wait();
+}
+
+bool Sandbox::open_to_others() {
+  std::filesystem::permissions(folder(), std::filesystem::perms::all);
+  std::filesystem::copy_file(tool_, folder() / "fftune");
+  tool_ = folder() / "fftune";
+  return folder_.others_can_reach();
 }
 
 std::filesystem::path Sandbox::preset_file(const std::string& presets) const {

@@ -22,6 +22,11 @@ class Sandbox {
   std::unique_ptr<Process> start_by(std::vector<std::string> program, const std::string& words,
                                     const std::vector<std::string>& more) const;
 
+  /// Opens the folder to all users and copies the tool into it, for another user to run: the
+  /// build's may lie below a folder of mode 700. False where others cannot reach this folder
+  /// either.
+  bool open_to_others();
+
   /// Tunes ffn d=32 h=64 at the given tokens on the CPU and returns the preset file's path.
   std::filesystem::path tuned(const std::string& tokens) const;
   /// The only <device>/ffn.json below `presets`, or an empty path.
@@ -29,6 +34,7 @@ class Sandbox {
 
  private:
   TemporaryFolder folder_;
+  std::filesystem::path tool_ = FFTUNE_TOOL;
 };
 
 std::size_t lines_in(const std::string& text);

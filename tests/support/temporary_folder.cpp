@@ -14,4 +14,12 @@ TemporaryFolder::~TemporaryFolder() {
   std::filesystem::remove_all(path_, error);
 }
 
+bool TemporaryFolder::others_can_reach() const {
+  constexpr auto pass = std::filesystem::perms::others_exec;
+  const auto folder = std::filesystem::canonical(path_);
+  for (auto above = folder.parent_path(); above != above.root_path(); above = above.parent_path())
+    if ((std::filesystem::status(above).permissions() & pass) != pass) return false;
+  return true;
+}
+
 }  // namespace fftune::testing

@@ -18,6 +18,8 @@ class TemporaryFolder {
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
+  /// Whether other users may pass through the folders above it: not so below one of mode 700.
+  bool others_can_reach() const;
 
  private:
   std::filesystem::path path_;
