@@ -198,13 +198,36 @@ struct BackwardVariants {
   std::function<bool(const Config&)> is_wanted;
 };
 
-/// Verifies one wanted variant of attention_bwd_sm90 for each random problem that it serves.
-void verify_backward(const BackwardVariants& of) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  const DeviceFacts& facts = backend->facts();
+const BackwardVariants fewest_registers{
+    .seed = 9,
+    .draws = 600,
+    .elements = std::int64_t{1} << 18,
+    .least = 10,
+    .most = 600,
+    .serves = [](const Problem& problem) { return problem.size("dim") == 128; },
+    .is_wanted = [](const Config& config) { return config.at("bm") == 80; }};
+
+const BackwardVariants idle_warps{.seed = 11,
+                                  .draws = 800,
+                                  .elements = std::int64_t{1} << 19,
+                                  .least = 16,
+                                  .most = 32,
+                                  // With three groups or more of one head each.
+                                  .serves =
+                                      [](const Problem& problem) {
+                                        const attention::Layer layer = attention::layer_of(problem);
+                                        return layer.b * layer.kv_heads >= 3;
+                                      },
+                                  .is_wanted =
+                                      [](const Config& config) {
+                                        return config.word("around") == "beside" &&
+                                               config.at("group") == 1;
+                                      }};
+
+/// One wanted variant of attention_bwd_sm90 for each random problem that it serves.
+std::vector<ChosenVariant> chosen_backward(const BackwardVariants& of, const DeviceFacts& facts,
+                                           Draw& draw) {
   const Family& family = family_of(attention_op(), "attention_bwd_sm90");
-  Draw draw(of.seed);
   std::vector<ChosenVariant> cases;
   for (int i = 0; i < of.draws && cases.size() < of.most; ++i) {
     const Problem problem = random_attention(DeviceKind::cuda, draw, of.elements);
@@ -213,33 +236,33 @@ void verify_backward(const BackwardVariants& of) {
                 of.is_wanted);
   }
   CHECK(cases.size() > of.least);
+  return cases;
+}
+
+void verify_backward(const BackwardVariants& of) {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  Draw draw(of.seed);
+  auto cases = chosen_backward(of, backend->facts(), draw);
   verify_chosen(*backend, cases, draw.random());
 }
 
 }  // namespace
 
 TEST_CASE("tiles with the fewest registers to spare are right on the GPU", "[gpu][dq]") {
-  verify_backward({.seed = 9,
-                   .draws = 600,
-                   .elements = std::int64_t{1} << 18,
-                   .least = 10,
-                   .most = 600,
-                   .serves = [](const Problem& problem) { return problem.size("dim") == 128; },
-                   .is_wanted = [](const Config& config) { return config.at("bm") == 80; }});
+  verify_backward(fewest_registers);
 }
 
 TEST_CASE("idle warps that prepare and convert other heads are right on the GPU", "[gpu][dq]") {
-  verify_backward({.seed = 11,
-                   .draws = 800,
-                   .elements = std::int64_t{1} << 19,
-                   .least = 16,
-                   .most = 32,
-                   // With three groups or more of one head each.
-                   .serves = [](const Problem& p) { return p.size("b") * p.size("kv-heads") >= 3; },
-                   .is_wanted =
-                       [](const Config& config) {
-                         return config.word("around") == "beside" && config.at("group") == 1;
-                       }});
+  verify_backward(idle_warps);
+}
+
+TEST_CASE("variants of the backward pass for a GPU are chosen without one") {
+  const DeviceFacts facts = products_of_architecture("sm_90a").front();
+  for (const BackwardVariants& of : {fewest_registers, idle_warps}) {
+    Draw draw(of.seed);
+    chosen_backward(of, facts, draw);
+  }
 }
 
 TEST_CASE("sequences cut among CTAs are right on the GPU", "[gpu][cut]") {
