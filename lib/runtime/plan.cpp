@@ -11,6 +11,7 @@
 #include <variant>
 
 #include "core/error.hpp"
+#include "core/memory.hpp"
 #include "device/backend.hpp"
 #include "device/host_threads.hpp"
 #include "registry/catalog.hpp"
@@ -24,21 +25,20 @@ std::size_t align_up(std::size_t bytes) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/// In double, because the sizes of a problem may multiply beyond 64 bits.
-void check_memory(const Problem& problem, const std::vector<TensorSpec>& tensors,
-                  const DeviceFacts& facts) {
-  double needed = 0;
+/// The offsets of a plan are 64-bit numbers: refuses tensors that no address reaches. In double,
+/// because sizes may multiply beyond these.
+void check_addressable(const Problem& problem, const std::vector<TensorSpec>& tensors) {
+  double bytes = 0;
   for (const auto& tensor : tensors) {
-    auto bytes = static_cast<double>(dtype_bytes(tensor.dtype));
-    for (const auto extent : tensor.shape) bytes *= static_cast<double>(extent);
-    needed += bytes;
+    auto own = static_cast<double>(dtype_bytes(tensor.dtype));
+    for (const auto extent : tensor.shape) own *= static_cast<double>(extent);
+    bytes += own;
   }
-  const auto there = static_cast<double>(facts.memory_bytes);
-  if (needed > 0x1p62 || (there > 0 && needed > there))
+  if (bytes > 0x1p62)
     throw Error(ErrorKind::unavailable,
-                fmt::format("{} needs {:.0f} bytes for its tensors, and {} has {:.0f}: use smaller "
-                            "sizes",
-                            problem.text(), needed, facts.name, there));
+                fmt::format("{} has tensors of {:.2g} bytes, more than 2^62 have no addresses: use "
+                            "smaller sizes",
+                            problem.text(), bytes));
 }
 
 /// For each tensor the one whose memory it shares: an intermediate of a repetition that of the
@@ -61,12 +61,11 @@ std::vector<std::size_t> aliases_of(const Repetition& repetition,
 
 }  // namespace
 
-TensorLayout::TensorLayout(const Op& op, const Problem& problem, const DeviceFacts& facts)
-    : tensors_(op.tensors(problem)) {
+TensorLayout::TensorLayout(const Op& op, const Problem& problem) : tensors_(op.tensors(problem)) {
   if (tensors_.size() > most_tensors)
     throw Error(ErrorKind::internal, fmt::format("{} has {} tensors: a plan holds {}", op.name(),
                                                  tensors_.size(), most_tensors));
-  check_memory(problem, tensors_, facts);
+  check_addressable(problem, tensors_);
   const auto repetition = op.repetition(problem);
   const auto aliases = repetition ? aliases_of(*repetition, tensors_) : std::vector<std::size_t>();
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -115,6 +114,12 @@ void mark_used(const Program& program, std::vector<bool>& used) {
       std::fill_n(used.begin(), std::min(program.host_tensors, used.size()), true);
     }
   }
+}
+
+void check_workspace(const Problem& problem, std::size_t bytes, const DeviceFacts& facts) {
+  if (facts.memory_bytes > 0)
+    require_fit("the workspace of " + problem.text(), static_cast<double>(bytes),
+                static_cast<double>(facts.memory_bytes), facts.name);
 }
 
 std::size_t TensorLayout::workspace_bytes(std::size_t scratch_bytes) const {
@@ -284,10 +289,7 @@ std::size_t scratch_bytes(const Executables& executables) {
 }
 
 Plan::Plan(Backend& backend, const Op& op, Problem problem, Recipe recipe)
-    : op_(&op),
-      problem_(std::move(problem)),
-      recipe_(std::move(recipe)),
-      layout_(op, problem_, backend.facts()) {
+    : op_(&op), problem_(std::move(problem)), recipe_(std::move(recipe)), layout_(op, problem_) {
   const DeviceFacts& facts = backend.facts();
   check_recipe(op, problem_, facts, recipe_);
   std::vector<VariantProgram> programs;
@@ -305,6 +307,7 @@ Plan::Plan(Backend& backend, const Op& op, Problem problem, Recipe recipe)
   // Programs of a repetition have the tensors of one time.
   if (!op.repetition(problem_)) layout_.leave_out_unused(used);
   workspace_bytes_ = layout_.workspace_bytes(scratch_bytes(executables_));
+  check_workspace(problem_, workspace_bytes_, facts);
 }
 
 void Plan::run(void* const* buffers, void* workspace, void* stream) const {

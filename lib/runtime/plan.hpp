@@ -22,8 +22,8 @@ constexpr std::size_t most_tensors = 4096;
 
 class TensorLayout {
  public:
-  /// Throws Error(unavailable) if the tensors do not fit in the device's memory.
-  TensorLayout(const Op& op, const Problem& problem, const DeviceFacts& facts);
+  /// Throws Error(unavailable) for tensors of more than 2^62 bytes together.
+  TensorLayout(const Op& op, const Problem& problem);
 
   /// Takes away the memory of intermediates that no step of the plan's programs has: a family that
   /// covers their writer and their readers may not need them. `used`: for each tensor.
@@ -45,6 +45,10 @@ class TensorLayout {
   std::vector<std::size_t> intermediate_offsets_;  // in the workspace
   std::size_t scratch_offset_ = 0;
 };
+
+/// Throws Error(unavailable) for a workspace larger than the device's memory. The other tensors of
+/// a plan are its caller's: they are there already, and some may share memory.
+void check_workspace(const Problem& problem, std::size_t bytes, const DeviceFacts& facts);
 
 /// Marks the tensors that a step of the program has; of a function on the host, which may take any,
 /// all.
@@ -104,10 +108,6 @@ class Plan {
   const Op& op() const { return *op_; }
   const Problem& problem() const { return problem_; }
   const Recipe& recipe() const { return recipe_; }
-  /// Takes away the memory of intermediates that no step of the plan's programs has: a family that
-  /// covers their writer and their readers may not need them. `used`: for each tensor.
-  void leave_out_unused(const std::vector<bool>& used);
-
   /// The op's tensors in order; the first buffer_count() of them are the caller's buffers.
   const std::vector<TensorSpec>& tensors() const { return layout_.tensors(); }
   std::size_t buffer_count() const { return layout_.buffer_count(); }

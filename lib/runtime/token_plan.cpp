@@ -53,7 +53,7 @@ TokenPlan::TokenPlan(const Catalog& catalog, Backend& backend, const Op& op, Pro
       op_(&op),
       most_(std::move(most)),
       segments_(token_segments(catalog, op, most_, backend.facts(), presets)),
-      layout_(op, most_, backend.facts()),
+      layout_(op, most_),
       slots_(slots_for(most_tokens())) {
   for (const auto& segment : segments_)
     check_recipe(op, most_.with_size(op.token_size(), segment.chosen_at), backend.facts(),
@@ -93,6 +93,7 @@ void TokenPlan::compile() {
   }
   if (most_tokens() > scanned_one_by_one) scratch_bytes_ += scratch_bytes_ / 8;
   if (!op_->repetition(most_)) layout_.leave_out_unused(used);
+  check_workspace(most_, workspace_bytes(), backend_->facts());
 
   compiled_ = compile_side_by_side(*backend_, jobs);
 }

@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 
+#include "families/small_problems.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
 #include "support/each_op.hpp"

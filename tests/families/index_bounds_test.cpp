@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "families/small_problems.hpp"
 #include "kernels/gemm/packed/packed.hpp"
 #include "support/each_op.hpp"
 #include "support/op_run.hpp"

@@ -97,10 +97,10 @@ TEST_CASE("a variant that is illegal is refused with the reason") {
              "d must be a multiple of 4"));
 }
 
-TEST_CASE("sizes that no memory holds are refused with the bytes needed") {
+TEST_CASE("tensors that no address reaches are refused with the bytes needed") {
   const std::int64_t most = (std::int64_t{1} << 31) - 1;
   const auto huge = ToyOp::problem(DType::f32, most, most - 3, most);
-  CHECK(says(refusal(huge, {first, second}), ErrorKind::unavailable, "bytes"));
+  CHECK(says(refusal(huge, {first, second}), ErrorKind::unavailable, "more than 2^62"));
 }
 
 TEST_CASE("a plan passes verification") {

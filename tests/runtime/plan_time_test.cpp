@@ -5,16 +5,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
+#include "support/absent_backend.hpp"
 #include "support/catch.hpp"
-#include "support/host_backend.hpp"
 #include "support/seconds.hpp"
 
 using namespace fftune;
@@ -22,24 +20,11 @@ using namespace fftune::test;
 
 namespace {
 
-/// A device whose programs are all compiled at once, to nothing.
-class Absent final : public HostBackend {
- public:
-  explicit Absent(DeviceFacts facts) : facts_(std::move(facts)) {}
-  const DeviceFacts& facts() const override { return facts_; }
-  CompileResult compile(const Program&) override {
-    return {std::make_shared<HostExecutable>([](void* const*, void*) {}), {}};
-  }
-
- private:
-  DeviceFacts facts_;
-};
-
 /// Seconds of a plan of a problem that was not asked for before, so that nothing is known of it.
 double seconds_of_plan(const std::string& op_name, std::int64_t layers) {
   static std::int64_t plans = 0;
   const Op& op = builtin_catalog().op(op_name);
-  Absent backend(facts_of_architecture("sm_90a"));
+  AbsentBackend backend(facts_of_architecture("sm_90a"));
   Problem problem{op_name,
                   "fwd",
                   DType::bf16,
@@ -65,7 +50,7 @@ double seconds_of_plan(const std::string& op_name, std::int64_t layers) {
 /// before.
 double seconds_of_new_rows(Problem problem, std::int64_t rows) {
   const Op& op = builtin_catalog().op(problem.op);
-  Absent backend(facts_of_architecture("sm_90a"));
+  AbsentBackend backend(facts_of_architecture("sm_90a"));
   return processor_seconds_of([&] {
     problem.sizes[std::string(op.token_size())] = rows;
     const Problem whole = canonical(op, problem, DeviceKind::cuda);

@@ -144,17 +144,6 @@ std::string counted(std::size_t count, std::string_view what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
-std::string bytes_text(double bytes) {
-  constexpr std::array units{"B", "KiB", "MiB", "GiB", "TiB"};
-  std::size_t unit = 0;
-  while (bytes >= 1024 && unit + 1 < units.size()) {
-    bytes /= 1024;
-    ++unit;
-  }
-  return bytes == std::floor(bytes) ? fmt::format("{:.0f} {}", bytes, units[unit])
-                                    : fmt::format("{:.1f} {}", bytes, units[unit]);
-}
-
 std::string microseconds_text(double microseconds) {
   if (!std::isfinite(microseconds) || microseconds <= 0) return "-";
   const int digits_before = static_cast<int>(std::floor(std::log10(microseconds))) + 1;

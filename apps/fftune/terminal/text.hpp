@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/memory.hpp"
+
 namespace fftune::tool {
 
 enum class Style { plain, bold, dim, good, bad, caution };
@@ -38,8 +40,6 @@ std::string wrapped(const std::string& text, std::size_t indent, std::size_t wid
 
 /// "1 file", "2 files".
 std::string counted(std::size_t count, std::string_view what);
-/// "118 KiB", "139.8 GiB": three or four digits with a binary unit.
-std::string bytes_text(double bytes);
 /// "12.34": microseconds with four significant digits, no unit.
 std::string microseconds_text(double microseconds);
 /// "83.1%".
