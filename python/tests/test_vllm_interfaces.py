@@ -11,9 +11,9 @@ import vllm_interfaces
 
 RECORD = json.loads(vllm_interfaces.RECORD.read_text())
 # Names that the plugin asks for with a default, or that it knows in another form.
-ABSENT = {"0.24": set(), "0.33": {"MPLinearLayerConfig.has_g_idx", "FlashAttentionMetadata.use_cascade",
-                                  "ModelConfig.enable_return_routed_experts",
-                                  "CompressedTensorsWNA16MarlinMoEMethod"}}
+ABSENT = {"0.24": {"SpeculativeConfig.enable_adaptive_verification"},
+          "0.33": {"MPLinearLayerConfig.has_g_idx", "FlashAttentionMetadata.use_cascade",
+                   "ModelConfig.enable_return_routed_experts", "CompressedTensorsWNA16MarlinMoEMethod"}}
 
 
 def recorded(version, module):
@@ -23,11 +23,6 @@ def recorded(version, module):
 def of_class(version, name):
     found, = (classes[name] for classes in RECORD[version].values() if name in classes)
     return found
-
-
-def test_versions(vllm):
-    plugin = importlib.import_module("fftune.vllm.plugin")
-    assert sorted(RECORD) == [f"{major}.{minor}" for major, minor in plugin.VERSIONS]
 
 
 @pytest.mark.parametrize("version", RECORD)
@@ -43,19 +38,16 @@ def test_all_names_are_there(version):
 
 @pytest.mark.parametrize("version", RECORD)
 def test_modules_and_classes(vllm, version):
-    plugin = importlib.import_module("fftune.vllm.plugin")
+    interfaces = importlib.import_module("fftune.vllm.interfaces")
     structure = importlib.import_module("fftune.vllm.structure")
-    for module in plugin._ORACLES:
-        assert recorded(version, module)[""] == {"backend_to_kernel_cls": "(backend)"}
-    kernels = importlib.import_module("fftune.vllm.linears").CLASSES
-    for module, cls in zip(plugin._KERNELS, kernels):
-        own = recorded(version, module)[cls]
-        assert own["process_weights_after_loading"] == "(self, layer)"
-        assert own["apply_weights"] == "(self, layer, x, bias=)"
-    for module, cls in plugin._MODELS.items():
-        call = recorded(version, module)[cls]["forward"]
-        assert call.startswith("(self, input_ids, positions, intermediate_tensors"), cls
-        assert "inputs_embeds=" in call
+    for module, functions in interfaces.PARAMETERS.items():
+        for name, parameters in functions.items():
+            cls, _, own = name.rpartition(".")
+            if cls in ABSENT[version]:
+                continue
+            found = recorded(version, module)[cls][own].strip("()").replace("=", "").split(", ")
+            assert tuple(found[:len(parameters)] if own == "forward" else found) == parameters, name
+    for module, cls in interfaces.MODELS.items():
         for name in structure._CLASSES[cls]:
             home, own = name.split(".")
             assert own in recorded(version, f"{structure._MODELS}{home}")
@@ -67,13 +59,6 @@ def test_modules_and_classes(vllm, version):
 
 @pytest.mark.parametrize("version", RECORD)
 def test_methods_of_quantised_layers(vllm, version):
-    plugin = importlib.import_module("fftune.vllm.plugin")
-    for modules, part in ((plugin._FP8_METHODS, "fp8_linears"), (plugin._EXPERTS_METHODS, "packed_experts")):
-        found = {cls: names for module in modules for cls, names in recorded(version, module).items()
-                 if names is not None and "process_weights_after_loading" in names}
-        known = importlib.import_module(f"fftune.vllm.{part}").CLASSES
-        assert {*found} == {*known} - ABSENT[version]
-        assert {names["process_weights_after_loading"] for names in found.values()} == {"(self, layer)"}
     assert of_class(version, "FP8ScaledMMLinearKernel")["apply_weights"] == "(self, layer, x, bias=)"
     base = of_class(version, "FusedMoEMethodBase")
     assert base["apply"] == "(self, layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input)"

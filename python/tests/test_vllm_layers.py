@@ -144,7 +144,7 @@ def expect_right(model, metadata, positions, rows=slice(None), calls=0, **named)
             network.__class__ = type(network).__base__
     for one, other in zip(plain.layers, model.layers):
         one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
-    plain.vllm_config.lora_config = object()
+    plain.vllm_config.kv_transfer_config = object()
     before = caches(model).clone()
     got = step(model, metadata, positions, **named)
     assert model.calls == calls, "vLLM's ran"
@@ -640,14 +640,14 @@ def test_weights_that_are_loaded_again(stand_in):
 def lines_of(caplog):
     """Without those of the models that stay vLLM's for comparison."""
     return [line for line in (record.getMessage() for record in caplog.records)
-            if not line.endswith("LoRA")]
+            if not line.endswith("a KV connector")]
 
 
 def expect_vllms(model, calls):
     """That a step is vLLM's, in its result and in the caches, and that vLLM's code ran so often."""
     metadata, positions = batch_of(model)
     plain = copy.deepcopy(model)
-    plain.vllm_config.lora_config = object()
+    plain.vllm_config.kv_transfer_config = object()
     for one, other in zip(plain.layers, model.layers):
         one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
     model.calls = 0
@@ -777,7 +777,7 @@ def test_errors_are_left_to_vllm(stand_in, monkeypatch, caplog, kind):
     monkeypatch.setattr(ops, "attention", fails)
     metadata, positions = batch_of(model)
     plain = copy.deepcopy(model)
-    plain.vllm_config.lora_config = object()
+    plain.vllm_config.kv_transfer_config = object()
     for one, other in zip(plain.layers, model.layers):
         one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
     with caplog.at_level(logging.INFO):
@@ -827,8 +827,9 @@ def reasons(stand_in, caplog, model):
 
 
 @pytest.mark.parametrize("change, value, reason", [
-    ("lora_config", 1, "LoRA"),
-    ("speculative_config", 1, "speculative decoding"), ("kv_transfer_config", 1, "a KV connector"),
+    ("speculative_config", SimpleNamespace(enable_adaptive_verification=True),
+     "verification of an adaptive number of drafts"),
+    ("kv_transfer_config", 1, "a KV connector"),
     ("model_config__dtype", torch.float16, "elements of torch.float16"),
     ("parallel_config__pipeline_parallel_size", 2, "pipeline parallelism"),
     ("parallel_config__data_parallel_size", 2, "data parallelism"),
@@ -857,7 +858,7 @@ class Fp8LinearMethod:
     pass
 
 
-class LlamaMLPWithLoRA(torch.nn.Module):
+class OtherMLP(torch.nn.Module):
     pass
 
 
@@ -876,7 +877,7 @@ class LlamaMLPWithLoRA(torch.nn.Module):
     (set_on("mlp.down_proj.reduce_results", False), "a row-parallel product that is not reduced"),
     (set_on("mlp.gate_up_proj.bias", torch.nn.Parameter(torch.zeros(192).bfloat16())),
      "biases of the network"),
-    (set_on("mlp", LlamaMLPWithLoRA()), "LlamaMLPWithLoRA is not known"),
+    (set_on("mlp", OtherMLP()), "OtherMLP is not known"),
     (set_on("input_layernorm.variance_size_override", 3), "RMSNorm is not known"),
     (set_on("self_attn.do_llama_4_scaling", True), "queries that are scaled by position"),
     (set_on("ada_rms_norm_t_cond", 1), "a norm with a condition"),
@@ -948,3 +949,201 @@ def test_models_are_not_kept(stand_in):
     del model
     gc.collect()
     assert kept() is None
+
+
+# graphs of vLLM
+
+class Captured:
+    """Whether the stand-in captures a graph now."""
+
+    def __init__(self, monkeypatch):
+        self.now = False
+        monkeypatch.setattr("fftune.vllm.layers.is_capturing", lambda tensor: self.now)
+
+
+def graphed(stand_in, kind="llama", **changes):
+    """A model in an engine that captures graphs of up to 64 tokens."""
+    return model_of(stand_in, kind, compilation_config__max_cudagraph_capture_size=64, **changes)
+
+
+def step_in(mode, model, metadata, positions, descriptor=None):
+    """A step whose context has this mode of graphs."""
+    from vllm.forward_context import set_forward_context
+
+    ids = torch.arange(len(positions)) % 50
+    with torch.inference_mode(), set_forward_context(metadata) as context:
+        context.cudagraph_runtime_mode = SimpleNamespace(name=mode)
+        context.batch_descriptor = descriptor
+        return model(ids.int(), positions, None)
+
+
+def test_captures_of_pieces_are_vllms(stand_in, monkeypatch):
+    """vLLM 0.33 captures its pieces with metadata that look like a batch of pure decoding, after a warm-up of their
+    kernels. If a size were left out, vLLM would capture it in a running step, and end."""
+    captured, model = Captured(monkeypatch), graphed(stand_in)
+    metadata, positions = batch_of(model)
+    for mode in ("NONE", "PIECEWISE"):
+        model.calls = 0
+        step_in(mode, model, metadata, positions)
+        assert model.calls == (2 if mode == "NONE" else 1), "with the test of the first batch"
+    for calls, now in ((1, False), (0, True)):  # the warm-up and the capture of a whole graph
+        captured.now, model.calls = now, 0
+        got = step_in("NONE", model, metadata, positions)
+        assert model.calls == calls
+    assert got.isfinite().all()
+    captured.now, model.calls = False, 0
+    step_in("PIECEWISE", model, metadata, positions)
+    assert model.calls == 1
+
+
+def test_batches_beyond_the_graphs_run_here(stand_in, monkeypatch):
+    model = warm(model_of(stand_in, compilation_config__max_cudagraph_capture_size=2))
+    expect_right(model, *batch_of(model))
+
+
+def test_a_plan_is_made_before_its_capture(stand_in, monkeypatch):
+    captured, model = Captured(monkeypatch), graphed(stand_in)
+    step(model, *batch_of(model))
+    run = importlib.import_module("fftune._run")
+    metadata, positions = batch_of(model, (5, 40))
+    step(model, metadata, positions)
+    captured.now, model.calls = True, 0
+    monkeypatch.setattr(run, "Plan", lambda *given: pytest.fail(f"{given} is made in a capture"))
+    expect_right(model, metadata, positions)
+
+
+@pytest.mark.parametrize("mode", ["PIECEWISE", "NONE"])
+def test_batch_invariant_batches_of_pieces(prompts, stand_in, monkeypatch, mode):
+    """All batches run by the ops: those whose pieces vLLM captured already, too."""
+    for home in ("fftune._run", "fftune.vllm.layers"):
+        monkeypatch.setattr(f"{home}.BATCH_INVARIANT", True)
+    importlib.import_module("fftune._run").forget_plans()
+    model = warm(warm(model_of(stand_in)), *MIXED)
+    metadata, positions = batch_of(model, *MIXED)
+    for calls in (int(mode == "PIECEWISE"), 0):
+        model.calls = 0
+        step_in(mode, model, metadata, positions, "27 tokens")
+        assert model.calls == calls
+    for layer in model.layers:  # of another start: vLLM captures anew
+        layer.self_attn.attn.kv_cache = cache_of()
+    model.calls = 0
+    step_in(mode, model, metadata, positions, "27 tokens")
+    assert model.calls == int(mode == "PIECEWISE")
+    importlib.import_module("fftune._run").forget_plans()
+
+
+def test_caches_that_vllm_frees(stand_in):
+    """vLLM profiles its memory on a small cache, which is gone before the one of requests is made."""
+    import gc
+    import weakref
+
+    model = warm(model_of(stand_in))
+    kept = weakref.ref(model.layers[0].self_attn.attn.kv_cache)
+    storage = model.layers[0].self_attn.attn.kv_cache.untyped_storage()
+    for layer in model.layers:
+        layer.self_attn.attn.kv_cache = cache_of()
+    gc.collect()
+    assert kept() is None
+    assert torch._C._storage_Use_Count(storage._cdata) == 1
+
+
+# drafts
+
+def verifying(drafts):
+    return SimpleNamespace(num_speculative_tokens=drafts)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("kind, drafts", [("llama", 1), ("llama", 3), ("llama", 7), ("qwen3_moe", 1)])
+def test_batches_that_verify_drafts(stand_in, monkeypatch, caplog, kind, drafts, whole):
+    monkeypatch.setattr("fftune.vllm.plans.COMPILES_BESIDE", False)
+    if not whole:
+        monkeypatch.setattr("fftune.vllm.layers._is_one_op", lambda *_: False)
+    model = (mixtures_of if kind == "qwen3_moe" else model_of)(stand_in)
+    model.vllm_config.speculative_config = verifying(drafts)
+    batch = (33, 40, 8, 17), 0, [1 + drafts] * 4
+    calls = calls_of_layer(monkeypatch)
+    with caplog.at_level(logging.INFO):
+        warm(model, *batch)
+    assert lines_of(caplog)[0].endswith(f"in batches that verify {drafts} drafts of each sequence")
+    calls.clear()
+    expect_right(model, *batch_of(model, *batch))
+    assert len(calls) == whole
+    warm(model)
+    expect_right(model, *batch_of(model))  # of the draft model, or after a step without drafts
+
+
+def test_drafts_of_some_sequences_are_vllms(decoding, stand_in):
+    model = model_of(stand_in)
+    model.vllm_config.speculative_config = verifying(3)
+    warm(model, (33, 40, 8, 17), 0, [4] * 4)
+    step(model, *batch_of(model, (33, 40, 8, 17), 0, [4, 4, 1, 4]))
+    assert model.calls == 1
+
+
+# adapters
+
+class MergedColumnParallelLinearWithLoRA(torch.nn.Module):
+    """vLLM's layer around a linear one, with an adapter that doubles results."""
+
+    def __init__(self, base_layer, flag):
+        super().__init__()
+        self.base_layer = base_layer
+        self.punica_wrapper = SimpleNamespace(token_mapping_meta=SimpleNamespace(no_lora_flag_cpu=flag))
+
+    def forward(self, x):
+        return self.base_layer(x) * (1 if self.punica_wrapper.token_mapping_meta.no_lora_flag_cpu[0] else 2)
+
+
+def test_batches_without_adapters_run_here(stand_in):
+    model, flag = model_of(stand_in), torch.tensor([True])
+    model.vllm_config.lora_config = object()
+    for layer in model.layers:
+        for home, name in ((layer.self_attn, "qkv_proj"), (layer.self_attn, "o_proj"), (layer.mlp, "gate_up_proj"),
+                           (layer.mlp, "down_proj")):
+            setattr(home, name, MergedColumnParallelLinearWithLoRA(getattr(home, name), flag))
+    flag[0] = False  # vLLM's dummy adapters come first
+    metadata, positions = batch_of(model)
+    step(model, metadata, positions)
+    flag[0] = True
+    warm(model)
+    expect_right(model, metadata, positions)
+    flag[0] = False
+    expect_vllms(model, 1)
+
+
+# errors
+
+STEPS = ("_context", "_examine", "_batch_of", "_test", "_choose", "_run", "_made_up", "_pages_of", "has_adapters")
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_in_any_step_leaves_vllms_result(stand_in, monkeypatch, caplog, name, late):
+    """In the first batch, and in a later one."""
+    def fails(*_, **__):
+        raise RuntimeError(f"in {name}")
+
+    model = model_of(stand_in)
+    if late:
+        warm(model)
+    tested = not late and name in ("_test", "_choose", "_run")  # vLLM's layers ran for the test, too
+    monkeypatch.setattr(f"fftune.vllm.layers.{name}", fails)
+    metadata, positions = batch_of(model)
+    plain = copy.deepcopy(model)
+    for one, other in zip(plain.layers, model.layers):
+        one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
+    model.calls = 0
+    with caplog.at_level(logging.INFO):
+        got = step(model, metadata, positions)
+        calls_of_step = model.calls
+        step(model, metadata, positions)
+    if late and name in ("_examine", "_test", "_made_up", "_pages_of"):  # not called again for such a batch
+        return
+    from vllm.forward_context import set_forward_context
+
+    with torch.inference_mode(), set_forward_context(metadata):
+        right = plain.forward((torch.arange(len(positions)) % 50).int(), positions, None)
+    assert torch.equal(got, right)
+    assert caplog.text.count(f"stay vLLM's: RuntimeError: in {name}") == 1
+    assert calls_of_step <= 1 + tested

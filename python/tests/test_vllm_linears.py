@@ -224,9 +224,9 @@ def test_an_unknown_key_of_compiled_code_leaves_layers_to_vllm(linears, monkeypa
 
 
 @pytest.mark.parametrize("given, formats", [
-    ("1", [4]), ("int4-linears", [4]), ("experts,layers,linears", [4, 8]), ("int4-linears,linears", [4, 8]),
+    ("1", [4, 8]), ("int4-linears", [4]), ("experts,layers,linears", [4, 8]), ("int4-linears,linears", [4, 8]),
     ("experts,layers", [])])
-def test_weights_of_8_bits_only_where_they_are_asked_for(vllm, monkeypatch, caplog, given, formats):
+def test_formats_that_are_asked_for(vllm, monkeypatch, caplog, given, formats):
     monkeypatch.setenv("FFTUNE_VLLM", given)
     module("fftune.vllm").register()
     found = []

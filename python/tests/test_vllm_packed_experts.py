@@ -181,8 +181,10 @@ def test_others_stay(methods, caplog, name, options, change, words):
     assert "apply" not in method.__dict__ and all(p.numel() for p in layer.parameters())
 
 
-def test_nobody_gets_it_unasked(vllm):
+@pytest.mark.parametrize("given, is_there", [("1", True), ("experts,layers", False), ("packed-experts", True)])
+def test_it_is_on_by_default(vllm, monkeypatch, given, is_there):
+    monkeypatch.setenv("FFTUNE_VLLM", given)
     importlib.import_module("fftune.vllm").register()
     for name, module in MODULES.items():
         cls = getattr(importlib.import_module(module), name)
-        assert not hasattr(cls.process_weights_after_loading, "_fftune_original")
+        assert hasattr(cls.process_weights_after_loading, "_fftune_original") == is_there

@@ -105,8 +105,8 @@ def _expect_vllms(model, calls, lines, expected):
 
 
 def _a_rank_that_is_unfit(rank, stand_in, lines):
-    model = _model(rank, stand_in, lora_config=object() if rank else None)
-    _expect_vllms(model, 1, lines, "layers of LlamaModel stay vLLM's: LoRA on rank 1")
+    model = _model(rank, stand_in, kv_transfer_config=object() if rank else None)
+    _expect_vllms(model, 1, lines, "layers of LlamaModel stay vLLM's: a KV connector on rank 1")
 
 
 def _a_rank_that_fails(rank, stand_in, lines, when):

@@ -21,7 +21,8 @@ _MIXED = "model_executor/kernels/linear/mixed_precision"
 # decorator support_torch_compile sets.
 TOUCHED = {
     "forward_context": {"": "get_forward_context is_forward_context_available",
-                        "ForwardContext": "attn_metadata slot_mapping cudagraph_runtime_mode"},
+                        "ForwardContext": "attn_metadata slot_mapping cudagraph_runtime_mode batch_descriptor "
+                                                     "moe_layer_index"},
     "envs": {"": "compile_factors"},
     "logger": {"": "init_logger"},
     "distributed/communication_op": {"": "tensor_model_parallel_all_reduce"},
@@ -89,6 +90,11 @@ TOUCHED = {
         "RoutedExperts": "activation expert_map global_num_experts apply_router_weight_on_input swiglu_limit "
                          "quant_method"},
     f"{_LAYERS}/fused_moe/runner/moe_runner": {"MoERunner": "gate router routed_experts shared_experts"},
+    f"{_LAYERS}/fused_moe/router/gate_linear": {"GateLinear": "out_dtype"},
+    "lora/layers/base": {"BaseLayerWithLoRA": ""},
+    "lora/layers/base_linear": {"BaseLinearLayerWithLoRA": "base_layer punica_wrapper"},
+    "lora/punica_wrapper/punica_gpu": {"PunicaWrapperGPU": "token_mapping_meta"},
+    "lora/ops/triton_ops/lora_kernel_metadata": {"LoRAKernelMeta": "no_lora_flag_cpu"},
     f"{_LAYERS}/fused_moe/router/fused_topk_router": {
         "FusedTopKRouter": "scoring_func renormalize top_k eplb_state"},
     f"{_LAYERS}/fused_moe/unquantized_fused_moe_method": {"UnquantizedFusedMoEMethod": "experts_cls"},
@@ -106,12 +112,13 @@ TOUCHED = {
         "CompressedTensorsWNA16MoEMethod": "process_weights_after_loading num_bits"},
     "config/vllm": {"": "get_current_vllm_config", "VllmConfig": "lora_config quant_config speculative_config kv_transfer_config "
                                   "model_config parallel_config compilation_config scheduler_config"},
+    "config/speculative": {"SpeculativeConfig": "num_speculative_tokens enable_adaptive_verification"},
     "config/scheduler": {"SchedulerConfig": "max_num_seqs max_num_batched_tokens"},
     "config/model": {"ModelConfig": "dtype max_model_len enable_return_routed_experts"},
     "config/parallel": {
         "ParallelConfig": "pipeline_parallel_size data_parallel_size decode_context_parallel_size "
                           "prefill_context_parallel_size enable_dbo"},
-    "config/compilation": {"CompilationConfig": "cudagraph_mode pass_config",
+    "config/compilation": {"CompilationConfig": "cudagraph_mode pass_config max_cudagraph_capture_size",
                            "CUDAGraphMode": "NONE FULL decode_mode"},
     f"{_MODELS}/llama": {
         "LlamaModel": "forward embed_input_ids layers norm start_layer end_layer",

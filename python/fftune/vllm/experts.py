@@ -9,7 +9,9 @@ The weights of both have one layout: w1 [experts, 2h, d], per expert all gate ro
 w2 [experts, d, h].
 """
 import functools
+import inspect
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,15 +19,25 @@ from torch import Tensor
 from .. import _run as running
 from .._library import Error
 from .._ops.moe_ffn import moe_ffn_into
-from . import plans
-from .logs import log_once
+from . import faster, plans
+from .interfaces import expect_parameters
+from .logs import log_once, reason_of
 from .trial import difference, is_capturing
 
 _BLOCK = 128  # rows and columns with one scale
 _ROWS = 64  # of a result that are compared
-# Kinds of experts whose results agreed with vLLM's -> the problems, each with its device, and the most tokens:
-# those of the first call, which is vLLM's profile run.
-_tested: dict[tuple, tuple[list[tuple[int, dict]], int]] = {}
+_TIMED = (1, 16, 64, 256, 1024, 4096)
+
+
+class _Tested(NamedTuple):
+    """What the first call of a kind of experts found, which is part of vLLM's profile run."""
+
+    problems: list[tuple[int, dict]]  # each with its device
+    most: int  # tokens
+    choice: faster.Choice | None  # None where nothing was measured: all calls run here
+
+
+_tested: dict[tuple, _Tested] = {}  # kinds of experts whose results agreed with vLLM's
 _failed: dict = {}  # kinds that stay vLLM's -> the reason
 # vLLM's names of activations with a gate, and fftune's.
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu-tanh"}
@@ -47,8 +59,15 @@ def patch_oracle(module) -> None:
 
 
 def _replaced(cls: type) -> type:
-    is_triton = cls.__name__ == "TritonExperts" and cls.__module__.endswith(".triton_moe")
-    return experts_class(cls) if is_triton else cls
+    if cls.__name__ != "TritonExperts" or not cls.__module__.endswith(".triton_moe"):
+        return cls
+    own = experts_class(cls)
+    try:
+        expect_parameters("TritonExperts.apply", cls.apply, tuple(inspect.signature(own.apply).parameters))
+    except Exception as error:
+        log_once(f"experts stay vLLM's: {reason_of(error)}")
+        return cls
+    return own
 
 
 @functools.cache
@@ -70,30 +89,31 @@ def experts_class(triton: type) -> type:
             if reason is None and (_is_ready(kind, len(output)) if kind in _tested else not is_capturing(output)):
                 try:
                     with running.listening(problems) if kind not in _tested else nullcontext():
-                        _run(self, output, hidden_states, w1, w2, topk_weights, topk_ids,
-                             ACTIVATIONS[activation.value], expert_map, a1q_scale,
-                             apply_router_weight_on_input)
+                        _run(self, output=output, hidden_states=hidden_states, w1=w1, w2=w2,
+                             topk_weights=topk_weights, topk_ids=topk_ids, act=ACTIVATIONS[activation.value],
+                             expert_map=expert_map, a1q_scale=a1q_scale, weighed=apply_router_weight_on_input)
                     if kind in _tested:
                         return None
                     mine = output[:_ROWS].clone()
                 except Error as error:  # TritonExperts writes all of the output
                     reason = _failed[kind] = str(error)
-            result = super().apply(
-                output=output, hidden_states=hidden_states, w1=w1, w2=w2, topk_weights=topk_weights,
-                topk_ids=topk_ids, activation=activation, global_num_experts=global_num_experts,
-                expert_map=expert_map, a1q_scale=a1q_scale, a2_scale=a2_scale,
-                workspace13=workspace13, workspace2=workspace2,
-                expert_tokens_meta=expert_tokens_meta,
-                apply_router_weight_on_input=apply_router_weight_on_input)
+            theirs = functools.partial(
+                super().apply, w1=w1, w2=w2, activation=activation, global_num_experts=global_num_experts,
+                expert_map=expert_map, a2_scale=a2_scale, workspace13=workspace13, workspace2=workspace2,
+                expert_tokens_meta=expert_tokens_meta, apply_router_weight_on_input=apply_router_weight_on_input)
+            result = theirs(output=output, hidden_states=hidden_states, topk_weights=topk_weights,
+                            topk_ids=topk_ids, a1q_scale=a1q_scale)
             if mine is not None:
                 found = difference("results", mine, output[:_ROWS])
                 if found:
                     reason = _failed[kind] = found
                 elif found is not None:
-                    _tested[kind] = list(problems.values()), len(output)
-                    log_once(f"experts of {_words(w1, w2)} run by moe-ffn")
+                    ours = functools.partial(_run, self, w1=w1, w2=w2, act=ACTIVATIONS[activation.value],
+                                             expert_map=expert_map, weighed=apply_router_weight_on_input)
+                    reason = _adopt(kind, list(problems.values()), theirs, ours, output, hidden_states, topk_weights,
+                                    topk_ids, a1q_scale, global_num_experts)
             if reason is not None:
-                log_once(f"experts of {_words(w1, w2)} stay vLLM's: {reason}")
+                log_once(f"experts of {_words_of(kind)} stay vLLM's: {reason}")
             return result
 
     FFTuneExperts.__qualname__ = "FFTuneExperts"
@@ -101,8 +121,36 @@ def experts_class(triton: type) -> type:
 
 
 def _is_ready(kind: tuple, rows: int) -> bool:
-    """Whether moe-ffn runs: not for many tokens, until their kernels are compiled."""
-    return rows <= plans.EXACT or plans.are_ready(*_tested[kind])
+    """Whether moe-ffn runs: where it is faster, and for many tokens once their kernels are compiled."""
+    problems, most, choice = _tested[kind]
+    if choice is not None and not choice.is_faster(rows):
+        return False
+    return rows <= plans.EXACT or plans.are_ready(problems, most)
+
+
+def _adopt(kind: tuple, problems: list, theirs, ours, output: Tensor, x: Tensor, weights: Tensor, ids: Tensor,
+           scale: Tensor | None, experts: int) -> str | None:
+    """Has later calls of the kind run moe-ffn where it is faster than TritonExperts; the reason why not, if it is
+    nowhere. The sums of batch-invariant kernels have one order, so these run all calls."""
+    what, choice = f"experts of {_words_of(kind)}", None
+    if output.is_cuda and not running.BATCH_INVARIANT:
+        generator = torch.Generator(x.device).manual_seed(0)
+
+        def both(rows: int):
+            # Tokens of the profile run are alike, and so are their experts.
+            chosen = torch.rand(rows, experts, device=x.device, generator=generator).topk(ids.shape[1]).indices
+            of_rows = dict(output=torch.empty_like(output[:rows]), hidden_states=x[:rows], topk_weights=weights[:rows],
+                           topk_ids=chosen.to(ids.dtype), a1q_scale=None if scale is None else scale[:rows])
+            return nullcontext((lambda: theirs(**of_rows), lambda: ours(**of_rows)))
+
+        choice = faster.choice_of(what, both, [rows for rows in _TIMED if rows <= len(output)], repr(kind), ids.shape[1])
+        if not any(map(choice.is_faster, choice.times)):
+            _failed[kind] = f"TritonExperts are faster; their time divided by moe-ffn's, by tokens: {choice.words()}"
+            return _failed[kind]
+    _tested[kind] = _Tested(problems, len(output), choice)
+    log_once(f"{what} run by moe-ffn" + ("" if choice is None else
+             f" where it is faster; vLLM's time divided by fftune's, by tokens: {choice.words()}"))
+    return None
 
 
 def unfit(experts, output: Tensor, x: Tensor, w1: Tensor, w2: Tensor, activation,
@@ -151,14 +199,14 @@ def _unfit_scales(experts, x: Tensor, w1: Tensor, a1q_scale: Tensor | None) -> s
     return None
 
 
-def _run(experts, output: Tensor, x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor,
+def _run(experts, *, output: Tensor, hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor,
          topk_ids: Tensor, act: str, expert_map: Tensor | None, a1q_scale: Tensor | None,
          weighed: bool) -> None:
     topk_ids = local_ids(topk_ids, expert_map)
     if weighed:  # x was multiplied by them before
         topk_weights = torch.ones_like(topk_weights)
     scales = None if a1q_scale is None else (a1q_scale, experts.w1_scale, experts.w2_scale)
-    moe_ffn_into(output, x, topk_ids, topk_weights, w1, w2, scales, act=act)
+    moe_ffn_into(output, hidden_states, topk_ids, topk_weights, w1, w2, scales, act=act)
 
 
 def local_ids(topk_ids: Tensor, expert_map: Tensor | None) -> Tensor:
@@ -169,6 +217,6 @@ def local_ids(topk_ids: Tensor, expert_map: Tensor | None) -> Tensor:
     return torch.where(topk_ids < 0, topk_ids, here.to(topk_ids.dtype))
 
 
-def _words(w1: Tensor, w2: Tensor) -> str:
-    return (f"{w1.shape[0]} x {w2.shape[2]} x {w2.shape[1]} in "
-            f"{str(w1.dtype).removeprefix('torch.')}")
+def _words_of(kind: tuple) -> str:
+    (count, *_), (_, d, h), dtype, *_ = kind
+    return f"{count} x {h} x {d} in {str(dtype).removeprefix('torch.')}"

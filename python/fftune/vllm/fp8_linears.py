@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from .._ops.linear import OPS
 from .imports import wrap_methods
+from .interfaces import FP8_METHODS
+from .logs import Unfit, reason_of
 from .products import Product, adopt, give_back, log_layer
-from .trial import Unfit, reason_of
 
-CLASSES = ("Fp8LinearMethod", "CompressedTensorsW8A8Fp8")
 _BLOCK = (128, 128)
 
 
 def patch_methods(module) -> None:
-    wrap_methods(module, CLASSES, "process_weights_after_loading", _loading)
+    wrap_methods(module, FP8_METHODS[module.__name__], "process_weights_after_loading", _loading)
 
 
 def _loading(cls: type, process):

@@ -5,7 +5,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Callable
 
-from .logs import log, one_line
+from .interfaces import expect_known
+from .logs import log, reason_of
 
 _waiting: dict[str, Callable] = {}  # what is to be done to modules that are not imported yet
 
@@ -34,11 +35,12 @@ def wrap_methods(module, classes: tuple[str, ...], name: str, make: Callable) ->
 
 
 def _try(change: Callable, module) -> None:
-    """A module without what is to be changed stays as it is: its import is not to fail."""
+    """A module with other functions than those that are known stays as it is: its import is not to fail."""
     try:
+        expect_known(module)
         change(module)
     except Exception as error:
-        log(f"{module.__name__} stays vLLM's: {one_line(error)}")
+        log(f"{module.__name__} stays vLLM's: {reason_of(error)}")
 
 
 class _Finder(MetaPathFinder):

@@ -15,20 +15,22 @@ import functools
 import itertools
 import threading
 import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import _run as running
 from .. import ops
 from .._library import Plan
 from .._run import BATCH_INVARIANT
-from . import plans, ranks
-from .logs import log, one_line
-from .structure import Layer, Model, Pages, expect_known, pages_of
-from .trial import Unfit, difference, is_capturing, reason_of
+from . import faster, plans, ranks
+from .logs import Unfit, log, one_line, reason_of
+from .structure import Layer, Model, Pages, expect_known, has_adapters, pages_of, queries_of
+from .trial import difference, is_capturing
 
 
 _compilers = threading.Semaphore(4)
@@ -47,12 +49,24 @@ class _State:
     reason: str = ""
     tested: set[str] = field(default_factory=set)
     without_prompts: bool = False  # batches with prompts stay vLLM's, because theirs did not agree
-    pages: dict[str, tuple[Tensor, Pages]] = field(default_factory=dict)  # of layers, by vLLM's caches
+    # By vLLM's caches, which it frees after it has profiled its memory.
+    pages: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
     agreed: set[tuple[str, int]] = field(default_factory=set)
     problems: list[tuple[int, dict]] = field(default_factory=list)
     plans: dict[tuple[int, int], bool] = field(default_factory=dict)
     made: set[tuple] = field(default_factory=set)
     most: int = 0  # rows of a batch
+    graphed: int = 0  # tokens of vLLM's largest CUDA graph
+    queries: int = 1  # of a sequence in pure decoding
+    pieces: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # sizes that vLLM captured, by caches
+    warm: set[tuple[int, int]] = field(default_factory=set)  # rows, and of each sequence, whose plans were made
+    # By the tokens of each sequence: where batches of pure decoding are faster here, by their sequences.
+    choices: dict[int, faster.Choice] = field(default_factory=dict)
+
+    def serves(self, batch: "_Batch") -> bool:
+        """Whether a batch of pure decoding runs here: where it is faster, or nothing was measured."""
+        choice = self.choices.get(batch.queries)
+        return choice is None or choice.is_faster(batch.rows // batch.queries)
 
 
 _states: "weakref.WeakKeyDictionary[nn.Module, _State]" = weakref.WeakKeyDictionary()
@@ -78,21 +92,57 @@ def patch_model(cls: type, parts: tuple[str, ...] = ()) -> None:
 
 
 def _call(original, model: nn.Module, arguments: tuple, named: dict, parts: tuple[str, ...]):
+    """The one entry: no error of the plugin leaves it, because one would stop the engine."""
+    try:
+        run = _own_run(original, model, arguments, named, parts)
+    except Exception as error:
+        _leave(model, reason_of(error))
+        run = None
+    return original(model, *arguments, **named) if run is None else run()
+
+
+def _own_run(original, model: nn.Module, arguments: tuple, named: dict, parts: tuple[str, ...]):
+    """The computation of this call by fftune's ops; None if it stays vLLM's."""
     state = _states.get(model)
     if state is None:
         state = _states[model] = _examine(model, "ranks" in parts)
-    batch = None if state.reason else _batch_of(state, *arguments, **named)
-    if batch is None or batch.offsets is not None and not _serves_prompts(state, parts):
-        return original(model, *arguments, **named)
+    if state.reason:
+        return None
     context = _context()
+    # vLLM captures its compiled pieces in these calls, or replays them, which starts faster than op by op.
+    of_pieces = _mode_of(context) == "PIECEWISE" and not (BATCH_INVARIANT and _has_pieces(state, context))
+    batch = None if of_pieces or has_adapters(model) else _batch_of(state, *arguments, **named)
+    if batch is None:
+        return None
+    if batch.offsets is not None and not _serves_prompts(state, parts):
+        return None
     # A stream that is being captured cannot be waited for.
-    if batch.kind not in state.tested and not is_capturing(batch.slots):
+    is_captured = is_capturing(batch.slots)
+    if batch.kind not in state.tested and not is_captured:
         _test(original, state, model, context, batch)
-    if batch.kind not in state.tested or batch.offsets is not None and not _has_plans(state, batch):
-        return original(model, *arguments, **named)
+    if batch.kind not in state.tested:
+        return None
+    if batch.offsets is None and not is_captured:
+        _choose(original, state, model, context, batch)
+    if batch.tokens <= state.graphed and not is_captured:
+        # A warm-up of vLLM's captures: requests get replays. Captures of its pieces need its own warm-up.
+        if batch.offsets is None and state.serves(batch):
+            _warm_up(state, model, context, batch)
+        return None
+    if batch.offsets is None and not state.serves(batch):
+        return None
+    if batch.offsets is not None and not _has_plans(state, batch):
+        return None
+    return functools.partial(_run_or_leave, original, state, model, arguments, named, batch, is_captured)
+
+
+def _run_or_leave(original, state: _State, model: nn.Module, arguments: tuple, named: dict, batch: "_Batch",
+                  is_captured: bool):
+    """The result by fftune's ops. After an error it is vLLM's, whose layers write the same keys and values again."""
+    context = _context()
     # vLLM finds the experts of a layer by how many layers ran before it.
     counter = getattr(context, "moe_layer_index", None)
-    known = (batch.kind, batch.rows) in state.agreed or is_capturing(batch.slots)
+    known = (batch.kind, batch.rows) in state.agreed or is_captured
     try:
         if state.model.reduce is None or known:
             return _run(state, model, batch)
@@ -105,7 +155,23 @@ def _call(original, model: nn.Module, arguments: tuple, named: dict, parts: tupl
         _give_up(state, model, batch, reason_of(error))
     if counter is not None:
         context.moe_layer_index = counter
-    return original(model, *arguments, **named)  # it writes the same keys and values again
+    return original(model, *arguments, **named)
+
+
+def _mode_of(context) -> str:
+    return getattr(getattr(context, "cudagraph_runtime_mode", None), "name", "NONE")
+
+
+def _has_pieces(state: _State, context) -> bool:
+    """Whether vLLM has captured its pieces for batches of this size: not before its first call for them, on the caches
+    that it has now."""
+    cache = _cache_of(state.model.layers[0])
+    known = state.pieces.setdefault(cache, set())
+    descriptor = getattr(context, "batch_descriptor", None)
+    if descriptor in known:
+        return True
+    known.add(descriptor)
+    return False
 
 
 def _serves_prompts(state: _State, parts: tuple[str, ...]) -> bool:
@@ -136,6 +202,14 @@ def _on_all(state: _State, run):
     return result
 
 
+def _leave(model: nn.Module, reason: str) -> None:
+    """Leaves the model to vLLM for good."""
+    state = _states.setdefault(model, _State())
+    if not state.reason:
+        state.reason = reason
+        log(f"layers of {type(model).__name__} stay vLLM's: {reason}")
+
+
 def _give_up(state: _State, model: nn.Module, batch: "_Batch", reason: str) -> None:
     """Leaves the model to vLLM. Where rows need not have the same bits in every batch, batches with prompts
     are left to it alone."""
@@ -143,57 +217,167 @@ def _give_up(state: _State, model: nn.Module, batch: "_Batch", reason: str) -> N
         state.without_prompts = True
         log(f"batches {batch.kind} of {type(model).__name__} stay vLLM's: {reason}")
         return
-    state.reason = reason
-    log(f"layers of {type(model).__name__} stay vLLM's: {reason}")
+    _leave(model, reason)
 
 
 # the test
 
-def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -> None:
-    """Compares both computations of a batch that is made up, in block 0 of the caches.
-
-    vLLM gives that block to no request, and its own first batch of pure decoding, the warm-up of a
-    capture, has no keys and writes none. The contents of the block are restored.
+@contextmanager
+def _made_up_batch(state: _State, context, batch: "_Batch", **sizes):
+    """A batch of the same kind that is made up, in the context of vLLM's call: pages, context and the contents of the
+    cache's block 0 are restored behind it. vLLM gives that block to no request, and its own first batch of pure
+    decoding, the warm-up of a capture, has no keys and writes none.
     """
     kept = vars(context).copy()
-    caches = before = ()
+    pages = [_pages_of(state, layer) for layer in state.model.layers]
+    caches = [_cache_of(layer) for layer in state.model.layers]
+    before = [cache[0].clone() for cache in caches]
     try:
-        pages = [_pages_of(state, layer) for layer in state.model.layers]
-        caches = [_cache_of(layer) for layer in state.model.layers]
-        before = [cache[0].clone() for cache in caches]
-        trial = _made_up(batch, pages[0].block)
-        results, written = [], []
         generator = torch.Generator(caches[0].device).manual_seed(0)
         for cache in caches:
             cache[0].normal_(generator=generator)
-        arguments = trial.ids, trial.positions.long(), None, trial.embeddings
-        for run in (lambda: _on_all(state, lambda: _recorded(state, model, trial)),
-                    lambda: original(model, *arguments)):
+        trial = _made_up(batch, pages[0].block, **sizes)
+
+        def begin() -> None:
+            """Anew, for each computation."""
             vars(context).update(kept)
             context.attn_metadata = {layer.name: trial.metadata for layer in state.model.layers}
             context.slot_mapping = {layer.name: trial.slots for layer in state.model.layers}
             if trial.offsets is not None:  # of other sizes than the graphs of this batch
                 mode = getattr(context, "cudagraph_runtime_mode", None)
                 context.cudagraph_runtime_mode = getattr(type(mode), "NONE", mode)
-            with ranks.summing():
-                results.append(run())
-            written.append(torch.stack([cache[0] for cache in caches]))
-        reason = difference("results", *results) or difference("keys and values", *written)
-    except Exception as error:
-        reason = reason_of(error)
+
+        yield trial, begin
     finally:
         vars(context).clear()
         vars(context).update(kept)
         for cache, own in zip(caches, before):
             cache[0].copy_(own)
+
+
+def _arguments_of(trial: "_Batch") -> tuple:
+    """As vLLM calls the model with them."""
+    return trial.ids, trial.positions.long(), None, trial.embeddings
+
+
+def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -> None:
+    """Compares both computations of a batch that is made up."""
+    try:
+        with _made_up_batch(state, context, batch) as (trial, begin):
+            results, written = [], []
+            for run in (lambda: _on_all(state, lambda: _recorded(state, model, trial)),
+                        lambda: original(model, *_arguments_of(trial))):
+                begin()
+                with ranks.summing():
+                    results.append(run())
+                written.append(torch.stack([_cache_of(layer)[0] for layer in state.model.layers]))
+            reason = difference("results", *results) or difference("keys and values", *written)
+    except Exception as error:
+        reason = reason_of(error)
     if state.model.reduce is not None:
         reason = ranks.common_reason(reason)
     if reason:
         _give_up(state, model, batch, reason)
     elif reason is not None:
         state.tested.add(batch.kind)
-        log(f"{len(state.model.layers)} layers of {type(model).__name__} run by fftune's ops in "
-            f"batches {batch.kind}")
+        if batch.offsets is not None or not _is_measured(state):
+            log(f"{_layers_of(state, model)} run by fftune's ops in batches {batch.kind}")
+
+
+def _warm_up(state: _State, model: nn.Module, context, batch: "_Batch") -> None:
+    """Makes the plan of a number of rows before a capture needs it."""
+    if (batch.rows, batch.queries) in state.warm:
+        return
+    with _made_up_batch(state, context, batch) as (trial, begin):
+        begin()
+        _on_all(state, lambda: _run(state, model, trial))
+    state.warm.add((batch.rows, batch.queries))
+
+
+# the choice
+
+# Numbers of sequences for which both computations are timed; others follow from their neighbours.
+_TIMED = (1, 64, 8, 256, 2, 4, 16, 32, 128, 512, 24, 48, 96)
+_KEYS = 1024  # of a sequence
+
+
+def _choose(original, state: _State, model: nn.Module, context, batch: "_Batch") -> None:
+    """Measures for how many sequences fftune's ops are faster than vLLM's layers on this device, once."""
+    cache, config = _cache_of(state.model.layers[0]), model.vllm_config
+    if not _is_measured(state) or batch.queries in state.choices:
+        return
+    most = max(state.graphed, batch.rows) // batch.queries
+    # vLLM profiles its memory on a small cache, where all batches run here.
+    if cache.shape[0] < 2 * most:
+        return
+    block = _pages_of(state, state.model.layers[0]).block
+
+    @contextmanager
+    def both(count: int):
+        keys = min(_KEYS, batch.table.shape[1] * block, (cache.shape[0] - 1) // count * block)
+        with _made_up_batch(state, context, batch, rows=count * batch.queries, keys=keys,
+                            blocks=cache.shape[0], tokens=_vocabulary(config)) as (trial, begin):
+            def own():
+                begin()
+                original(model, *_arguments_of(trial))
+
+            def mine():
+                begin()
+                _run(state, model, trial)
+
+            yield own, mine
+
+    choice = faster.choice_of(f"layers of {type(model).__name__}", both,
+                              [count for count in (*_TIMED, batch.rows // batch.queries) if count <= most],
+                              _description(config), batch.queries, cache.shape[1:],
+                              outside=lambda: _outside(original, state, model, context, batch))
+    state.choices[batch.queries] = choice
+    log(f"{_layers_of(state, model)} run by fftune's ops in batches {batch.kind} where they are faster; vLLM's time "
+        f"divided by fftune's, by sequences: {choice.words()}")
+
+
+def _vocabulary(config) -> int:
+    own = config.model_config
+    return getattr(getattr(own, "hf_text_config", None) or own.hf_config, "vocab_size", 16)
+
+
+def _is_measured(state: _State) -> bool:
+    """Whether a measurement decides. With batch invariance one kind of kernels runs all batches, and ranks run in step."""
+    return _cache_of(state.model.layers[0]).is_cuda and state.model.reduce is None and not BATCH_INVARIANT
+
+
+def _layers_of(state: _State, model: nn.Module) -> str:
+    return f"{len(state.model.layers)} layers of {type(model).__name__}"
+
+
+def _description(config) -> list[tuple[str, str]]:
+    """The configuration of the model and of its engine, as far as times depend on it."""
+    own = config.model_config.hf_config
+    values = own.to_dict() if hasattr(own, "to_dict") else vars(own)
+    return sorted((name, str(value)) for name, value in (
+        *values.items(), ("max_model_len", config.model_config.max_model_len),
+        ("quantisation", getattr(config.model_config, "quantization", None))) if not name.startswith("_"))
+
+
+def _outside(original, state: _State, model: nn.Module, context, batch: "_Batch") -> float:
+    """Milliseconds of the schedules that FlashAttention makes within a graph for a batch that is made up. vLLM makes
+    one for all layers, outside of the graph."""
+    if getattr(batch.metadata, "scheduler_metadata", None) is None:
+        return 0.0
+    within = copy.copy(batch.metadata)
+    within.scheduler_metadata = None
+    with _made_up_batch(state, context, batch) as (_, begin):
+        def run(metadata) -> None:
+            begin()
+            context.attn_metadata = {layer.name: metadata for layer in state.model.layers}
+            context.slot_mapping = {layer.name: batch.slots for layer in state.model.layers}
+            original(model, *_arguments_of(batch))
+
+        runs = [functools.partial(run, metadata) for metadata in (within, batch.metadata)]
+        for one in runs:
+            one()
+        longer, shorter = faster.milliseconds(*runs)
+    return max(0.0, longer - shorter)
 
 
 def _recorded(state: _State, model: nn.Module, batch: "_Batch") -> Tensor:
@@ -212,33 +396,43 @@ def _recorded(state: _State, model: nn.Module, batch: "_Batch") -> Tensor:
             state.problems = list(found.values())
 
 
-def _made_up(batch: "_Batch", block: int) -> "_Batch":
+def _made_up(batch: "_Batch", block: int, rows: int = 0, keys: int = 0, blocks: int = 0, tokens: int = 16) -> "_Batch":
     """A batch of the same kind, whose keys are those of block 0. The first rows write theirs there. No
     row is padded. A batch of pure decoding keeps its rows; one with prompts gets a prompt of `block`
-    tokens and a sequence that decodes."""
+    tokens and a sequence that decodes.
+
+    With `rows` the batch of pure decoding has so many, each sequence has `keys` in the cache's `blocks`, and none is
+    written. Its ids are below `tokens`."""
     device = batch.slots.device
-    queries = [1] * batch.tokens if batch.offsets is None else [block, 1]
-    rows, sequences = sum(queries), len(queries)
+    if batch.offsets is None:
+        queries = [batch.queries] * ((rows or batch.tokens) // batch.queries)
+    else:
+        queries = [block, 1]
+    timed, rows, sequences = rows > 0, sum(queries), len(queries)
     places = torch.arange(rows, device=device)
     metadata = copy.copy(batch.metadata)
     metadata.num_actual_tokens = rows
     metadata.max_query_len = max(queries)
     metadata.query_start_loc = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32,
                                             device=device)
-    metadata.slot_mapping = torch.where(places < block, places, -1).to(batch.slots.dtype)
-    metadata.seq_lens = torch.full_like(batch.lengths[:1], block).repeat(sequences)
-    metadata.max_seq_len = block
+    metadata.slot_mapping = torch.where((places < block) & (not timed), places, -1).to(batch.slots.dtype)
+    metadata.seq_lens = torch.full_like(batch.lengths[:1], keys or block).repeat(sequences)
+    metadata.max_seq_len = keys or block
     metadata.block_table = torch.zeros_like(batch.table[:1]).repeat(sequences, 1)
+    if timed:
+        own = -(-keys // block)
+        metadata.block_table[:, :own] = 1 + torch.arange(sequences * own, device=device).view(sequences, own) % (blocks - 1)
     metadata.scheduler_metadata = None  # of other lengths
     embeddings = batch.embeddings
     if embeddings is not None:
         embeddings = embeddings[:1].repeat(rows, 1)
-    ids = None if batch.ids is None else (places % 16).to(batch.ids.dtype)
+    # Many tokens choose many experts.
+    ids = None if batch.ids is None else (places * 37 % tokens).to(batch.ids.dtype)
     # Within the table of every model, and no two neighbours alike.
     positions = (places * 7 % 16).to(torch.int32)
     return _Batch(rows, rows, ids, embeddings, positions, metadata.slot_mapping, metadata.seq_lens,
                   metadata.block_table, metadata,
-                  None if batch.offsets is None else metadata.query_start_loc)
+                  None if batch.offsets is None else metadata.query_start_loc, queries=batch.queries)
 
 
 def _examine(model: nn.Module, with_ranks: bool) -> _State:
@@ -255,7 +449,11 @@ def _examine(model: nn.Module, with_ranks: bool) -> _State:
         return _State(reason=reason)
     if found.reduce is not None and found.is_alike and not BATCH_INVARIANT:
         found.group = ranks.group_of(model.vllm_config.scheduler_config.max_num_seqs, model.norm.weight)
-    return _State(found, most=_rows(model.vllm_config.scheduler_config.max_num_batched_tokens))
+    config = model.vllm_config
+    compilation = config.compilation_config
+    graphed = (getattr(compilation, "max_cudagraph_capture_size", None) or 0) if compilation.cudagraph_mode else 0
+    return _State(found, most=_rows(config.scheduler_config.max_num_batched_tokens), graphed=graphed,
+                  queries=queries_of(config))
 
 
 # a batch
@@ -275,11 +473,14 @@ class _Batch:
     table: Tensor      # [sequences, blocks of a sequence], of vLLM
     metadata: object   # of vLLM
     offsets: Tensor | None = None  # int32 [sequences + 1] of rows; None in pure decoding
+    queries: int = 1  # of each sequence in pure decoding: more than one where drafts are verified
     behind: int = 0  # rows of no sequence, the last ones
 
     @property
     def kind(self) -> str:
-        return "of pure decoding" if self.offsets is None else "with prompts"
+        if self.offsets is not None:
+            return "with prompts"
+        return "of pure decoding" if self.queries == 1 else f"that verify {self.queries - 1} drafts of each sequence"
 
 
 def _context():
@@ -304,10 +505,11 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
     rows = found.num_actual_tokens
     # vLLM writes keys and values by these, not by those of the metadata.
     slots = context.slot_mapping.get(state.model.layers[0].name)
-    sequences = found.seq_lens.shape[0]
-    offsets = None if found.max_query_len == 1 else found.query_start_loc
-    if (slots is None or rows == 0
-            or (rows != sequences if offsets is None else offsets.shape[0] != sequences + 1)
+    sequences, queries = found.seq_lens.shape[0], found.max_query_len
+    is_uniform = queries in (1, state.queries) and rows == sequences * queries
+    offsets = None if is_uniform else found.query_start_loc
+    if (slots is None or rows == 0 or queries == 1 and not is_uniform
+            or offsets is not None and offsets.shape[0] != sequences + 1
             or getattr(found, "use_cascade", False) or found.causal is not True
             or getattr(found, "dcp_context_kv_lens", None) is not None
             or getattr(found, "mm_prefix_range_tensor", None) is not None
@@ -316,7 +518,7 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
     part = lambda tensor: None if tensor is None else tensor[:rows]
     return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds),
                   positions[:rows].to(torch.int32), slots[:rows], found.seq_lens,
-                  found.block_table[:sequences], found, offsets)
+                  found.block_table[:sequences], found, offsets, queries=queries if is_uniform else 1)
 
 
 # the layers
@@ -409,14 +611,15 @@ def _is_one_op(model: Model) -> bool:
 
 def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
                table: Tensor) -> tuple[None, Tensor]:
-    first = model.layers[0]
-    y = ops.layer(x[:, None], [layer.weights() for layer in model.layers],
+    first, of_sequences = model.layers[0], (-1, batch.queries)
+    y = ops.layer(x.unflatten(0, of_sequences), [layer.weights() for layer in model.layers],
                   [own.pages for own in pages], batch.lengths, first.heads, first.kv_heads,
-                  slots=slots[:, None].int(), pages=table.int(), positions=batch.positions[:, None],
+                  slots=slots.unflatten(0, of_sequences).int(), pages=table.int(),
+                  positions=batch.positions.unflatten(0, of_sequences),
                   angles=first.angles, eps=first.attn_norm.variance_epsilon, scale=first.scale,
                   rope_scale=first.rope_scale, rotation=first.rotation, group=model.group,
                   **(first.experts.options() if first.experts else {}))
-    return None, y[:, 0]
+    return None, y.flatten(0, 1)
 
 
 def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
@@ -431,7 +634,8 @@ def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: 
                     rotary=layer.rotary, caches=own.rows, slots=slots)
         of_batch = dict(pages=table, lengths=batch.lengths, scale=layer.scale)
         if batch.offsets is None:
-            y = ops.attention(q[:, None], *own.pages, **of_batch).flatten(1)
+            y = ops.attention(q.unflatten(0, (-1, batch.queries)), *own.pages, causal=batch.queries > 1, **of_batch)
+            y = y.flatten(0, 1).flatten(1)
         else:
             y = ops.attention(q, *own.pages, offsets=batch.offsets, causal=True, **of_batch).flatten(1)
             if batch.behind and layer.mixture is not None:
@@ -477,7 +681,8 @@ def _cache_of(layer: Layer) -> Tensor:
 def _pages_of(state: _State, layer: Layer) -> Pages:
     """The views of the layer's cache, made once for each cache that vLLM binds."""
     cache = _cache_of(layer)
-    found = state.pages.get(layer.name)
-    if found is None or found[0] is not cache:
-        found = state.pages[layer.name] = cache, pages_of(cache, layer.kv_heads, layer.dim)
-    return found[1]
+    found = state.pages.get(cache)
+    if found is None:
+        # Views of a tensor keep it: these are of one that shares its memory.
+        found = state.pages[cache] = pages_of(cache.data, layer.kv_heads, layer.dim)
+    return found

@@ -14,17 +14,17 @@ from .._codes import codes_of_words, pairs_of_codes
 from .._custom import OPS
 from .._ops.packed import group_word, parts_of, suffix
 from .imports import wrap_methods
+from .interfaces import KERNELS
+from .logs import Unfit, reason_of
 from .products import PACKED, Product, adopt, free, give_back, log_layer
-from .trial import Unfit, reason_of
 
-CLASSES = ("MacheteLinearKernel", "MarlinLinearKernel")
 # By bits, what is subtracted from codes, and zero points.
 _CODES = {(4, 8, False): "int4", (4, 0, True): "int4", (8, 128, False): "int8"}
 FORMATS = ("int4", "int8")
 
 
 def patch_kernels(module, formats: tuple[str, ...] = FORMATS) -> None:
-    wrap_methods(module, CLASSES, "process_weights_after_loading", functools.partial(_loading, formats))
+    wrap_methods(module, KERNELS[module.__name__], "process_weights_after_loading", functools.partial(_loading, formats))
 
 
 def _loading(formats: tuple[str, ...], cls: type, process):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from .. import ops
 from .._custom import OPS
 from .._ops.packed import format_of, group_word, parts_of, suffix
+from .logs import Unfit
 from .products import PACKED, Halves, Product, names_of, serve
-from .trial import Unfit
 
 
 def fuse(network: nn.Module, most: int) -> None:
@@ -36,7 +36,8 @@ def fuse(network: nn.Module, most: int) -> None:
 
     kind = f"network of {gate.format} {h} x {d}, {gate.scale.dtype}, groups {word}" \
            f"{'' if gate.zero is None else ' with zero points'}"
-    serve(network, Product(kind, run, tensors, d, d), own, dtype, most)
+    serve(network, Product(kind, run, tensors, d, d), own, dtype, most,
+          measured=False)
     network.__class__ = _class_of(type(network), kind, d, names_of(tensors))
     setattr(network.gate_up_proj, PACKED, Halves(gate, up))
     for name in [name for name in network.gate_up_proj._buffers if name.startswith("fftune_")]:

@@ -5,6 +5,7 @@ reorder them when they are loaded. Before that they are packed for fftune. The e
 vLLM's once, and vLLM's order of the weights is given up: they are in memory once.
 """
 import functools
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -12,22 +13,22 @@ from torch import Tensor, nn
 from .. import _run as running
 from .. import ops
 from .._codes import AWQ_PLACES, codes_of_words, pairs_of_codes, turned
-from . import plans
+from . import faster, plans
 from .experts import ACTIVATIONS, local_ids
 from .imports import wrap_methods
-from .logs import log_once, one_line
+from .interfaces import EXPERTS_METHODS
+from .logs import Unfit, log_once, one_line, reason_of
 from .products import PACKED, free
-from .trial import Unfit, difference, reason_of
+from .trial import difference
 
-# The modules of the versions have them under one of these names.
-CLASSES = ("AutoGPTQMoEMethod", "AutoAWQMoEMethod", "CompressedTensorsWNA16MarlinMoEMethod",
-           "CompressedTensorsWNA16MoEMethod", "GptOssMxfp4MoEMethod", "Mxfp4MoEMethod")
 _ROWS = (4, 300)  # for kernels of few tokens, and of many
 _PARTS = ("w13", "w2")
+_TIMED = (1, 16, 64, 256, 1024)
+_choices: dict[str, faster.Choice] = {}
 
 
 def patch_methods(module) -> None:
-    wrap_methods(module, CLASSES, "process_weights_after_loading", _loading)
+    wrap_methods(module, EXPERTS_METHODS[module.__name__], "process_weights_after_loading", _loading)
 
 
 def _loading(cls: type, process):
@@ -84,7 +85,7 @@ class Experts:
         else:
             parts = [[None if t is None else t[:, i * h:(i + 1) * h] for t in both] for i in range(2)]
         self.weights = [packed(*part, k) for part, k in zip((*parts, down), (d, d, h))]
-        biases = [getattr(layer, f"{part}_bias", None) for part in _PARTS]
+        biases = [_bias_of(layer, f"{part}_bias") for part in _PARTS]
         self.biases = None
         if biases[0] is not None:
             own = biases[0].data
@@ -177,6 +178,10 @@ class Experts:
                     reason = self._difference(method, layer, name, ours, rows, generator)
                 if reason:
                     return reason
+            if self.weights[0].w.is_cuda:
+                reason = self._slower(method, layer, name, ours)
+                if reason:
+                    return reason
             self.many = list(problems.values()), plans.most_rows()
         except Exception as error:
             return one_line(error)
@@ -202,19 +207,41 @@ class Experts:
             return self.run(layer, x, shares, ids)
         return apply_monolithic
 
-    def _difference(self, method, layer, name: str, ours, rows: int, generator) -> str | None:
-        count, _, d = self.sizes
+    def _given(self, method, layer: nn.Module, name: str, rows: int, generator) -> tuple:
+        """Random arguments of the method `name` for so many tokens."""
         like = self.weights[0].w
-        x = torch.randn(rows, d, generator=generator).to(like.device, method.moe.in_dtype)
+        x = torch.randn(rows, self.sizes[2], generator=generator).to(like.device, method.moe.in_dtype)
         # vLLM loads a model with its element type as PyTorch's default.
         logits = torch.randn(rows, layer.global_num_experts, dtype=torch.float32, generator=generator).to(like.device)
         if name == "apply_monolithic":
-            logits = logits.to(x.dtype)
-            given = x, logits
-        else:
-            shares, ids = logits.softmax(-1).topk(method.moe.experts_per_token)
-            given = x, shares, ids.to(method.topk_indices_dtype or torch.int32), None, None
+            return x, logits.to(x.dtype)
+        shares, ids = logits.softmax(-1).topk(method.moe.experts_per_token)
+        return x, shares, ids.to(method.topk_indices_dtype or torch.int32), None, None
+
+    def _difference(self, method, layer, name: str, ours, rows: int, generator) -> str | None:
+        given = self._given(method, layer, name, rows, generator)
         return difference("results", ours(layer, *given), getattr(type(method), name)(method, layer, *given))
+
+    def _slower(self, method, layer: nn.Module, name: str, ours) -> str:
+        """The reason why the experts stay vLLM's where these are faster on this device; "" if they are not."""
+        kind = f"experts by {type(method).__name__}, {self.weights[0].format}, {self.act}, sizes {self.sizes}"
+        generator = torch.Generator().manual_seed(1)
+
+        def both(rows: int):
+            given = self._given(method, layer, name, rows, generator)
+            return nullcontext((lambda: getattr(type(method), name)(method, layer, *given),
+                                lambda: ours(layer, *given)))
+
+        if kind not in _choices:
+            _choices[kind] = faster.choice_of(kind, both, _TIMED)
+        return "" if _choices[kind].is_faster_everywhere() else (
+            f"they are faster; vLLM's time divided by fftune's, by tokens: {_choices[kind].words()}")
+
+
+def _bias_of(layer: nn.Module, name: str) -> Tensor | None:
+    """The checkpoint's bias. vLLM 0.33 makes zeros for GPTQ, and drops those that no checkpoint filled."""
+    loaded = getattr(layer, "_loaded_expert_biases", None)
+    return None if loaded is not None and name not in loaded else getattr(layer, name, None)
 
 
 def _pack_integers(dtype: torch.dtype, bits: int, codes: Tensor, scale: Tensor, zero: Tensor | None, k: int

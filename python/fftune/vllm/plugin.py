@@ -6,39 +6,20 @@ vLLM imports those itself. No call initialises CUDA, because vLLM forks its work
 """
 import functools
 import os
-import re
 from dataclasses import dataclass
 
 from .imports import after_import
+from .interfaces import EXPERTS_METHODS, FP8_METHODS, KERNELS, MODELS, ORACLES
 from .logs import log, one_line
 
-PARTS = ("experts", "layers", "int4-linears")
-# Parts that were not measured, or are no faster: only FFTUNE_VLLM with their name turns them on.
-# `linears` are those of all formats. `prompts` and `ranks` are of `layers`: batches with prompts, and tensor
-# parallelism.
-OPT_IN = ("linears", "fp8-linears", "packed-experts", "prompts", "ranks")
+# Each is measured on the device, and serves where it is faster than vLLM's kernels. `linears` have weights of 4 and 8 bits.
+PARTS = ("experts", "layers", "linears", "packed-experts")
+# Only FFTUNE_VLLM with their name turns these on: a measurement of one layer does not tell whether they are faster in
+# a whole model. `prompts` and `ranks` are of `layers`: batches with prompts, and tensor parallelism.
+OPT_IN = ("int4-linears", "fp8-linears", "prompts", "ranks")
 # Their kernels may give other bits for other numbers of tokens.
 _VARIANT = {"int4-linears", "linears", "fp8-linears", "packed-experts"}
-# The versions whose sources the patches were written for, by major and minor number, and those in
-# which they were measured: in the others nobody gets them without asking.
-VERSIONS = ((0, 24), (0, 33))
-MEASURED = ((0, 24),)
-MEASURED_MAJORS = (9,)  # of compute capabilities
-# Compute capabilities, by their major numbers, for which fftune has kernels of tensor cores.
-_MAJORS = (8, 9)
-_ORACLES = tuple(f"vllm.model_executor.layers.fused_moe.oracle.{name}"
-                 for name in ("unquantized", "fp8"))
-_KERNELS = tuple(f"vllm.model_executor.kernels.linear.mixed_precision.{name}"
-                 for name in ("machete", "marlin"))
-_QUANTISATION = "vllm.model_executor.layers.quantization"
-_CT = f"{_QUANTISATION}.compressed_tensors"
-_FP8_METHODS = (f"{_QUANTISATION}.fp8", f"{_CT}.schemes.compressed_tensors_w8a8_fp8")
-_EXPERTS_METHODS = (*(f"{_QUANTISATION}.{name}" for name in ("auto_gptq", "auto_awq", "mxfp4")),
-                    *(f"{_CT}.compressed_tensors_moe.compressed_tensors_moe_{name}"
-                      for name in ("wna16_marlin", "wna16")))
-_MODELS = {f"vllm.model_executor.models.{module}": name for module, name in (
-    ("llama", "LlamaModel"), ("mistral", "MistralModel"), ("qwen2", "Qwen2Model"),
-    ("qwen3", "Qwen3Model"), ("qwen3_moe", "Qwen3MoeModel"))}
+_LEAST_MAJOR = 8  # of compute capabilities: tensor cores for bfloat16
 
 
 @dataclass(frozen=True)
@@ -70,18 +51,9 @@ def _decide() -> Decision:
     wanted = _wanted(given)
     if not wanted.parts:
         return wanted
-    import vllm
-
-    version = _version(vllm.__version__)
-    if version not in VERSIONS:
-        known = " and ".join(f"{major}.{minor}" for major, minor in VERSIONS)
-        return _nothing(f"this is vLLM {vllm.__version__}: fftune {_own_version()} supports {known}")
     reason = _device_reason()
     if reason:
         return _nothing(reason)
-    if not given and not _is_measured(version):
-        return _nothing(f"it was not measured in vLLM {vllm.__version__} on this device: "
-                        "FFTUNE_VLLM=1 turns fftune's kernels on")
     for name in ("VLLM_BATCH_INVARIANT", "FFTUNE_BATCH_INVARIANT"):
         if os.environ.get(name, "0") in ("", "0"):
             continue
@@ -117,23 +89,6 @@ def _wanted(given: str) -> Decision:
     return Decision(tuple(part for part in known if part in names))
 
 
-def _is_measured(version: tuple[int, int]) -> bool:
-    from vllm.platforms import current_platform
-
-    return version in MEASURED and current_platform.get_device_capability().major in MEASURED_MAJORS
-
-
-def _version(words: str) -> tuple[int, int] | None:
-    found = re.match(r"(\d+)\.(\d+)", words)
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def _own_version() -> str:
-    from .. import __version__
-
-    return __version__
-
-
 def _device_reason() -> str:
     """The reason why the first visible device has no kernels; "" if it has."""
     from vllm.platforms import current_platform
@@ -145,21 +100,21 @@ def _device_reason() -> str:
     capability = current_platform.get_device_capability()
     if capability is None:
         return "NVML gives no compute capability"
-    if capability.major not in _MAJORS:
+    if capability.major < _LEAST_MAJOR:
         return (f"the device has compute capability {capability.major}.{capability.minor}: fftune's "
-                "kernels are for 8.x and 9.x")
+                f"kernels are for {_LEAST_MAJOR}.0 and later ones")
     return ""
 
 
 def _patch(part: str, parts: tuple[str, ...]) -> None:
-    names, change = {
-        "experts": (_ORACLES, _patch_oracle),
-        "int4-linears": (_KERNELS, functools.partial(_patch_kernels, parts=parts)),
-        "linears": (_KERNELS, functools.partial(_patch_kernels, parts=parts)),
-        "fp8-linears": (_FP8_METHODS, _patch_fp8), "packed-experts": (_EXPERTS_METHODS, _patch_experts),
-        "layers": (_MODELS, functools.partial(_patch_model, parts=parts))}.get(part, ((), None))
-    for name in names:
-        after_import(name, change)
+    modules, change = {
+        "experts": (ORACLES, _patch_oracle),
+        "int4-linears": (KERNELS, functools.partial(_patch_kernels, parts=parts)),
+        "linears": (KERNELS, functools.partial(_patch_kernels, parts=parts)),
+        "fp8-linears": (FP8_METHODS, _patch_fp8), "packed-experts": (EXPERTS_METHODS, _patch_experts),
+        "layers": (MODELS, functools.partial(_patch_model, parts=parts))}.get(part, ((), None))
+    for module in modules:
+        after_import(module, change)
 
 
 def _patch_oracle(module) -> None:
@@ -189,4 +144,4 @@ def _patch_experts(module) -> None:
 def _patch_model(module, parts: tuple[str, ...]) -> None:
     from .layers import patch_model
 
-    patch_model(getattr(module, _MODELS[module.__name__]), parts)
+    patch_model(getattr(module, MODELS[module.__name__]), parts)

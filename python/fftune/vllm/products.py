@@ -6,6 +6,7 @@ the layer's tensors and the name of its kind, so the layers of a model share com
 """
 import hashlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 
 from .. import _run as running
 from ..ops import PackedWeight
-from . import plans
-from .logs import log_once
-from .trial import Unfit, difference, reason_of
+from . import faster, plans
+from .logs import Unfit, log_once, reason_of
+from .trial import difference
 
 # The attribute of a linear layer that runs with a packed weight, and of experts that do.
 PACKED = "_fftune_packed"
@@ -48,6 +49,8 @@ class _Kind(NamedTuple):
 _kinds: dict[str, _Kind] = {}
 _adopted: dict[int, str] = {}  # the kinds of modules by their numbers, in the order of loading; "" if vLLM's
 _ROWS = (4, 300)  # for kernels of few tokens, and of many
+_TIMED = (1, 16, 64, 256, 2048)
+_choices: dict[str, faster.Choice] = {}
 
 # Without torch.library.custom_op, whose wrappers cost a host more than the rest of a call.
 _library = torch.library.Library("fftune_vllm", "DEF")
@@ -72,9 +75,10 @@ def _(x, tensors, bias, kind, n):
     return x.new_empty(*x.shape[:-1], n)
 
 
-def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], dtype: torch.dtype, most: int) -> None:
+def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], dtype: torch.dtype, most: int,
+          measured: bool = True) -> None:
     """Gives the module the tensors of a product that computes what `own(x)` does for x of the type `dtype`; Unfit if it
-    computes something else. `most`: tokens of a batch."""
+    computes something else, or where it is `measured` if it is slower. `most`: tokens of a batch."""
     kind, run, tensors, n, k = product
     number = module.__dict__.setdefault("_fftune_number", len(_adopted))  # a layer may be loaded again
     _adopted[number] = ""
@@ -90,10 +94,25 @@ def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], 
         reason = difference("results", y, own(x))
         if reason:
             raise Unfit(reason)
+    if measured and device.type == "cuda":
+        _expect_faster(kind, lambda x: run(x, *tensors, None), own, k, dtype, device)
     _kinds[kind] = _Kind(run, list(problems.values()), most)
     for name, tensor in zip(names_of(tensors), tensors):
         module.register_buffer(name, tensor, persistent=False)
     _adopted[number] = kind
+
+
+def _expect_faster(kind: str, mine: Callable, own: Callable, k: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Unfit where vLLM's kernel is faster on this device; a kind is timed once."""
+    if kind not in _choices:
+        def both(rows: int):
+            x = torch.randn(rows, k, device=device, dtype=dtype)
+            return nullcontext((lambda: own(x), lambda: mine(x)))
+
+        _choices[kind] = faster.choice_of(f"linear layers ({kind})", both, _TIMED)
+    choice = _choices[kind]
+    if not choice.is_faster_everywhere():
+        raise Unfit(f"vLLM's kernel is faster; its time divided by fftune's, by tokens: {choice.words()}")
 
 
 def names_of(tensors: tuple[Tensor | None, ...]) -> tuple[str, ...]:

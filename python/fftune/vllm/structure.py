@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ..distributed import Group
 from ..ops import PackedWeight
+from .logs import Unfit
 from .networks import fuse
 from .products import PACKED, Halves
-from .trial import Unfit
 
 _MODELS = "vllm.model_executor.models."
 # The classes of a decoder layer, its attention and its network, by the class of the model.
@@ -238,6 +238,8 @@ def _expect_packed(model: nn.Module, found: Model) -> None:
         raise Unfit("quantised weights of layers that are not alike")
     if found.reduce is not None:
         raise Unfit("quantised weights under tensor parallelism")
+    if model.vllm_config.lora_config is not None:
+        raise Unfit("quantised weights with LoRA")
     for layer, own in zip(model.layers, found.layers):
         if own.mixture is None:
             fuse(layer.mlp, model.vllm_config.scheduler_config.max_num_batched_tokens)
@@ -247,8 +249,9 @@ def _expect_deployment(config) -> None:
     parallel, compilation = config.parallel_config, config.compilation_config
     mode = compilation.cudagraph_mode
     for is_so, reason in (
-            (config.lora_config is not None, "LoRA"),
-            (config.speculative_config is not None, "speculative decoding"),
+            # A graph of such a batch serves others, whose sequences have different numbers of tokens.
+            (bool(getattr(config.speculative_config, "enable_adaptive_verification", False)),
+             "verification of an adaptive number of drafts"),
             (config.kv_transfer_config is not None, "a KV connector"),
             (config.model_config.dtype is not _DTYPE, f"elements of {config.model_config.dtype}"),
             (parallel.pipeline_parallel_size > 1, "pipeline parallelism"),
@@ -263,6 +266,25 @@ def _expect_deployment(config) -> None:
              "CUDA graphs of pieces only: cudagraph_mode has no FULL for decoding")):
         if is_so:
             raise Unfit(reason)
+
+
+def queries_of(config) -> int:
+    """Tokens of each sequence in a batch of pure decoding: the new one, and drafts that it verifies."""
+    return 1 + (getattr(config.speculative_config, "num_speculative_tokens", None) or 0)
+
+
+def _base_of(linear: nn.Module) -> nn.Module:
+    """The layer below vLLM's layer for LoRA adapters; the layer itself if it is none."""
+    return linear.base_layer if type(linear).__name__.endswith("WithLoRA") else linear
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether sequences of this batch have LoRA adapters."""
+    if model.vllm_config.lora_config is None:
+        return False
+    linear = model.layers[0].self_attn.qkv_proj
+    return type(linear).__name__.endswith("WithLoRA") and not bool(
+        linear.punica_wrapper.token_mapping_meta.no_lora_flag_cpu[0])
 
 
 def _expect_class(module: nn.Module, *names: str) -> None:
@@ -319,8 +341,9 @@ def _layer_of(model: nn.Module, layer: nn.Module, config, tables: dict) -> Layer
         raise Unfit("attention in two chunks")
     heads, kv_heads, dim = own.num_heads, own.num_kv_heads, own.head_dim
     _expect_attention(own.attn, heads, kv_heads, dim)
-    _expect_linear(own.qkv_proj, "QKVParallelLinear", (heads + 2 * kv_heads) * dim)
-    _expect_linear(own.o_proj, "RowParallelLinear")
+    qkv, out = _base_of(own.qkv_proj), _base_of(own.o_proj)
+    _expect_linear(qkv, "QKVParallelLinear", (heads + 2 * kv_heads) * dim)
+    _expect_linear(out, "RowParallelLinear")
     for norm in (layer.input_layernorm, layer.post_attention_layernorm):
         _expect_norm(norm)
     head_norms = None
@@ -333,7 +356,7 @@ def _layer_of(model: nn.Module, layer: nn.Module, config, tables: dict) -> Layer
     mixture = network if type(network).__name__ == _MIXTURE.split(".")[1] else None
     gate_up = down = None
     if mixture is None:
-        gate_up, down = network.gate_up_proj, network.down_proj
+        gate_up, down = _base_of(network.gate_up_proj), _base_of(network.down_proj)
         _expect_linear(gate_up, "MergedColumnParallelLinear")
         _expect_linear(down, "RowParallelLinear")
         if gate_up.bias is not None or down.bias is not None:
@@ -343,14 +366,14 @@ def _layer_of(model: nn.Module, layer: nn.Module, config, tables: dict) -> Layer
     elif mixture.is_sequence_parallel:
         raise Unfit("sequence parallelism")
     experts = None
-    if mixture is not None and own.o_proj.tp_size == 1 \
+    if mixture is not None and out.tp_size == 1 \
             and not getattr(config.model_config, "enable_return_routed_experts", False):
         experts = _experts_of(mixture)
     rotary = own.rotary_emb
     if id(rotary) not in tables:
         tables[id(rotary)] = _angles_of(rotary, config.model_config.max_model_len)
     angles, rope_scale = tables[id(rotary)]
-    return Layer(own.attn.layer_name, own.attn, own.qkv_proj, own.o_proj, layer.input_layernorm,
+    return Layer(own.attn.layer_name, own.attn, qkv, out, layer.input_layernorm,
                  layer.post_attention_layernorm, head_norms, gate_up, down, mixture, experts,
                  heads, kv_heads, dim, _scale_of(own.attn.impl.scale, dim), angles, rope_scale, rotary.rotary_dim,
                  "halves" if rotary.is_neox_style else "interleaved")
@@ -362,13 +385,13 @@ def _experts_of(mixture: nn.Module) -> Experts | None:
     try:
         gate, runner = mixture.gate, mixture.experts
         router, routed = runner.router, runner.routed_experts
-        _expect_linear(gate, "ReplicatedLinear")
+        _expect_router(gate)
         is_known = (
             runner.gate is gate and runner.shared_experts is None and gate.bias is None
             and type(router).__name__ == "FusedTopKRouter" and router.scoring_func == "softmax"
             and router.eplb_state is None and routed.expert_map is None
             and routed.activation.value == "silu" and not routed.apply_router_weight_on_input
-            and not hasattr(routed, "w13_bias") and getattr(routed, "swiglu_limit", None) is None)
+            and getattr(routed, "w13_bias", None) is None and getattr(routed, "swiglu_limit", None) is None)
         count, d = gate.weight.shape
         packed = getattr(routed, PACKED, None)
         if packed is not None:
@@ -384,6 +407,14 @@ def _experts_of(mixture: nn.Module) -> Experts | None:
     except (AttributeError, Unfit):  # another version, or another kind of mixture
         return None
     return Experts(gate, routed, router.top_k, router.renormalize) if is_known else None
+
+
+def _expect_router(gate: nn.Module) -> None:
+    """0.33 has a class of its own for routers: logits of the model's element type are those of a plain product."""
+    is_gate = type(gate).__name__ == "GateLinear"
+    if is_gate and gate.out_dtype not in (None, _DTYPE):
+        raise Unfit(f"a router with logits of {gate.out_dtype}")
+    _expect_linear(gate, "GateLinear" if is_gate else "ReplicatedLinear")
 
 
 def _scale_of(scale: float, dim: int) -> float:

@@ -2,20 +2,9 @@
 import torch
 from torch import Tensor
 
-from .logs import one_line
-
 # Relative difference in the Euclidean norm above which results are taken for wrong. Rounding to
 # bfloat16 in some 30 layers, and the products of fp8, stay far below it.
 _TOLERANCE = 0.25
-
-
-class Unfit(Exception):
-    """Why a model, or a layer of it, stays vLLM's."""
-
-
-def reason_of(error: Exception) -> str:
-    """Its words; another error than Unfit is another vLLM than the one that is known."""
-    return str(error) if isinstance(error, Unfit) else one_line(error)
 
 
 def difference(name: str, mine: Tensor, own: Tensor) -> str | None:
