@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Whole models in vLLM without fftune's plugin and with it, both engines alive on one GPU.
+"""Whole models in vLLM without fftune's plugin and with it: one engine at a time, as users run it.
 
 usage: vllm_beside.py --out FILE.json [--models llama-3.2-1b,...] [--batch 1,16,64]
-                      [--context 2048] [--parts PARTS] [--check] [--serve REQUESTS] [--kernels]
-                      [--begin FILE] [--invariant] [--tp 2] [--graphs 1,16,64,512]
+                      [--context 2048] [--parts PARTS] [--alternations 2] [--check] [--serve REQUESTS]
+                      [--kernels] [--invariant] [--drafts K] [--tp 2] [--set NAME=JSON ...]
 
 vLLM and fftune have to be installed, fftune with its entry point. Models have random weights and no
-tokenizer: nothing is downloaded. A model may have fewer layers: llama-3.1-8b:16 has 16. For each model,
-one process runs vLLM with FFTUNE_VLLM=0, another with FFTUNE_VLLM=1, or for quantised weights with the
-parts that serve them, such as linears for llama-3.1-8b-int4; --parts gives another value, such as
-layers,prompts. The two take turns.
+tokenizer: nothing is downloaded. A model may have fewer layers: llama-3.1-8b:16 has 16. An engine has
+the GPU to itself, with vLLM's defaults for memory, numbers of sequences, CUDA graphs and prefix caching;
+--set gives it another argument. Engines without the plugin and with it alternate, each with a cache of
+compiled code of its own. --parts gives FFTUNE_VLLM another value than its default.
 
 decode   all requests have one new token a step. The time "gpu" is that of a replay of the step's captured
          graph, without the head and the sampling. The time "wall" is what a caller waits for one step,
@@ -24,28 +24,23 @@ kernels  --kernels: the kernels of each captured step, and of one prefill of 8 x
 check    --check: greedy tokens of requests that come and go, some of them aborted, with chunked
          prefill, prefix caching, and a cache that is too small for all. Tokens of both engines are
          compared up to a request's first difference. That difference is fine if the two best logits
-         of vLLM lie within twice the largest deviation of log-probabilities before it. Tiny models
-         (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3, tiny-qwen3-moe, tiny-gpt-oss, and
-         those with quantised weights, such as tiny-llama-fp8) are for this
+         of vLLM lie within twice the largest deviation of log-probabilities before it. Batches run by
+         fftune where they are slower, too. Tiny models (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3,
+         tiny-qwen3-moe, tiny-gpt-oss, and those with quantised weights, such as tiny-llama-fp8) are for this
+
+With --drafts K vLLM verifies K drafts of each sequence, found by n-grams.
 
 With --invariant there are four engines: without the plugin and with it, each as usual and with
 VLLM_BATCH_INVARIANT=1. Each of the first three is compared with the last, which has both. It runs 24
 requests one by one and all at once, and counts those that get other tokens or log-probabilities.
 
-With --graphs the engines capture CUDA graphs of these numbers of tokens alone, and start sooner. vLLM's
-own are those up to twice max_num_seqs, at most 512; max_num_seqs is 256 or more for a server, but the
-largest batch here.
+With --tp 2 an engine has two GPUs by tensor parallelism; there are only wall times then.
 
-With --tp 2 both engines share two GPUs by tensor parallelism; there are only wall times then.
-
-Engines take a minute to start. With --begin FILE they wait until FILE is there, so that others may use
-the GPU meanwhile. They lock FILE while they are timed, so several runs with one FILE take turns.
-
-A time is the median of the rounds; a ratio above 1 means that fftune is faster. Each engine's log
-lies beside FILE.json.
+A start takes one to two minutes. A time is the median of all rounds of all starts; a ratio above 1 means
+that fftune is faster. Each row says which parts ran by fftune (`by`); a model that runs by vLLM alone is
+a failure. Each engine's log lies beside FILE.json.
 """
 import argparse
-import fcntl
 import json
 import os
 import random
@@ -103,13 +98,10 @@ GPT_OSS = dict(architectures=["GptOssForCausalLM"], model_type="gpt_oss", rms_no
                quantization_config=dict(quant_method="mxfp4"))
 MODELS |= {"gpt-oss-20b": sized(GPT_OSS, 2880, 2880, 24, 64, 8, 64, 201088),
            "tiny-gpt-oss": dict(tiny(GPT_OSS), intermediate_size=512, num_local_experts=8)}
-# The parts that serve quantised weights, by the end of a model's name.
-QUANTISED = {"-int4": ("linears,packed-experts", GPTQ), "-fp8": ("fp8-linears", FP8),
-             "-fp8-blocks": ("experts,fp8-linears", dict(FP8, weight_block_size=[128, 128])),
-             "gpt-oss-20b": ("packed-experts", None), "tiny-gpt-oss": ("packed-experts", None)}
-for end, (_, config) in QUANTISED.items():
+# Formats of quantised weights, by the end of a model's name.
+for end, config in (("-int4", GPTQ), ("-fp8", FP8), ("-fp8-blocks", dict(FP8, weight_block_size=[128, 128]))):
     MODELS |= {base + end: dict(MODELS[base], quantization_config=config)
-               for base in ("llama-3.1-8b", "qwen3-30b-a3b-12-layers", "tiny-llama", "tiny-qwen3-moe") if config}
+               for base in ("llama-3.1-8b", "qwen3-30b-a3b-12-layers", "tiny-llama", "tiny-qwen3-moe")}
 ROUNDS, STEPS = 5, 40  # of decoding
 PROMPTS = 9  # rounds of a prefill
 PREFILLS = ((1, 512), (4, 1024))
@@ -250,6 +242,10 @@ class Engine:
     def __init__(self, config, settings):
         from vllm import LLM
 
+        if settings.pop("all_by_fftune", False) and os.environ.get("FFTUNE_VLLM") != "0":
+            from fftune.vllm import faster
+
+            faster.GAIN = float("inf")
         self.graphs = LastGraph()
         self.vocabulary = config["vocab_size"]
         self.numbers = random.Random(0)
@@ -260,8 +256,7 @@ class Engine:
         folder = Path(tempfile.mkdtemp())
         (folder / "config.json").write_text(json.dumps(config))
         self.llm = LLM(model=str(folder), load_format="dummy", skip_tokenizer_init=True,
-                       dtype="bfloat16", generation_config="vllm", seed=0,
-                       gpu_memory_utilization=0.05, **settings)
+                       dtype="bfloat16", generation_config="vllm", seed=0, **settings)
         if "quantization_config" not in config:
             self.llm.apply_model(unit_gain)
         self.engine, self.serial = self.llm.llm_engine, 0
@@ -341,6 +336,33 @@ class Engine:
                 own[0] += event.time_range.elapsed_us() / 1e3
                 own[1] += 1
         return sorted(((round(time, 3), count, name) for name, (time, count) in found.items()), reverse=True)[:most]
+
+    def parts(self):
+        """What runs by fftune: by part, with the numbers of tokens or sequences for which it is the faster one."""
+        found = {}
+        for name, read in (("layers", self._layers), ("experts", self._experts), ("products", self._products)):
+            module = sys.modules.get(f"fftune.vllm.{name}")
+            for part, choice in read(module) if module else ():
+                found[part] = None if choice is None else {
+                    rows: [round(own, 4), round(mine, 4), choice.is_faster(rows)]
+                    for rows, (own, mine) in sorted(choice.times.items())}
+        return found
+
+    @staticmethod
+    def _layers(module):
+        for model, state in module._states.items():
+            for kind in sorted(state.tested):
+                yield f"layers of {type(model).__name__} {kind}", next(iter(state.choices.values()), None)
+
+    @staticmethod
+    def _experts(module):
+        for kind, tested in module._tested.items():
+            yield f"experts of {module._words_of(kind)}", tested.choice
+
+    @staticmethod
+    def _products(module):
+        for kind in module._kinds:
+            yield kind, module._choices.get(kind)
 
     def settle(self):
         """Waits for kernels that are compiled beside the engine."""
@@ -435,18 +457,22 @@ def worker(config, settings, answers):
         answers.flush()
 
 
-# both engines
+# engines
+
+def log_of(model, name, folder):
+    return folder / f"{model}.{name}.log".replace(":", "-")
+
 
 class Contender:
     def __init__(self, name, model, settings, plugin, folder):
         read, write = os.pipe()
         invariant = {"VLLM_BATCH_INVARIANT": "1"} if name.endswith("invariant") else {}
-        environment = {**os.environ, **invariant, "FFTUNE_VLLM": str(plugin),
+        environment = {**os.environ, **invariant, "FFTUNE_VLLM": plugin,
                        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
-                       "VLLM_NO_USAGE_STATS": "1",
+                       "VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": f"{tempfile.gettempdir()}/vllm-{name}",
                        "VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0")}
-        self.name, self.log = name, folder / f"{model}.{name}.log"
-        with self.log.open("w") as log:
+        self.name, self.log = name, log_of(model, name, folder)
+        with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, "--worker", json.dumps([config_of(model), settings, write])],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, pass_fds=[write],
@@ -489,28 +515,18 @@ def config_of(word):
     return config
 
 
-def parts_of(model):
-    """The value of FFTUNE_VLLM that replaces most of the model."""
-    ends = [end for end in QUANTISED if model.partition(":")[0].endswith(end)]
-    return QUANTISED[max(ends, key=len)][0] if ends else 1
-
-
 def settings_of(model, arguments):
-    """The engine's settings: the cache has room for the largest batch, or for a part if it is to be
-    too small."""
+    """The engine's arguments: vLLM's defaults, but for a check a cache that is too small for all requests."""
     config = config_of(model)
-    row = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    row //= arguments.tp
+    row = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] // arguments.tp
+    found = dict(tensor_parallel_size=arguments.tp) if arguments.tp > 1 else {}
     if arguments.check:
-        return dict(tensor_parallel_size=arguments.tp, max_model_len=1024, max_num_seqs=32,
-                    max_num_batched_tokens=256, enable_prefix_caching=True,
-                    kv_cache_memory_bytes=row * 16 * 320)
-    longest, most = arguments.context + 512, max(arguments.batch + [64 if arguments.serve else 4])
-    tokens = max([batch * longest for batch in arguments.batch] + [64 * 1216 if arguments.serve else 0, 8 * 1536])
-    graphs = dict(compilation_config=dict(cudagraph_capture_sizes=arguments.graphs)) if arguments.graphs else {}
-    return dict(graphs, tensor_parallel_size=arguments.tp, max_model_len=max(longest, 1536),
-                max_num_seqs=most, max_num_batched_tokens=8192, enable_prefix_caching=False,
-                kv_cache_memory_bytes=row * tokens)
+        found |= dict(max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=256, kv_cache_memory_bytes=row * 16 * 320, all_by_fftune=True)
+    if arguments.drafts:
+        found["speculative_config"] = dict(method="ngram", num_speculative_tokens=arguments.drafts, prompt_lookup_max=3)
+    for name, _, value in (word.partition("=") for word in arguments.set):
+        found[name] = json.loads(value)
+    return found
 
 
 def compare_tokens(own, mine):
@@ -533,7 +549,7 @@ def compare_tokens(own, mine):
 
 def report(row):
     words = " ".join(f"{key} {value}" for key, value in row.items()
-                     if key not in ("own", "mine", "rounds", "kernels"))
+                     if key not in ("own", "mine", "rounds", "kernels", "by"))
     times = f"{row.get('beside', 'vLLM')} {row['own']:9.3f}  with fftune {row['mine']:9.3f}  ratio " \
             f"{row['own'] / row['mine']:.3f}" if row.get("own") and row.get("mine") else ""
     print(words, times, flush=True)
@@ -541,93 +557,99 @@ def report(row):
         print(f"  {milliseconds:9.3f} ms {launches:5} {name[:100]}", flush=True)
 
 
-def wait_for_turn(file):
-    """The file once it is there, locked until it is closed."""
-    while not file.exists():
-        time.sleep(0.2)
-    opened = file.open()
-    fcntl.flock(opened, fcntl.LOCK_EX)
-    return opened
+def measured(engine, arguments):
+    """The times of one start of an engine: by what was measured, a list."""
+    times, found = {}, {}
+
+    def add(key, values):
+        if None not in values:  # a step may be no graph
+            times.setdefault(key, []).extend(values)
+
+    if arguments.serve:
+        engine.call("serve", max(arguments.serve // 4, 1))
+        engine.call("settle")
+    for batch in arguments.batch:
+        engine.call("decode", batch, arguments.context)
+        rounds = [engine.call("step") for _ in range(ROUNDS)]
+        if arguments.kernels:
+            found["kernels", batch] = engine.call("kernels", batch)
+        engine.call("finish")
+        for kind in ("gpu", "wall", "launch"):
+            add(("decode", batch, arguments.context, kind), [own[kind] for own in rounds])
+    if arguments.batch:
+        for batch, tokens in PREFILLS:
+            engine.call("prefill", batch, tokens)
+            add(("prefill", batch, tokens, "wall"), [engine.call("prefill", batch, tokens) for _ in range(PROMPTS)])
+    if arguments.serve:
+        own = engine.call("serve", arguments.serve)
+        add(("serve", arguments.serve, 1024, "seconds"), [own["seconds"]])
+        found["steps"] = own["steps"]
+    if arguments.kernels:
+        engine.call("prefill", 8, 1024)
+        found["kernels", 0] = engine.call("kernels")
+    if arguments.check:
+        found["check"] = engine.call("churn", 200)
+    if arguments.invariant:
+        found["alone"] = engine.call("alone", 24)
+    return times, found
 
 
 def run(model, arguments, folder):
     settings = settings_of(model, arguments)
-    parts = arguments.parts or parts_of(model)
     names = ("vllm", "vllm-invariant", "fftune", "fftune-invariant") if arguments.invariant else ("vllm", "fftune")
-    engines = [Contender(name, model, settings, parts if name.startswith("fftune") else 0, folder) for name in names]
-    rows, turn = [], None
+    rows, facts, times, found, by, lines = [], {}, {name: {} for name in names}, {}, {}, []
+    for name in names:
+        log_of(model, name, folder).unlink(missing_ok=True)
 
     def add(**row):
         rows.append(dict(model=model, **row))
         report(rows[-1])
 
-    def add_beside(times, **row):
-        """Rows of the last engine beside each other one."""
-        *others, mine = times
-        for engine, own in zip(engines, others):
-            if None not in own + mine:  # a step may be no graph
-                add(**row, **({"beside": engine.name} if arguments.invariant else {}), own=statistics.median(own),
-                    mine=statistics.median(mine), rounds=[own, mine])
-
-    def add_kernels(*words, **row):
-        for engine, found in zip(engines, each("kernels", *words)):
-            add(work="kernels", **row, engine=engine.name, kernels=found)
-
-    def each(*words):
-        return [engine.call(*words) for engine in engines]
-
+    engine = None
     try:
-        for engine in engines:
-            engine.ask("start")
-        facts = [engine.answer() for engine in engines]
-        seconds = ", ".join(f"{own['seconds']:.0f}" for own in facts)
-        print(f"{model}: engines start in {seconds} s", flush=True)
-        if arguments.serve:
-            each("serve", max(arguments.serve // 4, 1))
-            each("settle")
-        print(f"{model}: ready", flush=True)
-        turn = arguments.begin and wait_for_turn(arguments.begin)
-        if arguments.check:
-            for engine in engines:
-                engine.ask("churn", 200)
-            add(work="check", **compare_tokens(*[engine.answer() for engine in engines]))
-        else:
-            for batch in arguments.batch:
-                each("decode", batch, arguments.context)
-                rounds = [each("step") for _ in range(ROUNDS)]
-                if arguments.kernels:
-                    add_kernels(batch, batch=batch, context=arguments.context)
-                each("finish")
-                for kind in ("gpu", "wall", "launch"):
-                    add_beside([[step[kind] for step in own] for own in zip(*rounds)], work="decode", batch=batch,
-                               context=arguments.context, time=kind)
-            for batch, tokens in PREFILLS:
-                each("prefill", batch, tokens)
-                rounds = [each("prefill", batch, tokens) for _ in range(PROMPTS)]
-                add_beside([*map(list, zip(*rounds))], work="prefill", batch=batch, tokens=tokens, time="wall")
-            if arguments.serve:
-                own, mine = each("serve", arguments.serve)
-                add(work="serve", requests=arguments.serve, time="seconds", own=own["seconds"],
-                    mine=mine["seconds"], steps=[own["steps"], mine["steps"]])
-            if arguments.kernels:
-                each("prefill", 8, 1024)
-                add_kernels(batch=8, tokens=1024)
-            if arguments.invariant:
-                usual, invariant = [engine.call("alone", 24) for engine in engines[-2:]]
-                add(work="alone", requests=24, differ=usual, differ_with_invariance=invariant,
-                    wrong=[invariant] * bool(invariant))
+        for alternation in range(1 if arguments.check or arguments.invariant else arguments.alternations):
+            for name in names:
+                engine = Contender(name, model, settings, arguments.parts if name.startswith("fftune") else "0", folder)
+                facts[name] = engine.call("start")
+                print(f"{model}: {name} starts in {facts[name]['seconds']:.0f} s", flush=True)
+                own, found[name] = measured(engine, arguments)
+                for key, values in own.items():
+                    times[name].setdefault(key, []).extend(values)
+                if name.startswith("fftune"):
+                    by = engine.call("parts")
+                    lines = list(dict.fromkeys(engine.lines()))
+                engine.end()
     except RuntimeError as error:
         add(work="failed")
         print(error, flush=True)
-        facts = [{}]
-    finally:
-        for line in engines[-1].lines():
-            print(f"  {line}", flush=True)
-        for engine in engines:
-            engine.end()
-        if turn:
-            turn.close()
-    return rows, {**facts[0], "log": engines[-1].lines()}
+        engine.end()
+        return rows, dict(facts)
+    for line in lines:
+        print(f"  {line}", flush=True)
+    parts = [part for part, choice in by.items() if choice is None or any(fast for *_, fast in choice.values())]
+    if not parts:
+        add(work="failed", by="vLLM alone")
+    *others, mine = names
+    for key, values in times[mine].items():
+        work, batch, tokens, kind = key
+        for other in others:
+            if key in times[other]:
+                add(work=work, batch=batch, tokens=tokens, time=kind, by=parts,
+                    **({"beside": other} if arguments.invariant else {}), own=statistics.median(times[other][key]),
+                    mine=statistics.median(values), rounds=[times[other][key], values])
+    for name in names:
+        for key in found[name]:
+            if key == "steps" or key[0] == "kernels":
+                add(work=key[0] if key != "steps" else key, engine=name,
+                    **(dict(steps=found[name][key]) if key == "steps" else dict(batch=key[1], kernels=found[name][key])))
+    if arguments.check:
+        add(work="check", by=parts, **compare_tokens(*[found[name]["check"] for name in names]))
+    if arguments.invariant:
+        usual, invariant = (found[name]["alone"] for name in names[-2:])
+        add(work="alone", requests=24, differ=usual, differ_with_invariance=invariant,
+            wrong=[invariant] * bool(invariant))
+    return rows, {**facts[mine], "starts": {name: own["seconds"] for name, own in facts.items()}, "parts": by,
+                  "log": lines}
 
 
 def main():
@@ -644,13 +666,14 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--serve", type=int, default=0)
     parser.add_argument("--kernels", action="store_true")
-    parser.add_argument("--begin", type=Path)
-    parser.add_argument("--graphs", type=numbers)
+    parser.add_argument("--alternations", type=int, default=2)
+    parser.add_argument("--drafts", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=JSON")
     parser.add_argument("--invariant", action="store_true")
     parser.add_argument("--tp", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.batch is None:
-        arguments.batch = [] if arguments.serve else [1, 16, 64]
+        arguments.batch = [] if arguments.serve or arguments.check else [1, 16, 64]
     models = arguments.models.split(",")
     unknown = [model for model in models if model.partition(":")[0] not in MODELS]
     if unknown:
