@@ -164,8 +164,7 @@ class Batches {
            fmt::format("copy_slices<{}>",
                        is_aligned ? "fftune::vector16" : element_type(problem_.dtype)),
            grid_of_matrix(shape_.rows(), units, threads),
-           {tensor_of(places_, from),
-            index.empty() ? Argument{std::int64_t{0}} : Argument{tensor_of(places_, index)},
+           {tensor_of(places_, from), tensor_or_null(index.empty() ? absent : places_.at(index)),
             tensor_of(places_, to), static_cast<std::int32_t>(shape_.rows()),
             static_cast<std::int32_t>(repeats), units});
   }

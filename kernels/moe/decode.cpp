@@ -237,7 +237,7 @@ class ChosenGateUp final : public Decode {
     // Whole clusters, of the columns that share a scale of hidden.
     const std::int64_t columns = finds_scales(problem) ? scale_block : block.rows;
     const auto or_null = [&](bool has, const char* name) {
-      arguments.push_back(has ? Argument{tensor_of(places, name)} : Argument{std::int64_t{0}});
+      arguments.push_back(tensor_or_null(has ? places.at(name) : absent));
     };
     for (const char* name :
          {"x", own_ids_of(problem), separate ? "w_gate" : "w_gate_up",
@@ -328,7 +328,7 @@ class ChosenDown final : public Decode {
     const Block block(problem, config);
     std::vector<Argument> arguments;
     const auto or_null = [&](bool has, const char* name) {
-      arguments.push_back(has ? Argument{tensor_of(places, name)} : Argument{std::int64_t{0}});
+      arguments.push_back(tensor_or_null(has ? places.at(name) : absent));
     };
     for (const char* name : {"hidden", own_ids_of(problem)})
       arguments.emplace_back(tensor_of(places, name));

@@ -29,10 +29,8 @@ Program route_program(const Problem& problem, const DeviceFacts& facts, int thre
       {static_cast<std::uint32_t>(ctas)}, static_cast<std::uint32_t>(threads),
       {tensor_of(places, own_ids_of(problem)), tensor_of(places, "offsets"),
        tensor_of(places, "tokens"), tensor_of(places, "places"),
-       has_row_weights(problem) ? Argument{tensor_of(places, "weights")}
-                                : Argument{std::int64_t{0}},
-       has_row_weights(problem) ? Argument{tensor_of(places, "row_weights")}
-                                : Argument{std::int64_t{0}},
+       tensor_or_null(has_row_weights(problem) ? places.at("weights") : absent),
+       tensor_or_null(has_row_weights(problem) ? places.at("row_weights") : absent),
        static_cast<std::int32_t>(shape.m), static_cast<std::int32_t>(shape.top_k),
        static_cast<std::int32_t>(shape.experts), static_cast<std::int32_t>(shape.shared)});
   launch.cluster.x = static_cast<std::uint32_t>(ctas);

@@ -104,10 +104,8 @@ class Combine final : public StageFamily {
         program, "moe/combine.cu", fmt::format("combine_rows<{}>", arguments),
         grid_of_matrix(shape.m, shape.d, elements * threads), static_cast<std::uint32_t>(threads),
         {tensor_of(places, of_.rows), tensor_of(places, "places"),
-         of_.weighted && !weighs_before(problem) ? Argument{tensor_of(places, "weights")}
-                                                 : Argument{std::int64_t{0}},
-         has_residual(problem) ? Argument{tensor_of(places, "residual")}
-                               : Argument{std::int64_t{0}},
+         tensor_or_null(of_.weighted && !weighs_before(problem) ? places.at("weights") : absent),
+         tensor_or_null(has_residual(problem) ? places.at("residual") : absent),
          tensor_of(places, of_.sums), static_cast<std::int32_t>(shape.m), shape.d});
     launch.programmatic = facts.compute_capability >= 90;
     return program;
