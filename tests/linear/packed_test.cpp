@@ -353,7 +353,7 @@ TEST_CASE("a plan has no memory for an expanded weight that its kernel does not 
   const auto workspace_of = [&](std::int64_t m) {
     const Problem problem =
         canonical(linear_op(), packed_problem({m, 4096, 4096}, DType::bf16, {}), DeviceKind::cuda);
-    TensorLayout layout(linear_op(), problem, facts);
+    TensorLayout layout(linear_op(), problem);
     std::vector<bool> used(layout.tensors().size());
     for (const Variant& variant : default_recipe(linear_op(), problem, facts))
       mark_used(family_of(linear_op(), variant.family).program(problem, facts, variant.config),
