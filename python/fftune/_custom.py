@@ -12,12 +12,12 @@ from typing import Callable, Mapping, Sequence
 import torch
 import torch.compiler.config
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import reference
+from . import _versions, reference
 from ._checks import Kind, check_tensors, expect_one_device, explain, explain_rest
 from ._library import Error
+from ._versions import (TorchDispatchMode, any_requires_grad as _any_requires_grad, below_autograd,
+                        functorch_level as _functorch_level, in_forward_mode)
 
 _library = torch.library.Library("fftune", "DEF")
 fftune_ops = torch.ops.fftune
@@ -44,7 +44,7 @@ torch.compiler.config.cache_key_tag += f" fftune {_digest()[:16]}"
 class Op:
     """torch.ops.fftune.<name>, and what call() runs in its place."""
 
-    overload: torch._ops.OpOverload
+    overload: _versions.OpOverload
     kernel: Callable
     label: str  # the op of the library, as errors call it
     kinds: Mapping[str, Kind]  # of its tensors by name
@@ -194,13 +194,13 @@ _increment_version = torch.autograd.graph.increment_version
 
 
 def _autocast(name: str, device: str, key: str, keeps: tuple[int, ...]):
-    below = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    below = _versions.DispatchKeySet(getattr(_versions.DispatchKey, key))
 
     def implementation(*arguments):
         dtype = torch.get_autocast_dtype(device)
         cast = [a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() and i not in keeps
                 else a for i, a in enumerate(arguments)]
-        with torch._C._ExcludeDispatchKeyGuard(below):
+        with _versions.without_keys(below):
             return getattr(fftune_ops, name).default(*cast)
     return implementation
 
@@ -229,15 +229,7 @@ def _check_fakes(op: Op, arguments: Sequence) -> None:
         check_tensors(op.label, op.kinds, named)
 
 
-def _any_tensor_wants_gradient(*inputs) -> bool:
-    return any(isinstance(a, Tensor) and a.requires_grad for a in inputs)
-
-
-# PyTorch's own, which is faster, is in 2.7 and newer.
-_any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_tensor_wants_gradient)
-
-
-class _Function(torch.autograd.function._SingleLevelFunction):
+class _Function(_versions.SingleLevelFunction):
     """An autograd.Function for the kernel of a dispatch key. The dispatcher brings transforms of
     torch.func to the kernel one level after the other; autograd.Function's own apply() would begin
     them anew."""
@@ -246,7 +238,7 @@ class _Function(torch.autograd.function._SingleLevelFunction):
     def run(cls, *arguments):
         if _functorch_level() is None:
             return cls.apply(*arguments)
-        with enable_single_level_autograd_function():
+        with _versions.enable_single_level_autograd_function():
             return cls.apply(*arguments)
 
 
@@ -279,15 +271,13 @@ def _without_gradients(name: str, results: tuple, sources: tuple) -> tuple:
     return tuple(None if t is None else next(there) for t in results)
 
 
-_forward_ad = torch.autograd.forward_ad
-
 
 def _refuse_tangents(name: str, arguments: Sequence) -> None:
     """The ops have no rules of forward mode: their results would be without tangents."""
     for argument in arguments:
         if isinstance(argument, (list, tuple)):
             _refuse_tangents(name, argument)
-        elif isinstance(argument, Tensor) and _forward_ad.unpack_dual(argument).tangent is not None:
+        elif isinstance(argument, Tensor) and torch.autograd.forward_ad.unpack_dual(argument).tangent is not None:
             raise Error(f"{name}: no derivative in forward mode: use the backward pass, or "
                         "PyTorch's own ops here")
 
@@ -307,7 +297,7 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
             else:
                 # An outer level of torch.func derives what this one computes.
                 outer = _functorch_level() is not None
-                with torch.set_grad_enabled(outer), torch._C._AutoDispatchBelowAutograd():
+                with torch.set_grad_enabled(outer), below_autograd():
                     output = op(*inputs)
             setup(ctx, inputs, output)
             return output
@@ -325,11 +315,11 @@ def gradient(name: str, setup: Callable, *, twice: bool = False):
         own.function = function
 
         def implementation(*inputs):
-            if _forward_ad._current_level >= 0:
+            if in_forward_mode():
                 _refuse_tangents(name, inputs)
-            if torch._C.is_grad_enabled() and _any_requires_grad(*inputs):
+            if torch.is_grad_enabled() and _any_requires_grad(*inputs):
                 return function.run(*inputs)
-            with torch._C._AutoDispatchBelowAutograd():
+            with below_autograd():
                 return op(*inputs)
 
         own.derived = implementation
@@ -346,7 +336,7 @@ class _Underived(_Function):
         ctx.label = op.label
         if _dispatch_modes():
             ctx.save_for_backward(*sources)
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             results = op.overload(*arguments)
         each = (results,) if isinstance(results, Tensor) else results
         ctx.mark_non_differentiable(*[t for t in each if not t.is_floating_point()])
@@ -382,7 +372,7 @@ def _underived(op: Op, *arguments):
     tensors = [t for a in arguments for t in (a if isinstance(a, (list, tuple)) else (a,))
                if isinstance(t, Tensor)]
     if not torch.is_grad_enabled() or not _any_requires_grad(*tensors):
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return op.overload(*arguments)
     if op.writes:
         raise Error(f"{op.label}: it writes in place and has no gradient: use torch.no_grad()")
@@ -400,7 +390,7 @@ def call(op: Op, *arguments):
                            for argument in op.overload._schema.arguments[len(arguments):])
     plain = False
     try:
-        if _forward_ad._current_level >= 0:
+        if in_forward_mode():
             _refuse_tangents(op.name, arguments)
         wanted = _is_grad_enabled() and _any_requires_grad(*arguments)
         plain = _is_plain(arguments, op)
@@ -413,7 +403,7 @@ def call(op: Op, *arguments):
             raise Error(f"{op.label}: it writes in place, and a tensor is a view of negated memory: clone it")
         if wanted:
             return op.overload(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return op.overload(*arguments)
     except (Error, torch.OutOfMemoryError):
         raise
@@ -468,14 +458,12 @@ def _is_cast(first) -> bool:
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast_enabled = torch.is_autocast_enabled
-# Whether it is on for any device, in a quarter of the time.
-_is_any_autocast_enabled = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_functorch_level = torch._C._functorch.peek_interpreter_stack
-_unwrap_if_dead = torch._C._functorch.unwrap_if_dead
-_tracing_state = torch._C._get_tracing_state
-_profiler_enabled = torch.autograd._profiler_enabled
+_is_any_autocast_enabled = _versions.is_any_autocast_enabled
+_dispatch_modes = _versions.dispatch_modes
+_function_modes = _versions.function_modes
+_unwrap_if_dead = _versions.unwrap_if_dead
+_tracing_state = _versions.tracing_state
+_profiler_enabled = _versions.profiler_enabled
 
 
 def save_gates(ctx, tensors, output) -> None:

@@ -16,6 +16,7 @@ from ._checks import DTYPE_NAMES, Kind, check_number, check_tensors
 from ._description import has_option
 from ._library import (Error, Plan, PlanAt, TokenPlan, _lock, check_status, destroy_idle, library,
                        on_two_devices)
+from ._versions import current_device, is_capturing, raw_stream
 
 
 # Whether the bits of a row are to be the same in every batch, for all ops that have the option.
@@ -167,7 +168,7 @@ def forget_plans() -> None:
 
 def _destroy_idle() -> None:
     # During a capture an event would become a part of the graph, and may not be asked for.
-    if not torch.cuda.is_initialized() or not torch._C._cuda_isCurrentStreamCapturing():
+    if not torch.cuda.is_initialized() or not is_capturing():
         destroy_idle(_mark)
 
 
@@ -177,7 +178,7 @@ def _mark(device: int, stream: torch.cuda.Stream) -> Callable[[], bool]:
     with torch.cuda.device(device):
         if stream.stream_id == 0 or stream.stream_id & 1:  # PyTorch's own, which stay
             with torch.cuda.stream(stream):
-                if not torch._C._cuda_isCurrentStreamCapturing():
+                if not is_capturing():
                     return stream.record_event().query
 
     def idle() -> bool:
@@ -245,7 +246,7 @@ def finish(found: tuple, outputs: Sequence[Tensor]) -> None:
         return
     for tensor in outputs:
         pointers.append(tensor.data_ptr())
-    if device >= 0 and plan not in _captured and torch._C._cuda_isCurrentStreamCapturing():
+    if device >= 0 and plan not in _captured and is_capturing():
         _captured.add(plan)
     scratch = None
     if plan.workspace_bytes:
@@ -256,7 +257,7 @@ def finish(found: tuple, outputs: Sequence[Tensor]) -> None:
     if device < 0:
         status = (plan.launch(pointers, scratch, None) if type(plan) is PlanAt else
                   _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch, None))
-    elif device == torch._C._cuda_getDevice():
+    elif device == current_device():
         status = _enqueue(plan, pointers, scratch)
     else:  # a stream of 0 is that of the current device
         with torch.cuda.device(device):
@@ -266,7 +267,7 @@ def finish(found: tuple, outputs: Sequence[Tensor]) -> None:
 
 
 def _enqueue(plan: Plan, pointers: list[int], scratch: int | None) -> int:
-    stream = torch._C._cuda_getCurrentRawStream(plan.device)
+    stream = raw_stream(plan.device)
     if stream != plan.stream:
         plan.runs_on(stream, torch.cuda.current_stream(plan.device))
     if type(plan) is PlanAt:

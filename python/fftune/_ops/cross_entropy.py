@@ -6,6 +6,7 @@ from .._checks import expect_one_device, expect_tensor, flag, has_sizes, named
 from .._custom import OPS, _dispatch_modes, _functorch_level, call, gradient, rows, wants_gradient
 from .._declare import declare
 from .._library import Error
+from .._versions import is_transformed, keeps_graph
 from .elementwise import scale_
 
 _LABELS = "labels, class_weights?, items"
@@ -33,9 +34,6 @@ for _end, _labels, _fixed, _slice in (("", _LABELS, _MEAN, ""), ("_rows", _ROW_L
     declare(f"linear_cross_entropy{_end}_frozen_backward", "linear-cross-entropy", _back, "dx",
             back=True, fixed={**_fixed, "frozen": "yes"})
 
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-# Whether a backward pass leaves the graph for another one.
-_is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 _GIVEN = f"x, w, bias?, {_LABELS}, {_RULES}, workspace, {_EXTRAS}"
 declare("linear_cross_entropy_gradients", "linear-cross-entropy", _GIVEN,
@@ -90,8 +88,8 @@ def _differentiate_scaled(name: str) -> None:
         # where dloss is 1. In float32 before the one rounding: dloss is no scalar, which would be
         # rounded first.
         saved = ctx.saved_tensors[:ctx.count]
-        keeps = (_is_kept() or _dispatch_modes() or _functorch_level() is not None
-                 or any(map(_is_wrapped, saved)))
+        keeps = (keeps_graph() or _dispatch_modes() or _functorch_level() is not None
+                 or any(map(is_transformed, saved)))
         made = [None if not needs[i] else (g * dloss).to(g.dtype) if keeps else scale_(g, dloss)
                 for i, g in enumerate(saved)]
         return *made, *(None,) * (len(needs) - len(made))

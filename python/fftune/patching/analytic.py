@@ -18,9 +18,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from .._versions import DispatchKey, TorchDispatchMode
 
 # Names of operations without the last underscore.
 _ANALYTIC = frozenset("""
@@ -36,6 +36,8 @@ _ANALYTIC = frozenset("""
     embedding
 """.split())
 _PRODUCTS = frozenset("mm addmm bmm baddbmm mv addmv dot linear matmul _grouped_mm".split())
+# Attention by a kernel of PyTorch or fftune. Elsewhere it is two products, by the version and the shapes.
+_ATTENTION = "_scaled_dot_product", "attention"
 # Their results have only the shape of what they are given.
 _SHAPES = frozenset("zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full "
                     "new_empty_strided".split())
@@ -102,13 +104,13 @@ def _tensors(values: Iterable) -> list[Tensor]:
 
 
 @functools.cache
-def _facts(function) -> tuple[str, bool, bool]:
+def _facts(function) -> tuple[str, bool, bool, int]:
     """The name of an operation; whether it is made of others, as under inference_mode; whether it is analytic
-    whatever its arguments are."""
+    whatever its arguments are; how many matrix products it has."""
     name = function._schema.name.partition("::")[2].rstrip("_")
     known = name in _ANALYTIC or name in _PRODUCTS
     return (name, not known and function.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd),
-            known and name != "div")
+            known and name != "div", 2 if name.startswith(_ATTENTION) else int(name in _PRODUCTS))
 
 
 class _Operations(TorchDispatchMode):
@@ -121,14 +123,13 @@ class _Operations(TorchDispatchMode):
         return False  # a wrapper around each call would take as long as the call
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        name, is_composed, is_analytic = _facts(function)
+        name, is_composed, is_analytic, products = _facts(function)
         options = options or {}
         if is_composed:
             with self:
                 return function.decompose(*arguments, **options)
         trace = self.trace
-        if name in _PRODUCTS:
-            trace.products += 1
+        trace.products += products
         if is_analytic and not trace.discrete and arguments and isinstance(arguments[0], Tensor) \
                 and _is_float(arguments[0]):
             result = function(*arguments, **options)
@@ -149,7 +150,7 @@ def _piece(function, name: str, arguments, options, given: list[Tensor], reads: 
            free: frozenset[str]) -> str | None:
     """The words for a call that is one; `reads` says whether it reads numbers of an input or a parameter."""
     own = {a.name: value for a, value in zip(function._schema.arguments, arguments)} | options
-    if name.startswith("_scaled_dot_product") and not own.get("dropout_p") \
+    if name.startswith(_ATTENTION[0]) and not own.get("dropout_p") \
             or function.namespace == PATCHED and PATCHED in free:
         return None
     if torch.Tag.nondeterministic_seeded in function.tags:

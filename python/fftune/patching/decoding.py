@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from .. import ops, reference
 from .._checks import expect_module, expect_tensor, named
@@ -27,6 +26,7 @@ from .._library import Error
 from .._ops.head import _draw
 from .._ops.layer import has_layout
 from .._ops.packed import packed_word
+from .._versions import CACHE_NAMES, as_option, cache_of, pytree, take_cache
 from .analytic import PATCHED
 from .attention import STATIC_LAYERS
 from .graphs import _tensors_of
@@ -335,8 +335,8 @@ class Loop:
         """One run of the decoder, and the next id of each sequence."""
         if self.state is not None:
             return self.state.advance()
-        hidden = self.head.decoder(input_ids=ids, past_key_values=self.cache,
-                                   use_cache=True).last_hidden_state[:, -1]
+        hidden = self.head.decoder(input_ids=ids, use_cache=True,
+                                   **as_option(self.cache, self.head.decoder)).last_hidden_state[:, -1]
         draw = {**self.draw, "steps": self.steps} if self.draw else {}
         chosen = self.head(hidden, **draw).long()
         if self.stop.numel():
@@ -552,7 +552,8 @@ def _verifying_steps(assistant: nn.Module | None):
     def steps(self, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
         cache = _cache_of_drafts(self, generation_config, model_kwargs)
         if cache is not None:
-            model_kwargs["past_key_values"] = cache
+            take_cache(model_kwargs)
+            model_kwargs |= as_option(cache, self)
         return type(self)._assisted_decoding(
             self, input_ids, logits_processor, stopping_criteria, generation_config,
             assistant_model=assistant, **model_kwargs)
@@ -575,7 +576,7 @@ def _cache_of_drafts(model: nn.Module, config, options: dict):
                     layer.cumulative_length.add_(tokens) if tokens <= 0 else \
                         layer.cumulative_length.fill_(tokens)
 
-    if not _is_new(options.get("past_key_values"), "DynamicCache"):
+    if not _is_new(cache_of(options), "DynamicCache"):
         return None
     return _cache_of_all_keys(model, TakesBack, config.max_length + 1)
 
@@ -650,8 +651,8 @@ def _loop_of(model, ids: Tensor, criteria, config, options: dict, draw: dict) ->
     """The steps of a search, or None if they need more than ids, lengths and a cache of all keys."""
     from transformers import EosTokenCriteria, MaxLengthCriteria
 
-    cache, mask = options.get("past_key_values"), options.get("attention_mask")
-    expected = {"past_key_values", "attention_mask", "use_cache", "logits_to_keep", "position_ids"}
+    cache, mask = cache_of(options), options.get("attention_mask")
+    expected = {*CACHE_NAMES, "attention_mask", "use_cache", "logits_to_keep", "position_ids"}
     kinds = [type(one) for one in criteria]
     if (torch.is_grad_enabled() or model.training or config.return_dict_in_generate
             or config.prefill_chunk_size is not None or options.keys() - expected

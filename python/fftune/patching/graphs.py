@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from .._versions import as_option, cache_of, pytree, take_cache
 from .attention import count_causal
 from .recognise import Unfit, are_plain, expect_methods, has_hooks, undoable
 
@@ -70,7 +70,7 @@ def _needs_another_cache(model: nn.Module, given: dict, options: dict) -> bool:
     wanted = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
     device = model.device.type
     return model.generation_config.cache_implementation == "static" and (
-        options.get("past_key_values") is not None or getattr(model.config, "is_causal", True) is not True
+        cache_of(options) is not None or getattr(model.config, "is_causal", True) is not True
         or count_causal(model) < model._fftune_causal or "prepare_inputs_for_generation" in vars(model)
         or given.get("assistant_model") is not None
         or any(options.get(name) or any(getattr(c, name, None) for c in configs) for name in wanted)
@@ -179,13 +179,13 @@ class Steps(ModelState):
         return Steps(memo.get(id(self.model), self.model), self.cache_implementation)
 
     def __call__(self, **options):
-        cache = options.pop("past_key_values", None)
+        cache = take_cache(options)
         tensors_of_cache = _tensors_of(cache)
         if self._modules is None and not self._slots:
             self.look()
         if tensors_of_cache is None or self._failed or self._modules is None \
                 or torch.is_grad_enabled():
-            return self.model(**options, past_key_values=cache)
+            return self.model(**options, **as_option(cache, self.model))
         leaves, tree = pytree.tree_flatten(options)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -200,12 +200,12 @@ class Steps(ModelState):
         if step is None:
             # It runs as it is, which also makes the plans and buffers that a capture must find.
             self._keep(key, _Step(others, [], cache))
-            return self.model(**options, past_key_values=cache)
+            return self.model(**options, **as_option(cache, self.model))
         self._keep(key, step)
         if step.cache is not cache:  # of another call of generate()
             if not step.inputs:
                 step.cache = cache
-                return self.model(**options, past_key_values=cache)
+                return self.model(**options, **as_option(cache, self.model))
             torch._foreach_copy_(_tensors_of(step.cache), tensors_of_cache)
         if not step.inputs:
             step.inputs = [t.clone() for t in tensors]
@@ -213,7 +213,7 @@ class Steps(ModelState):
             own = pytree.tree_unflatten([next(values) if isinstance(leaf, Tensor) else leaf
                                          for leaf in leaves], tree)
             if not self._capture(step, own):
-                return self.model(**options, past_key_values=cache)
+                return self.model(**options, **as_option(cache, self.model))
         else:
             torch._foreach_copy_(step.inputs, tensors)
         step.graph.replay()
@@ -231,7 +231,7 @@ class Steps(ModelState):
         step.graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(step.graph):
-                step.outputs = self.model(**options, past_key_values=step.cache)
+                step.outputs = self.model(**options, **as_option(step.cache, self.model))
             return True
         except Exception as error:
             self._failed = True
@@ -252,7 +252,7 @@ class _Again:
         self.model, self.step, self.options = copy.deepcopy(model, memory), step, options
 
     def replay(self) -> None:
-        outputs = self.model(**self.options, past_key_values=self.step.cache)
+        outputs = self.model(**self.options, **as_option(self.step.cache, self.model))
         if self.step.outputs is None:
             self.step.outputs = outputs
             return

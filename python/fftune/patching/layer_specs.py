@@ -21,6 +21,7 @@ from .._layer_form import (PACKED, ROUNDED, Choice, constant, form_of, packed_ex
 from .._ops.layer import expect_runs
 from .._ops.packed import packed_word
 from .._library import Error
+from .._versions import as_option, name_of_cache
 from . import attention as attentions
 from .analytic import INTEGERS, PATCHED, ROOTS, Trace
 from .experts import ExpertsFound, experts_of, router_of
@@ -183,15 +184,6 @@ def _has_matrices(module: nn.Module) -> bool:
     return any(parameter.dim() > 1 for parameter in module.parameters())
 
 
-_CACHES = ("past_key_values", "past_key_value", "layer_past")
-
-
-def name_of_cache(module: nn.Module) -> str | None:
-    """Under which its forward takes a cache."""
-    names = inspect.signature(type(module).forward).parameters
-    return next((name for name in _CACHES if name in names), None)
-
-
 def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() and not _has_matrices(module)
 
@@ -211,7 +203,7 @@ def _order_of(layer: nn.Module) -> _Order:
         raise Unfit(f"layers: the MLP of {type(layer).__name__} is in two modules")
     norms = [name for name, child in children.items() if _is_norm(child)]
     large = [name for name, child in children.items() if _has_matrices(child) and name not in inline]
-    attentions_ = [name for name in large if name_of_cache(children[name])]
+    attentions_ = [name for name in large if name_of_cache(type(children[name]).forward)]
     mlps = [INLINE] if chain else [name for name in large if name not in attentions_]
     described = ", ".join(sorted(n for n in children if next(children[n].parameters(), None) is not None))
     if not attentions_ or not mlps:
@@ -990,8 +982,7 @@ def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, x: 
     mask = mask.expand(batch, 1, s, _PLACES)
     if config._attn_implementation == attentions.EAGER:
         mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)
-    options = {"attention_mask": mask, name_of_cache(own) or "past_key_values": cache, "use_cache": True,
-               "position_ids": position_ids}
+    options = {"attention_mask": mask, "use_cache": True, "position_ids": position_ids, **as_option(cache, own)}
     if rotary is not None:
         options["position_embeddings"] = rotary(
             x, position_ids, *(() if spec.angles.kind is None else (spec.angles.kind,)))

@@ -17,20 +17,21 @@ from torch import Tensor, nn
 
 from .._custom import OPS, call
 from .._ops.layer import has_layout
+from .._versions import CACHE_NAMES, cache_of, is_known
 from . import attention as attentions
 from .mxfp4 import is_packed_mixture
 from .fp8_experts import is_rounded_experts
 from .fp8_linear import MERGED, is_rounded_fp8, stays_merged
 from .quantised import is_quantised
-from .layer_specs import Part, Recogniser, Spec, Weight, name_of_cache
-from .recognise import (PatchReport, Unfit, expect_methods, has_hooks, has_kernels, is_known, method_of,
+from .layer_specs import Part, Recogniser, Spec, Weight
+from .recognise import (PatchReport, Unfit, expect_methods, has_hooks, has_kernels, method_of,
                         try_to, undoable, watched)
 from .rotary import angles_of, are_angles, frequencies, gives_angles, read_angles, rotation_of
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
 # Arguments of a decoder that change nothing between its layers, or are looked at.
-_OPTIONS = {"past_key_values", "attention_mask", "position_ids", "inputs_embeds", "use_cache",
+_OPTIONS = {*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds", "use_cache",
             "cache_position", "encoder_hidden_states", "is_causal", "output_attentions",
             "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep"}
 
@@ -146,7 +147,7 @@ class Layers:
         positions = options.get("position_ids")
         if positions is not None and positions.dim() != 2:
             return False
-        cache = options.get("past_key_values")
+        cache = cache_of(options)
         kv = getattr(cache, "layers", None)
         if (torch.is_grad_enabled() or decoder.training or kv is None or len(kv) < self.count
                 or getattr(cache, "offloading", False) or options.get("use_cache") is False
@@ -268,7 +269,7 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
     if _is_mark(bound.get("attention_mask")):
         if not runs:
             return hidden_states
-        cache = bound[name_of_cache(self) or "past_key_values"]
+        cache = cache_of(bound)
         return group.run(hidden_states, cache.layers,
                          bound.get("position_embeddings"), bound.get("position_ids"))
     return (inner or type(self).forward)(self, hidden_states, *arguments, **options)

@@ -9,10 +9,10 @@ import weakref
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from .. import ops
 from .._library import Error
+from .._versions import pytree
 from .decoding import _Given
 from .recognise import (Numbers, Unfit, address_of, are_plain, has_kernels, method_of, trying, undoable, view_of,
                         watched)

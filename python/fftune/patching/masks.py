@@ -4,8 +4,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from .._versions import cache_of
 from . import attention as attentions
-from .analytic import INTEGERS, Trace
+from .analytic import INTEGERS, PATCHED, Trace
 from .mlps import required_arguments
 from .recognise import (Numbers, Options, PatchReport, Unfit, expect_alike, expect_pieces, on_one_thread, original,
                         reason_of, replace_forward, stand_in, trying, undoable)
@@ -95,9 +96,9 @@ def _compare(decoder: nn.Module, name: str, layer: nn.Module) -> None:
 
     theirs, ours = run(None), run(attentions.without_mask(x.device))
     with torch.no_grad(), trying(f"{subject} reads its mask or token ids itself"):
-        expect_alike(theirs, ours, x, subject=subject, free=(INTEGERS,),
+        expect_alike(theirs, ours, x, subject=subject, free=(INTEGERS, PATCHED),
                      reason=f"{subject} uses its mask in a way that is not known")
-        with Trace((INTEGERS,)) as trace:
+        with Trace((INTEGERS, PATCHED)) as trace:
             ours(x)
         expect_pieces(trace, lambda: theirs(x), subject)
 
@@ -107,8 +108,8 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
     given = input_ids if input_ids is not None else options.get("inputs_embeds")
     window = attentions.window_of(self.config)
     plain = (not arguments and given is not None
-             and all(options.get(name) is None
-                     for name in ("attention_mask", "position_ids", "past_key_values"))
+             and all(options.get(name) is None for name in ("attention_mask", "position_ids"))
+             and cache_of(options) is None
              and options.get("is_causal") in (None, True)
              and attentions.reads_the_same(self.config, self._fftune)
              and self.config._attn_implementation in attentions.OURS

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from .._library import Error
+from .._versions import is_transformed, saved_tensors_hooks
 from .norms import norm_forward
-from .recognise import is_patched, is_transformed, watched
+from .recognise import is_patched, watched
 
 MODES = ("fast", "balanced", "small")
-_outer_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: ())
 
 
 class _Again:
@@ -60,6 +60,6 @@ def norm_again(wanted: bool, norm: nn.Module, x: Tensor, normed: Tensor) -> Abst
     """The context of what reads normed = norm(x), of a module that patch_norm() replaced. Hooks of
     others, such as those of gradient checkpointing, are left alone."""
     if not wanted or not normed.requires_grad or torch.compiler.is_compiling() or is_transformed(normed) \
-            or not is_patched(norm, norm_forward) or watched(norm) or _outer_hooks(True) is not None:
+            or not is_patched(norm, norm_forward) or watched(norm) or saved_tensors_hooks(True) is not None:
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_Again(norm, x, normed).pack, _unpack)

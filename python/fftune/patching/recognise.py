@@ -18,29 +18,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
-import torch.fx.experimental.symbolic_shapes
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import reference
+from .._versions import (Dropout, collects_outputs, has_global_hooks, in_forward_mode, is_traceable_wrapper_subclass,
+                         is_transformed)
 from .analytic import Trace
 
 _CPU_TYPES = (torch.float32, torch.bfloat16)
 CUDA_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TYPES = {"cpu": _CPU_TYPES, "cuda": CUDA_TYPES}
-
-
-def _is_constant(condition) -> bool:
-    return isinstance(condition, bool) and condition
-
-
-# Whether a condition on sizes holds in every call of what is being compiled, without a guard for it.
-# PyTorch 2.6 cannot trace its own function: there sizes that may change are not known.
-is_known = (_is_constant if torch.__version__.startswith("2.6.")
-            else torch.fx.experimental.symbolic_shapes.statically_known_true)
 
 
 _log = logging.getLogger("fftune")
@@ -130,7 +118,7 @@ def state_of(part) -> frozenset | Callable:
 
 def holds(module: nn.Module, settings: frozenset) -> bool:
     """Whether a module still has these settings."""
-    own = vars(module)
+    own = module.__dict__
     if torch.compiler.is_compiling():
         return all(own.get(name) == value for name, value in settings)
     return settings <= own.items()  # in a fifth of the time
@@ -184,14 +172,6 @@ def has_kernels(x: Tensor) -> bool:
 def address_of(tensor: Tensor) -> int | None:
     """Where it lies in memory; None for a tensor of a transform of torch.func, whose place is another's."""
     return None if is_transformed(tensor) else tensor.data_ptr()
-
-
-is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
-
-
-def in_forward_mode() -> bool:
-    """Whether derivatives are computed beside values: torch.func.jvp() and forward_ad.dual_level()."""
-    return forward_ad._current_level >= 0
 
 
 def expect_plain(module: nn.Module) -> None:
@@ -252,16 +232,12 @@ def expect_no_hooks(*modules: nn.Module) -> None:
 
 def _collects(modules) -> bool:
     """Whether this call of a model collects what its modules give, by hooks of transformers."""
-    if not any(module._forward_hooks for module in modules):
-        return False
-    from transformers.utils.output_capturing import _active_collector
-
-    return bool(_active_collector.get())
+    return any(module._forward_hooks for module in modules) and collects_outputs()
 
 
 def watched(*modules: nn.Module) -> bool:
     """Whether somebody has to be told of their calls, or replaced their forward after patch()."""
-    return bool(_has_any_global_hook()) or any(map(has_hooks, modules)) or _collects(modules)
+    return has_global_hooks() or any(map(has_hooks, modules)) or _collects(modules)
 
 
 def parts_watched(module: nn.Module, but: str | None = None) -> bool:
@@ -515,7 +491,7 @@ def _in_training(elsewhere: Elsewhere):
     """The stand-in in training, with gradients, where it drops nothing if drops() is looked at in each call."""
     kept = [(m, dict(vars(m))) for m in elsewhere.module.modules()]
     for other, _ in kept:
-        other.training = not (elsewhere.drops and isinstance(other, nn.modules.dropout._DropoutNd))
+        other.training = not (elsewhere.drops and isinstance(other, Dropout))
         for name in _rates_of(other) if elsewhere.drops else ():
             setattr(other, name, 0.0)
     try:
@@ -751,7 +727,7 @@ def drops(module: nn.Module, but: str | None = None) -> bool:
         return False
     rates = module.__dict__.get("_fftune_drops", ())
     return rates is True or any(getattr(module, rate) for rate in rates) or any(
-        isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0 and name != but
+        isinstance(child, Dropout) and child.p > 0 and name != but
         for name, child in module._modules.items())
 
 

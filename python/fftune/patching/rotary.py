@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops, reference
+from .._versions import as_option, in_forward_mode, is_known, name_of_cache, take_cache, updated
 from . import attention as attentions
 from .analytic import PATCHED
 from .norms import norm_forward, settings_of
@@ -13,7 +14,7 @@ from .fp8_linear import fp8_linear, is_rounded_fp8, merge_fp8, merged_fp8_of, se
 from .quantised import (fits, is_quantised, merge, merged_of, numbers_of, ordered,
                         quantised_linear)
 from .recognise import (Elsewhere, Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_alike,
-                        expect_no_hooks, expect_plain, has_kernels, identify, in_forward_mode, is_close, is_known,
+                        expect_no_hooks, expect_plain, has_kernels, identify, is_close,
                         is_patched, kind_of, original, remembered, replace_forward, stand_in, try_to, trying, undoable,
                         watched)
 
@@ -413,6 +414,16 @@ def _numbers_of(layer: nn.Module) -> Tensor:
     return numbers_of(layer) if is_quantised(layer) else layer.weight
 
 
+class _Kept:
+    """A cache that has the last keys and values that it was given."""
+
+    given: tuple[Tensor, ...] = ()
+
+    def update(self, k: Tensor, v: Tensor, *_, **__) -> tuple[Tensor, Tensor]:
+        self.given = k, v
+        return k, v
+
+
 def _expect_attention(module: nn.Module, known: dict) -> None:
     """That attend computes what it does, from the heads that _heads gives."""
     forward, rotated = module.forward.__func__, []
@@ -436,16 +447,22 @@ def _expect_attention(module: nn.Module, known: dict) -> None:
         residual = numbers(2, 3, module.o_proj.out_features, like=like)
         angles = angles_of(numbers(1, 3, module.head_dim // 2), module._fftune[2]).view(torch.int32)
         rows = torch.arange(3, dtype=torch.int32).repeat(2, 1)
+        caches = [_Kept(), _Kept()]
+        kept = [as_option(cache, module) if name_of_cache(type(module).forward) else {} for cache in caches]
+
         def theirs(x: Tensor) -> Tensor:
-            y = recording(module, hidden_states=x, position_embeddings=(angles, rows), attention_mask=None)[0]
+            y = recording(module, hidden_states=x, position_embeddings=(angles, rows), attention_mask=None, **kept[0])[0]
             # Small weights hide in the result which heads were rotated.
             if len(rotated) != 1:
                 raise Unfit(f"projections: this {type(module).__name__} does not rotate")
             return y + residual
 
         subject = f"projections: {type(module).__name__}"
-        expect_alike(theirs, lambda x: attend(module, x, residual, (angles, rows)), x, subject=subject,
-                     free=(PATCHED,), reason=f"{subject} does not compute what is known")
+        expect_alike(theirs, lambda x: attend(module, x, residual, (angles, rows), **kept[1]), x,
+                     subject=subject, free=(PATCHED,), reason=f"{subject} does not compute what is known")
+        given, own_given = (cache.given for cache in caches)
+        if len(given) != len(own_given) or not all(map(is_close, given, own_given)):
+            raise Unfit(f"{subject} keeps something else in its cache")
         if not all(map(is_close, _heads(module, x, angles, rows), rotated[0])):
             raise Unfit(f"{subject} does not compute what is known")
 
@@ -534,16 +551,14 @@ def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
 
 def attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,
             position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None = None,
-            past_key_values=None, **options) -> Tensor:
+            **options) -> Tensor:
     """o_proj(attention) + residual."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     q, k, v = _heads(self, hidden_states, *position_embeddings)
-    if past_key_values is not None:
-        # Before 5.0 a static cache is told where the tokens stand.
-        place = options.get("cache_position")
-        k, v = past_key_values.update(k, v, self.layer_idx,
-                                      *(() if place is None else ({"cache_position": place},)))
+    cache = take_cache(options)
+    if cache is not None:
+        k, v = updated(cache, k, v, self.layer_idx, options)
     attention = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
     y, _ = attention(self, q, k, v, attention_mask, scaling=self.scaling,
                      dropout=self.attention_dropout if self.training else 0.0,

@@ -14,10 +14,10 @@ from typing import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from .._checks import expect_module, named
 from .._library import Error
+from .._versions import pytree
 from .graphs import ModelState
 
 _KEPT = 8  # graphs of a model, those used last
