@@ -521,7 +521,7 @@ def settings_of(model, arguments):
     row = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] // arguments.tp
     found = dict(tensor_parallel_size=arguments.tp) if arguments.tp > 1 else {}
     if arguments.check:
-        found |= dict(max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=256, kv_cache_memory_bytes=row * 16 * 320, all_by_fftune=True)
+        found |= dict(max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=256, kv_cache_memory_bytes=row * 16 * 320, gpu_memory_utilization=0.1, all_by_fftune=True)
     if arguments.drafts:
         found["speculative_config"] = dict(method="ngram", num_speculative_tokens=arguments.drafts, prompt_lookup_max=3)
     for name, _, value in (word.partition("=") for word in arguments.set):

@@ -1012,6 +1012,24 @@ def test_a_plan_is_made_before_its_capture(stand_in, monkeypatch):
     expect_right(model, metadata, positions)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_plans_of_all_captures_are_made_with_the_first(stand_in, monkeypatch, whole):
+    if not whole:
+        monkeypatch.setattr("fftune.vllm.layers._is_one_op", lambda *_: False)
+    run = importlib.import_module("fftune._run")
+    run.forget_plans()
+    captured, model = Captured(monkeypatch), graphed(stand_in, compilation_config__cudagraph_capture_sizes=[1, 2, 6, 64])
+    step(model, *batch_of(model))
+    monkeypatch.setattr(run, "Plan", lambda *given: pytest.fail(f"{given} is made later"))
+    for count in (1, 2, 6):
+        metadata, positions = batch_of(model, (5,) * count)
+        captured.now = True
+        step(model, metadata, positions)
+    assert importlib.import_module("fftune.vllm.layers")._states[model].reason == ""
+    assert model.calls == 2, "the test and the first batch"
+    run.forget_plans()
+
+
 @pytest.mark.parametrize("mode", ["PIECEWISE", "NONE"])
 def test_batch_invariant_batches_of_pieces(prompts, stand_in, monkeypatch, mode):
     """All batches run by the ops: those whose pieces vLLM captured already, too."""

@@ -13,8 +13,10 @@ within its plan. The single ops add the residual after vLLM's all-reduce.
 import copy
 import functools
 import itertools
+import os
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -53,6 +55,7 @@ class _State:
     pages: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
     agreed: set[tuple[str, int]] = field(default_factory=set)
     problems: list[tuple[int, dict]] = field(default_factory=list)
+    decoding: dict[int, list[tuple[int, dict]]] = field(default_factory=dict)  # the same by tokens of each sequence
     plans: dict[tuple[int, int], bool] = field(default_factory=dict)
     made: set[tuple] = field(default_factory=set)
     most: int = 0  # rows of a batch
@@ -285,13 +288,32 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
 
 
 def _warm_up(state: _State, model: nn.Module, context, batch: "_Batch") -> None:
-    """Makes the plan of a number of rows before a capture needs it."""
+    """Makes the plan of a number of rows before a capture needs it; with the first, those of all graphs."""
     if (batch.rows, batch.queries) in state.warm:
         return
+    if not any(queries == batch.queries for _, queries in state.warm):
+        _make_plans_of_graphs(state, model.vllm_config, batch)
     with _made_up_batch(state, context, batch) as (trial, begin):
         begin()
         _on_all(state, lambda: _run(state, model, trial))
     state.warm.add((batch.rows, batch.queries))
+
+
+def _make_plans_of_graphs(state: _State, config, batch: "_Batch") -> None:
+    """Compiles the kernels for all numbers of sequences that vLLM captures, side by side: each plan alone has few."""
+    q = batch.queries
+    most = min(state.graphed, config.scheduler_config.max_num_seqs * q)
+    sizes = [rows for rows in getattr(config.compilation_config, "cudagraph_capture_sizes", None) or ()
+             if rows <= most and rows % q == 0]
+
+    def make(rows: int, device: int, problem: dict) -> None:
+        own = {"layer": {"batch": rows // q}, "attention": {"b": rows // q}}.get(problem["op"], {"m": rows})
+        running.prepared.setdefault(running.key_of(device, problem | own), Plan(device, problem | own))
+
+    with ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) // 2))) as pool:
+        made = [pool.submit(make, rows, *problem) for rows in sizes for problem in state.decoding.get(q, ())]
+    for one in made:
+        one.result()
 
 
 # the choice
@@ -381,7 +403,7 @@ def _outside(original, state: _State, model: nn.Module, context, batch: "_Batch"
 
 
 def _recorded(state: _State, model: nn.Module, batch: "_Batch") -> Tensor:
-    """_run(), which tells the problems of a batch with prompts."""
+    """_run(), which tells the problems of the batch."""
     found = {}
 
     def listen(device: int, problem: dict) -> None:
@@ -394,6 +416,8 @@ def _recorded(state: _State, model: nn.Module, batch: "_Batch") -> Tensor:
         running._listeners.remove(listen)
         if batch.offsets is not None:
             state.problems = list(found.values())
+        else:
+            state.decoding[batch.queries] = list(found.values())
 
 
 def _made_up(batch: "_Batch", block: int, rows: int = 0, keys: int = 0, blocks: int = 0, tokens: int = 16) -> "_Batch":
