@@ -1,5 +1,4 @@
 """tune(), check() and explain(): what the tool does, for the problems of a model."""
-import copy
 import functools
 import json
 import math
@@ -8,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from .__main__ import tool_environment
 from ._checks import device_of, expect_module, flag, folder_of, named
 from ._custom import References
 from ._library import Error, Plan, tool_path
+from ._untouched import copy_of_arguments, copy_of_module, in_double, own, same_random_numbers
 from .patching import patch, unpatch
 
 @functools.cache
@@ -97,7 +98,8 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
 
     Args:
         model: A patched model, or any that uses fftune.
-        example: Its input, or a tuple or dict of its inputs.
+        example: Its input, or a tuple or dict of its inputs. The model and these stay as they are: a copy
+            with the same weights runs, without the user's hooks.
         budget: Seconds for all searches together.
         train: Search the problems of the backward pass too.
         presets: Folder to write to; the user's folder by default.
@@ -114,13 +116,12 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
     flag("tune", "train", train)
     folder = Path(folder_of("tune: presets", presets)) if presets is not None else user_presets()
     found: dict[str, tuple[int, dict]] = {}
-    with _run.listening(found):
+    copied = copy_of_module("tune", model)
+    with _run.listening(found), same_random_numbers(), torch.set_grad_enabled(train):
+        result = _call(copied, copy_of_arguments("tune", example))
         if train:
-            with torch.enable_grad():
-                _first_tensor(_call(model, example)).float().square().mean().backward()
-        else:
-            with torch.no_grad():
-                _call(model, example)
+            with _without_gradients(model):  # of parameters that the copy shares
+                _first_tensor(result).float().square().mean().backward()
     if not found:
         raise Error("tune: the model runs no op of fftune: patch it first")
     report = TuneReport(presets=folder)
@@ -144,6 +145,18 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
     if report.searched:
         forget_plans()
     return report
+
+
+@contextmanager
+def _without_gradients(model: nn.Module):
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in kept:
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
 
 
 def _search(report: TuneReport, device: int, problem: dict, tokens: list[int], seconds: float,
@@ -201,7 +214,7 @@ def check(module: nn.Module | None = None, example=None) -> CheckReport | bool:
     Args:
         module: Patched or not; it runs with its own weights. fftune's ops that it calls itself run their
             PyTorch references in float64 and for the error of eager PyTorch.
-        example: Its input, or a tuple or dict of its inputs.
+        example: Its input, or a tuple or dict of its inputs. It and the module stay as they are.
 
     Returns:
         A ``CheckReport`` with the errors and times of the patched module and of eager PyTorch. Without a
@@ -210,59 +223,49 @@ def check(module: nn.Module | None = None, example=None) -> CheckReport | bool:
     if module is None:
         return subprocess.run([str(tool_path()), "check"], env=tool_environment()).returncode == 0
     expect_module("check", module)
-    eager = unpatch(_copied(module))
-    ours = _copied(module)
-    replaced = patch(ours)
-    exact = unpatch(copy.deepcopy(module)).double()
-    with torch.no_grad():
+    with same_random_numbers(), torch.no_grad():
+        eager, ours, exact = (copy_of_module("check", module) for _ in range(3))
+        replaced = patch(ours)
+        unpatch(eager)
+        unpatch(exact).double()
         with References():  # a module may call fftune's ops itself
-            right, by_pytorch = _result(exact, _to_double(example)), _result(eager, example)
+            right, by_pytorch = _result(exact, example, in_double), _result(eager, example)
         errors = [_error(result, right) for result in (_result(ours, example), by_pytorch)]
-        times = _times(lambda: _call(ours, example), lambda: _call(eager, example))
+        times = _times((ours, eager), example)
     good = errors[0] <= 1.5 * errors[1] + 4 * torch.finfo(by_pytorch.dtype).eps
     return CheckReport(*errors, *times, good, str(replaced))
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    """A module with the same weights, not copies of them."""
-    return copy.deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
-
-
-def _result(module: nn.Module, example) -> Tensor:
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(0)
-        return _first_tensor(_call(module, example))
-
-
-def _to_double(example):
-    if isinstance(example, Tensor):
-        return example.double() if example.is_floating_point() else example
-    if isinstance(example, dict):
-        return {name: _to_double(value) for name, value in example.items()}
-    if isinstance(example, (tuple, list)):
-        return type(example)(map(_to_double, example))
-    return example
+def _result(module: nn.Module, example, change=own) -> Tensor:
+    with same_random_numbers(0):
+        return _first_tensor(_call(module, copy_of_arguments("check", example, change)))
 
 
 def _error(result: Tensor, right: Tensor) -> float:
     return ((result.double() - right).norm() / right.norm()).item()
 
 
-def _times(*runs) -> list[float]:
-    """Microseconds of each, interleaved: medians of rounds."""
+_LARGE = 1 << 26  # bytes of arguments, which are copied before they are timed
+
+
+def _times(modules: tuple[nn.Module, ...], example) -> list[float]:
+    """Microseconds of a call of each, interleaved: medians of rounds. Each call has arguments of its own."""
     cuda = torch.cuda.is_available()
-    rounds: list[list[float]] = [[] for _ in runs]
+    sizes: list[int] = []
+    copy_of_arguments("check", example, lambda tensor: sizes.append(tensor.nbytes) or tensor)
+    calls = 5 if sum(sizes) < _LARGE else 1
+    rounds: list[list[float]] = [[] for _ in modules]
     for _ in range(9):
-        for run, times in zip(runs, rounds):
+        for module, times in zip(modules, rounds):
+            given = [copy_of_arguments("check", example) for _ in range(calls)]
             if cuda:
                 torch.cuda.synchronize()
             start = time.perf_counter()
-            for _ in range(5):
-                run()
+            for own_example in given:
+                _call(module, own_example)
             if cuda:
                 torch.cuda.synchronize()
-            times.append((time.perf_counter() - start) / 5 * 1e6)
+            times.append((time.perf_counter() - start) / len(given) * 1e6)
     return [statistics.median(times[1:]) for times in rounds]
 
 

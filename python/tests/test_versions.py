@@ -1,5 +1,5 @@
-"""What a version of PyTorch or transformers can break, in a minute: `./dev versions` runs these with the
-oldest and the newest that are supported."""
+"""Tests of everything that a version of PyTorch or transformers can break, in a minute: `./dev versions` runs
+these with the oldest and the newest that are supported."""
 import copy
 import importlib
 import io

@@ -8,6 +8,7 @@ from torch import nn
 
 from .._checks import expect_module, expect_one_of, flag, named
 from .._library import Error
+from .._untouched import same_random_numbers
 from . import attention as attentions
 from .blocks import patch_block, patch_layer
 from .copies import keep_copies_right, restore
@@ -30,6 +31,7 @@ from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
 
 
+@same_random_numbers()
 def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
           projections: bool | str = "auto", attention: bool = False, graphs: bool = False,
           whole_layers: bool = False, loss: bool = True) -> PatchReport:
