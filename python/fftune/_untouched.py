@@ -80,7 +80,7 @@ def copy_of_arguments(label: str, example, change: Callable[[Tensor], Tensor] = 
 # Integers of a buffer with more of them are a packed weight, which no call writes.
 _PACKED = 1 << 20
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-# Whose hooks compute what a module gives, as those of weight_norm do.
+# Hooks of these packages compute what a module gives, as those of weight_norm do.
 _LIBRARIES = ("torch", "transformers", "compressed_tensors", "accelerate")
 
 

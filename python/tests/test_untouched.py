@@ -16,7 +16,7 @@ needs_transformers_5 = pytest.mark.skipif(RELEASE < (5, 0), reason="transformers
 
 
 def state_of(value, seen=None):
-    """What can be compared of any value: contents and places of tensors, attributes of objects."""
+    """Any value as one that can be compared: contents and places of tensors, attributes of objects."""
     seen = {} if seen is None else seen
     if id(value) in seen:
         return seen[id(value)]
