@@ -4,6 +4,7 @@
 
 #include "support/catch.hpp"
 
+using fftune::bytes_text;
 using namespace fftune::tool;
 
 TEST_CASE("numbers read as people write them") {
