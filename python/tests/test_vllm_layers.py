@@ -882,8 +882,6 @@ class OtherMLP(torch.nn.Module):
     (set_on("self_attn.do_llama_4_scaling", True), "queries that are scaled by position"),
     (set_on("ada_rms_norm_t_cond", 1), "a norm with a condition"),
     (set_on("self_attn.dual_chunk_attention_config", {}), "attention in two chunks"),
-    (lambda model: setattr(model, "aux_hidden_state_layers", (1,)),
-     "hidden states of single layers are wanted"),
     (lambda model: setattr(model, "end_layer", 2), "it has a part of the layers"),
 ])
 def test_structures(stand_in, caplog, change, reason):
@@ -1097,6 +1095,39 @@ def test_drafts_of_some_sequences_are_vllms(decoding, stand_in):
     warm(model, (33, 40, 8, 17), 0, [4] * 4)
     step(model, *batch_of(model, (33, 40, 8, 17), 0, [4, 4, 1, 4]))
     assert model.calls == 1
+
+
+@pytest.mark.parametrize("marks", [(1,), (0, 2, 3), (0, 1, 2)])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("padded", [0, 2])
+def test_hidden_states_of_single_layers(stand_in, monkeypatch, marks, whole, padded):
+    """As EAGLE-3 reads them."""
+    if not whole:
+        monkeypatch.setattr("fftune.vllm.layers._is_one_op", lambda *_: False)
+    model = model_of(stand_in)
+    model.aux_hidden_state_layers = marks
+    warm(model)
+    metadata, positions = batch_of(model)
+    exact, ids = wide(model), torch.arange(4) % 50
+    given = torch.cat((positions, torch.zeros(padded, dtype=torch.int64)))
+    y, hidden = step(model, metadata, given, torch.cat((ids, ids[:padded])))
+    assert model.calls == 0
+    right, states = step(exact, metadata, positions, ids)
+    assert len(hidden) == len(states) == len(marks)
+    for own, its in zip((y, *hidden), (right, *states)):
+        assert own.shape == (4 + padded, 64) and error(own[:4], its) < 0.02
+        assert own[4:].eq(0).all()
+
+
+def test_wrong_hidden_states_are_found(stand_in, monkeypatch, caplog):
+    layers = importlib.import_module("fftune.vllm.layers")
+    own = layers._run_whole
+    monkeypatch.setattr(layers, "_run_whole", lambda *given: (*own(*given)[:2], [-x for x in own(*given)[2]]))
+    model = model_of(stand_in)
+    model.aux_hidden_state_layers = (1,)
+    with caplog.at_level(logging.INFO):
+        step(model, *batch_of(model))
+    assert "stay vLLM's: results differ" in lines_of(caplog)[0]
 
 
 # adapters

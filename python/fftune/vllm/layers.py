@@ -193,7 +193,7 @@ def _on_all(state: _State, run):
     try:
         result = run()
         if state.model.group is not None:
-            if result.is_cuda:
+            if _together(result).is_cuda:
                 torch.cuda.synchronize()
             state.model.group.check()
     except Exception as error:
@@ -258,6 +258,11 @@ def _made_up_batch(state: _State, context, batch: "_Batch", **sizes):
             cache[0].copy_(own)
 
 
+def _together(result: Tensor | tuple[Tensor, list[Tensor]]) -> Tensor:
+    """A model's result with the hidden states beside it, as one tensor."""
+    return result if isinstance(result, Tensor) else torch.cat((result[0], *result[1]))
+
+
 def _arguments_of(trial: "_Batch") -> tuple:
     """As vLLM calls the model with them."""
     return trial.ids, trial.positions.long(), None, trial.embeddings
@@ -272,7 +277,7 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
                         lambda: original(model, *_arguments_of(trial))):
                 begin()
                 with ranks.summing():
-                    results.append(run())
+                    results.append(_together(run()))
                 written.append(torch.stack([_cache_of(layer)[0] for layer in state.model.layers]))
             reason = difference("results", *results) or difference("keys and values", *written)
     except Exception as error:
@@ -547,9 +552,10 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
 
 # the layers
 
-def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
-    """The result of the final norm, [tokens, d]; rows behind the batch's are zeros."""
-    rows = batch.rows
+def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor | tuple[Tensor, list[Tensor]]:
+    """The result of the final norm, [tokens, d]; rows behind the batch's are zeros. With it, as vLLM gives them, the
+    hidden states before the layers that EAGLE-3 reads, where there are such."""
+    rows, marks = batch.rows, tuple(getattr(module, "aux_hidden_state_layers", None) or ())
     if batch.offsets is not None:
         batch = _rounded(batch)
     x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
@@ -557,13 +563,11 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor:
     slots, table = own[0].slots(batch.slots), own[0].table(batch.table)
     whole = batch.offsets is None and _is_one_op(state.model)
     of_layers = _run_whole if whole else _run_ops
-    added, x = of_layers(state.model, own, batch, x, slots, table)
-    y = _norm(added, x, module.norm)[0][:rows]
-    if batch.tokens == rows:
-        return y
-    padded = y.new_zeros(batch.tokens, y.shape[1])
-    padded[:rows] = y
-    return padded
+    added, x, hidden = of_layers(state.model, own, batch, x, slots, table, marks)
+    results = [_norm(added, x, module.norm)[0], *hidden]
+    if batch.tokens != len(results[0]):
+        results = [F.pad(y[:rows], (0, 0, 0, batch.tokens - rows)) for y in results]
+    return (results[0], results[1:]) if marks else results[0]
 
 
 def _rows(rows: int) -> int:
@@ -633,24 +637,41 @@ def _is_one_op(model: Model) -> bool:
     return model.is_alike and not BATCH_INVARIANT and (model.reduce is None or model.group is not None)
 
 
-def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
-               table: Tensor) -> tuple[None, Tensor]:
+def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor, table: Tensor,
+               marks: tuple[int, ...]) -> tuple[None, Tensor, list[Tensor]]:
+    """All layers at once; where hidden states are read, the layers between two of these places."""
+    of_sequences, hidden = (-1, batch.queries), []
+    slots, table = slots.unflatten(0, of_sequences).int(), table.int()
+    places = sorted({0, *marks, len(model.layers)})
+    for begin, end in itertools.pairwise(places):
+        if begin in marks:
+            hidden.append(x)
+        x = _run_layers(model, range(begin, end), pages, batch, x, slots, table).flatten(0, 1)
+    return None, x, hidden + [x] * (len(model.layers) in marks)
+
+
+def _run_layers(model: Model, places: range, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
+                table: Tensor) -> Tensor:
     first, of_sequences = model.layers[0], (-1, batch.queries)
-    y = ops.layer(x.unflatten(0, of_sequences), [layer.weights() for layer in model.layers],
-                  [own.pages for own in pages], batch.lengths, first.heads, first.kv_heads,
-                  slots=slots.unflatten(0, of_sequences).int(), pages=table.int(),
-                  positions=batch.positions.unflatten(0, of_sequences),
-                  angles=first.angles, eps=first.attn_norm.variance_epsilon, scale=first.scale,
-                  rope_scale=first.rope_scale, rotation=first.rotation, group=model.group,
-                  **(first.experts.options() if first.experts else {}))
-    return None, y.flatten(0, 1)
+    return ops.layer(x.unflatten(0, of_sequences), [model.layers[i].weights() for i in places],
+                     [pages[i].pages for i in places], batch.lengths, first.heads, first.kv_heads,
+                     slots=slots, pages=table, positions=batch.positions.unflatten(0, of_sequences),
+                     angles=first.angles, eps=first.attn_norm.variance_epsilon, scale=first.scale,
+                     rope_scale=first.rope_scale, rotation=first.rotation, group=model.group,
+                     **(first.experts.options() if first.experts else {}))
 
 
-def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
-             table: Tensor) -> tuple[Tensor | None, Tensor]:
-    """The stream of the residual, and what is to be added to it before that."""
-    added = None  # what is to be added to x, the stream of the residual
-    for layer, own in zip(model.layers, pages):
+def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor, table: Tensor,
+             marks: tuple[int, ...]) -> tuple[Tensor | None, Tensor, list[Tensor]]:
+    """What is to be added to the stream of the residual, that stream, and the hidden states that are read."""
+    added, hidden = None, []  # what is to be added to x, the stream of the residual
+
+    def note(place: int) -> None:
+        if place in marks:
+            hidden.append(x if added is None else x + added)
+
+    for place, (layer, own) in enumerate(zip(model.layers, pages)):
+        note(place)
         normed, x = _norm(added, x, layer.attn_norm)
         q = ops.qkv(normed, layer.w_qkv, layer.heads, layer.kv_heads, bias=layer.b_qkv,
                     norms=layer.head_norms, eps=layer.head_eps, positions=batch.positions,
@@ -677,7 +698,8 @@ def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: 
         else:
             normed, x = _norm(added, x, layer.ffn_norm)
             added = model.reduce(ops.ffn(normed, layer.w_gate, layer.w_up, layer.w_down))
-    return added, x
+    note(len(model.layers))
+    return added, x, hidden
 
 
 def _mixture(layer: Layer, x: Tensor) -> Tensor:

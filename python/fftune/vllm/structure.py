@@ -213,8 +213,6 @@ def expect_known(model: nn.Module) -> Model:
     """The description of a model that the ops can run. Unfit if they cannot."""
     config = model.vllm_config
     _expect_deployment(config)
-    if getattr(model, "aux_hidden_state_layers", ()):
-        raise Unfit("hidden states of single layers are wanted")
     if model.start_layer != 0 or model.end_layer != len(model.layers):
         raise Unfit("it has a part of the layers")
     _expect_norm(model.norm)

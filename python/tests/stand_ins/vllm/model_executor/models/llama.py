@@ -79,10 +79,17 @@ class LlamaModel(nn.Module):
 
     def forward(self, input_ids, positions, intermediate_tensors=None, inputs_embeds=None):
         x = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
-        residual = None
-        for layer in self.layers:
+        residual, hidden = None, []
+        for place, layer in enumerate(self.layers):
+            self._note(hidden, place, x, residual)
             x, residual = layer(positions, x, residual)
-        return self.norm(x, residual)[0]
+        self._note(hidden, len(self.layers), x, residual)
+        y = self.norm(x, residual)[0]
+        return (y, hidden) if hidden else y
+
+    def _note(self, hidden, place, x, residual):
+        if place in self.aux_hidden_state_layers:
+            hidden.append(x if residual is None else x + residual)
 
     def __call__(self, *arguments, **named):  # each of vLLM's classes has one of its own
         self.calls += 1
