@@ -71,16 +71,18 @@ def test_tables_of_whole_models_are_the_recorded_numbers(part, heading, labels):
 
 README = (ROOT / "README.md").read_text()
 MEASUREMENTS = ROOT / "docs" / "measurements"
+RESULTS = MEASUREMENTS / "results.md"
 
 
 def read(path: Path):
     return json.loads(path.read_text())
 
 
-def test_every_table_of_numbers_in_the_readme_names_gpu_day_and_command():
-    tables = re.findall(r"([^\n]+)\n\n(\|[^\n]+(?:\n\|[^\n]+)*)", README)
+@pytest.mark.parametrize("page, count", [(ROOT / "README.md", 1), (RESULTS, 6)], ids=["README", "results"])
+def test_every_table_of_numbers_names_gpu_day_and_command(page, count):
+    tables = re.findall(r"([^\n]+)\n\n(\|[^\n]+(?:\n\|[^\n]+)*)", page.read_text())
     measured = [table for table in tables if re.search(r"\d\.\d|\d µs|TFLOP", table[1])]
-    assert len(measured) == 6
+    assert len(measured) == count
     for lead, table in measured:
         days = re.findall(r"November 2026", lead + table)
         assert re.search(r"\b[AH]\d00\b", lead + table) and days
@@ -93,12 +95,12 @@ def test_every_table_of_numbers_in_the_readme_names_gpu_day_and_command():
 
 
 def cells_of(heading: str) -> list[list[str]]:
-    """The rows below the head of the first table behind a heading of the README."""
-    return [[name, *cells] for name, cells in rows_of(ROOT / "README.md", heading).items()]
+    """The rows below the head of the first table behind a heading of the page of results."""
+    return [[name, *cells] for name, cells in rows_of(RESULTS, heading).items()]
 
 
 def test_h100_beside_h200_is_what_was_recorded():
-    rows = cells_of("### H100 beside H200")
+    rows = cells_of("## H100 beside H200")
     h200, h100 = read(MEASUREMENTS / "h200" / "models.json"), MEASUREMENTS / "h100"
     decoding, training, memory, *experts = rows
     for recorded, cells in ((h200["whole"]["llama-1b 16x2048"], decoding[1:4]),
@@ -242,13 +244,14 @@ def test_headline_numbers_of_an_h100_are_those_of_their_sections():
 
 
 def test_served_requests_are_what_was_recorded():
-    """The ratios of 512 requests in the README, by the last recorded run without FFTUNE_VLLM."""
+    """The ratios of 512 requests, by the last recorded run without FFTUNE_VLLM."""
+    results = RESULTS.read_text()
     served = {row["model"]: row["own"] / row["mine"]
               for row in read(MEASUREMENTS / "h100" / "vllm-kinds.json")["rows"]
               if row["work"] == "serve" and row["parts"] == "default"}
-    assert f"served {served['qwen3-30b-a3b-12-layers']:.2f} times as fast" in README
-    assert f"and {served['llama-3.1-8b']:.2f} times for Llama-3.1-8B" in README
-    assert f"| {served['llama-3.1-8b']:.2f} times as fast; target 1.08 |" in README
+    assert f"served {served['qwen3-30b-a3b-12-layers']:.2f} times as fast" in results
+    assert f"and {served['llama-3.1-8b']:.2f} times for Llama-3.1-8B" in results
+    assert f"| {served['llama-3.1-8b']:.2f} times as fast; target 1.08 |" in results
 
 
 def test_missed_targets_of_an_h100_are_those_of_the_pages():
@@ -257,7 +260,7 @@ def test_missed_targets_of_an_h100_are_those_of_the_pages():
                                                   MEASUREMENTS / "vllm.md", ROOT / "docs" / "distributed.md"))
     number = r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?![\w%]|[.,]\d)"
     known = {float(text.replace(",", "")) for text in re.findall(number, pages)}
-    rows = [row for row in cells_of("### Missed targets") if "H100" in row[0]]
+    rows = [row for row in cells_of("## Missed targets") if "H100" in row[0]]
     assert len(rows) > 5
     for name, result, _ in rows:
         for text in re.findall(number, result):
@@ -283,7 +286,7 @@ def test_vllm_is_what_was_recorded():
                 for row in read(MEASUREMENTS / "h100" / "vllm.json")["rows"]
                 if row["work"] == "decode"}
     titles = vllm_titles()
-    rows = cells_of("### Inside vLLM")
+    rows = cells_of("## Inside vLLM")
     assert len(rows) == 3
     for title, *ratios in rows:
         times = [recorded[titles[title], batch, "gpu"] for batch in (1, 16, 64)]
@@ -298,16 +301,29 @@ def test_vllm_is_what_was_recorded():
             assert given == [f"{1e3 * own:,.0f}", f"{1e3 * mine:,.0f}", f"{own / mine:.2f}"], row
 
 
-def test_first_table_of_the_readme_is_that_of_the_others():
-    text = README[:README.index("\n## ")]
-    forward = [float(row[-1]) for row in cells_of("## Results") if "training" not in row[0]]
-    assert f"| {min(forward):.2f} to {max(forward):.2f} times" in text
-    whole = README[README.index("whole_layers=True)`, on one H200"):].split("\n\n")[1]
+def test_gains_of_the_readme_are_those_of_other_pages():
+    results, models = RESULTS.read_text(), MEASUREMENTS / "models.md"
+    forward = [float(row[-1]) for row in cells_of("## Whole models") if "training" not in row[0]]
+    assert f"| {min(forward):.2f} to {max(forward):.2f} times" in README
+    whole = results[results.index("whole_layers=True)`, on one H200"):].split("\n\n")[1]
     ratios = [float(row.strip("|").split("|")[-1]) for row in whole.split("\n")[2:]]
-    assert f"| {min(ratios):.2f} to {max(ratios):.2f} times" in text
-    vllm = [float(ratio) for row in cells_of("### Inside vLLM") for ratio in row[1:]]
-    assert f"| {min(vllm):.2f} to {max(vllm):.2f} times" in text
-    training, memory = cells_of("### H100 beside H200")[1:3]
+    assert f"| {min(ratios):.2f} to {max(ratios):.2f} times" in README
+    prefill = [row[-1] for row in rows_of(models, "## Prefill with whole layers").values()]
+    assert f"512 and 4 × 1,024 tokens, against `torch.compile` | {' and '.join(prefill)} times |" in README
+    t5 = re.findall(r"^\| (?:20|128) tokens \|.* ([\d.]+) \|$", models.read_text(), re.M)
+    assert f"20 and 128 tokens, against eager PyTorch | {' and '.join(t5)} times |" in README
+    vllm = [float(ratio) for row in cells_of("## Inside vLLM") for ratio in row[1:]]
+    assert f"| {min(vllm):.2f} to {max(vllm):.2f} times" in README
+    training, memory = cells_of("## H100 beside H200")[1:3]
+    assert f"| {training[3]} times; peak memory of {memory[2]} GB instead of {memory[1]} |" in README
+    errors = re.search(r"relative error is (\S+ to \S+) everywhere, that of the others (\S+ to [\d.e-]+\d)",
+                       (MEASUREMENTS / "h200.md").read_text())
+    assert f"relative error of {errors[1]}, where PyTorch's has [{errors[2]}]" in README
+
+
+def test_results_of_one_h100_are_those_of_its_page():
+    text = RESULTS.read_text()
+    training, memory = cells_of("## H100 beside H200")[1:3]
     assert f"| {training[6]} times; peak memory of {memory[5]} GB instead of {memory[4]} |" in text
     h100 = (MEASUREMENTS / "h100.md").read_text()
     assert "| `linear` | k 4096, n 28672 | 1 | 25.6 | 33.2 | 85.3 | 1.29 | 25.1 | 20.1 |" in h100
@@ -336,11 +352,12 @@ def test_table_of_ops_is_that_of_the_package():
     assert functions == {name for name in functions if f"`{name}`" in text or f"`{name}(" in text}
 
 
-def test_readme_has_every_preset_of_cmake():
+def test_contributing_has_every_preset_of_cmake():
     presets = json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]
     names = {preset["name"] for preset in presets if not preset.get("hidden")}
-    building = README[README.index("\n## Building\n"):].split("\n## ")[1]
-    assert set(re.findall(r"^\| `(\w+)` \|", building, re.M)) == names
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    listed = text[text.index("\n## CMake presets\n"):].split("\n## ")[1]
+    assert set(re.findall(r"^\| `(\w+)` \|", listed, re.M)) == names
 
 
 def test_other_pages_repeat_the_ratios_of_whole_layers():
