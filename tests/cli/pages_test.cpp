@@ -126,6 +126,21 @@ TEST_CASE("docs/index.md leads to every page of docs") {
   CHECK(named > 15);
 }
 
+TEST_CASE("every raw file of the measurements is linked from a page") {
+  std::set<fs::path> linked;
+  for (const fs::path& page : pages())
+    for (const std::string& link : matches(prose(text_of(page)), R"(\]\(([^)\s#]+))"))
+      linked.insert((page.parent_path() / link).lexically_normal());
+  std::size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(root / "docs/measurements")) {
+    if (!entry.is_regular_file() || entry.path().extension() == ".md") continue;
+    CAPTURE(entry.path().string());
+    CHECK(linked.contains(entry.path().lexically_normal()));
+    ++files;
+  }
+  CHECK(files > 30);
+}
+
 TEST_CASE("every source file that a page names is there") {
   std::string files = "\n";
   for (const char* folder :
