@@ -1063,6 +1063,38 @@ def test_caches_that_vllm_frees(stand_in):
     assert torch._C._storage_Use_Count(storage._cdata) == 1
 
 
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("batch", [((5, 40, 1, 16), 3), MIXED])
+def test_rows_that_are_padding(prompts, stand_in, known, batch):
+    """vLLM's routers take a mark for each row of a call, in the warm-up of a capture for padding alone."""
+    from vllm.forward_context import set_forward_context
+
+    model = mixtures_of(stand_in)
+    if not known:
+        set_on("mlp.experts.routed_experts.quant_method.experts_cls", object)(model)
+    metadata, positions = batch_of(model, *batch)
+    lengths = next(iter(metadata.values())).seq_lens
+    padding = positions.new_zeros(len(positions), dtype=torch.bool)
+    if len(lengths) == len(positions):
+        padding |= lengths == 0
+    ids = (torch.arange(len(positions)) % 50).int()
+
+    def run(own, marks):
+        with torch.inference_mode(), set_forward_context(metadata) as context:
+            context.is_padding = marks
+            y = own(ids, positions, None)
+            assert context.is_padding is marks
+            return y
+
+    run(model, torch.ones_like(padding))  # the test
+    model.calls = 0
+    y = run(model, padding)
+    assert model.calls == 0
+    exact = wide(model)
+    right = run(exact, padding)
+    assert error(y[~padding], right[~padding]) < 0.02
+
+
 # drafts
 
 def verifying(drafts):

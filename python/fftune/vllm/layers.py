@@ -246,6 +246,7 @@ def _made_up_batch(state: _State, context, batch: "_Batch", **sizes):
             vars(context).update(kept)
             context.attn_metadata = {layer.name: trial.metadata for layer in state.model.layers}
             context.slot_mapping = {layer.name: trial.slots for layer in state.model.layers}
+            _mark_padding(context, trial.tokens, trial.tokens)
             if trial.offsets is not None:  # of other sizes than the graphs of this batch
                 mode = getattr(context, "cudagraph_runtime_mode", None)
                 context.cudagraph_runtime_mode = getattr(type(mode), "NONE", mode)
@@ -256,6 +257,13 @@ def _made_up_batch(state: _State, context, batch: "_Batch", **sizes):
         vars(context).update(kept)
         for cache, own in zip(caches, before):
             cache[0].copy_(own)
+
+
+def _mark_padding(context, rows: int, tokens: int) -> None:
+    """Has vLLM's routers see `tokens` rows, the last of which belong to no sequence: they take no other number."""
+    given = getattr(context, "is_padding", None)
+    if given is not None:
+        context.is_padding = torch.arange(tokens, device=given.device) >= rows
 
 
 def _together(result: Tensor | tuple[Tensor, list[Tensor]]) -> Tensor:
@@ -398,6 +406,7 @@ def _outside(original, state: _State, model: nn.Module, context, batch: "_Batch"
             begin()
             context.attn_metadata = {layer.name: metadata for layer in state.model.layers}
             context.slot_mapping = {layer.name: batch.slots for layer in state.model.layers}
+            _mark_padding(context, batch.rows, batch.tokens)
             original(model, *_arguments_of(batch))
 
         runs = [functools.partial(run, metadata) for metadata in (within, batch.metadata)]
@@ -556,6 +565,7 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor | tuple[Tens
     """The result of the final norm, [tokens, d]; rows behind the batch's are zeros. With it, as vLLM gives them, the
     hidden states before the layers that EAGLE-3 reads, where there are such."""
     rows, marks = batch.rows, tuple(getattr(module, "aux_hidden_state_layers", None) or ())
+    context, given = _context(), getattr(_context(), "is_padding", None)
     if batch.offsets is not None:
         batch = _rounded(batch)
     x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
@@ -563,7 +573,13 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor | tuple[Tens
     slots, table = own[0].slots(batch.slots), own[0].table(batch.table)
     whole = batch.offsets is None and _is_one_op(state.model)
     of_layers = _run_whole if whole else _run_ops
-    added, x, hidden = of_layers(state.model, own, batch, x, slots, table, marks)
+    try:
+        if any(layer.mixture is not None and layer.experts is None for layer in state.model.layers):
+            _mark_padding(context, rows, batch.rows)  # vLLM's blocks run the rows of this batch
+        added, x, hidden = of_layers(state.model, own, batch, x, slots, table, marks)
+    finally:
+        if given is not None:
+            context.is_padding = given
     results = [_norm(added, x, module.norm)[0], *hidden]
     if batch.tokens != len(results[0]):
         results = [F.pad(y[:rows], (0, 0, 0, batch.tokens - rows)) for y in results]

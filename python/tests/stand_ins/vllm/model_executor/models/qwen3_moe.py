@@ -55,7 +55,14 @@ class MoERunner(nn.Module):
         self.router = FusedTopKRouter(top_k=2, renormalize=True, scoring_func="softmax", eplb_state=None)
 
     def forward(self, x):
-        return self.routed_experts(x, *self.router.select(self.gate(x)))
+        from vllm.forward_context import get_forward_context
+
+        padding = getattr(get_forward_context(), "is_padding", None)
+        weights, ids = self.router.select(self.gate(x))
+        if padding is not None:  # as vLLM's kernel has it
+            assert len(padding) == len(x), "is_padding size mismatch"
+            ids = ids.masked_fill(padding[:, None], -1)
+        return self.routed_experts(x, weights, ids)
 
 
 class Qwen3MoeSparseMoeBlock(nn.Module):
