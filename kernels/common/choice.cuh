@@ -129,6 +129,7 @@ template <choice_form form>
 struct row_scores {
   float softcap = 0;
   float reciprocal = -1;  // of the temperature; -1: the best id
+  score_factors by{};
   i64 seed = 0;
   int step = 0;
 
@@ -136,6 +137,7 @@ struct row_scores {
     if constexpr (form.draws) {
       const float temperature = draws.temperature[row];
       reciprocal = temperature > 0 ? reciprocal_temperature<rounded>(temperature) : -1.0f;
+      by = factors_of_scores<rounded>(temperature);
       seed = draws.seeds[row];
       step = draws.steps[row];
     }
@@ -150,7 +152,7 @@ struct row_scores {
   }
   // The score of a capped logit.
   __device__ __forceinline__ float score(float logit, u32 word) const {
-    return draws() ? score_of<rounded>(logit, reciprocal, word) : logit;
+    return draws() ? score_of<rounded>(logit, by, word) : logit;
   }
 };
 

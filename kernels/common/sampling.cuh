@@ -135,15 +135,28 @@ struct draw_of_row {
   int step = 0;
 };
 
+// Infinite for a temperature below 2^-128.
 template <class Real>
 constexpr float reciprocal_temperature(float temperature) {
   return float_of(Real(1.0f) / Real(temperature));
 }
 
+// A score is logit / temperature - log E. Below a temperature of 1 it is that times the
+// temperature, so that neither term overflows: ids whose scores are infinite would be equal.
+struct score_factors {
+  float logit = 1, noise = 1;
+};
+template <class Real>
+constexpr score_factors factors_of_scores(float temperature) {
+  if (temperature < 1) return {1, temperature};
+  return {reciprocal_temperature<Real>(temperature), 1};
+}
+
 // The score of an id. The id with the largest score is drawn.
 template <class Real>
-constexpr float score_of(float logit, float reciprocal, u32 word) {
-  return float_of(Real(logit) * Real(reciprocal) - log_of(exponential_variate<Real>(word)));
+constexpr float score_of(float logit, score_factors by, u32 word) {
+  return float_of(Real(logit) * Real(by.logit) -
+                  Real(by.noise) * log_of(exponential_variate<Real>(word)));
 }
 
 // Probability masses are integers, so that their sums do not depend on the order: exp of a logit
@@ -151,7 +164,10 @@ constexpr float score_of(float logit, float reciprocal, u32 word) {
 constexpr int mass_bits = 44;
 template <class Real>
 constexpr u64 mass_of(float logit, float largest, float reciprocal) {
-  const float e = float_of(exp_of((Real(logit) - Real(largest)) * Real(reciprocal)));
+  const Real difference = Real(logit) - Real(largest);
+  // The best ids have all of it, also where the reciprocal is infinite.
+  const float e =
+      float_of(difference) == 0 ? 1.0f : float_of(exp_of(difference * Real(reciprocal)));
   return e > 0 ? static_cast<u64>(e * 0x1p44f) : 0;
 }
 // The least mass that is not below `part` of a sum; 0 if the part is not above 0, at most all.

@@ -218,8 +218,7 @@ class Choice {
   Best best_of(const RowDraw& own, std::span<const float> logits, std::int64_t first,
                const Keeps& keeps) const {
     Best best;
-    const float reciprocal =
-        own.draws() ? reciprocal_temperature<float>(own.draw.temperature) : 1.0f;
+    const score_factors by = factors_of_scores<float>(own.draw.temperature);
     random_words words{};  // of ids 4 * quad and the next three
     std::int64_t quad = -1;
     for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -232,7 +231,7 @@ class Choice {
       }
       if (!keeps(logit)) continue;
       if (id / 4 != quad) words = noise_words(own.draw.seed, own.draw.step, quad = id / 4);
-      best.add(score_of<float>(logit, reciprocal, words.word[id % 4]), logit, id);
+      best.add(score_of<float>(logit, by, words.word[id % 4]), logit, id);
     }
     return best;
   }

@@ -169,7 +169,7 @@ class Sample final : public DescribedOp {
     std::vector<TensorSpec> tensors{
         {"logits", problem.dtype, {m, problem.size("vocab")}, Role::input, 2}};
     if (form.draws) {
-      tensors.push_back(of_rows("temperature", DType::f32, m, {0, 0.5, 0.8, 1, 1.5}));
+      tensors.push_back(of_rows("temperature", DType::f32, m, {0, 1e-39, 1e-20, 0.5, 0.8, 1, 1.5}));
       tensors.push_back(of_rows("seeds", DType::i64, m, {0, 1, 42, 0x1p40 + 7, -3}));
       tensors.push_back(of_rows("steps", DType::i32, m, {0, 1, 2, 1000, 0x1p31 - 1}));
     }

@@ -202,6 +202,38 @@ TEST_CASE("sample: the best id is the first of equal ones, and NaN is above ever
   CHECK(best(wide) == 8191);
 }
 
+TEST_CASE("sample: no temperature and no logit is too small or too large for the best id to win") {
+  // Each row's largest logit is last, and too far from the others for any other draw.
+  const std::vector<std::vector<float>> rows{
+      {1, 2, 3, 8}, {-8, -3, -2, -1}, {0, 0, 0, 8}, {2e38f, 1e38f, -3e38f, 3e38f}, {-1, 0, -2, 1}};
+  const auto temperature = GENERATE(1e-45f, 1e-39f, 2.9e-39f, 1e-38f, 1e-30f, 1e-6f, 0.01f);
+  for (const std::vector<float>& row : rows)
+    for (const std::string choose : {"sample", "filtered"}) {
+      Call call(20, row);
+      std::fill(call.temperature.begin(), call.temperature.end(), temperature);
+      if (choose == "filtered") {
+        std::fill(call.top_p.begin(), call.top_p.end(), 0.9f);
+        std::fill(call.min_p.begin(), call.min_p.end(), 0.1f);
+      }
+      call.run({{"choose", choose}});
+      INFO(choose << " at " << temperature << " of " << row[0] << ", ..., " << row[3]);
+      CHECK(call.ids == std::vector<std::int32_t>(20, 3));
+    }
+}
+
+TEST_CASE("sample: large logits are drawn by large temperatures") {
+  Call call(4000, {3e38f, 3e38f, 0, -3e38f});
+  std::fill(call.temperature.begin(), call.temperature.end(), 1e38f);
+  call.run({{"choose", "sample"}});
+  const auto share = [&](std::int32_t id) {
+    return static_cast<double>(std::count(call.ids.begin(), call.ids.end(), id)) / 4000;
+  };
+  const double others = 1 / (2 + std::exp(-3) + std::exp(-6));
+  CHECK(std::abs(share(0) - others) < 0.05);
+  CHECK(std::abs(share(1) - others) < 0.05);
+  CHECK(std::abs(share(2) - others * std::exp(-3)) < 0.02);
+}
+
 TEST_CASE("sample: log-probabilities are those of log_softmax, before the temperature") {
   Call call(2, {1, 2, 3, -100});
   call.temperature = {0, 5};
