@@ -1,6 +1,7 @@
 """patch(graphs=True): what a replayed step reads and gives. Without a GPU the steps run again, and write
 into the same outputs each time, as a graph does."""
 import copy
+import functools
 import threading
 import types
 
@@ -10,6 +11,7 @@ import transformers
 from torch import nn
 
 import fftune
+from fftune import _versions
 from fftune.patching.graphs import Steps
 from models import inputs, make
 
@@ -378,3 +380,33 @@ def test_a_prompt_of_an_adapter_stays_before_the_ids():
         found.append(adapted.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=5,
                                       do_sample=False))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name, patched, call", [
+    ("llama", {"graphs": True}, {}), ("gemma2", {"graphs": True}, {}), ("mistral-window", {"graphs": True}, {}),
+    ("llama", {"whole_layers": True}, {"prompt_lookup_num_tokens": 2}),
+    ("llama", {"whole_layers": True, "graphs": True}, {})])
+def test_another_call_goes_on_from_the_cache_that_generate_returned(name, patched, call):
+    """Also after calls in between, whose steps a graph writes into the same memory."""
+    model = make(name, device=DEVICE)
+    model.generation_config.eos_token_id = None
+    own = copy.deepcopy(model)
+    fftune.patch(own, **patched)
+    ids = inputs(name, 1, device=DEVICE)["input_ids"]
+    results = []
+    for one in (model, own):
+        run = functools.partial(one.generate, do_sample=False, return_dict_in_generate=True, **call)
+        first = run(ids, max_new_tokens=16)  # beyond the window
+        run(ids.flip(-1), max_new_tokens=16), run(ids + 1, max_new_tokens=16)
+        cache = _versions.cache_of(first)
+        assert int(cache.get_seq_length()) == 24
+        results.append(run(first.sequences, max_new_tokens=9, past_key_values=cache).sequences)
+    assert torch.equal(*results)
+
+
+def test_a_static_cache_that_was_asked_for_is_returned():
+    own = make("llama", device=DEVICE)
+    fftune.patch(own, graphs=True)
+    ids = inputs("llama", 1, device=DEVICE)["input_ids"]
+    outputs = own.generate(ids, max_new_tokens=4, return_dict_in_generate=True, cache_implementation="static")
+    assert type(_versions.cache_of(outputs)).__name__ == "StaticCache"

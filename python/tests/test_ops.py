@@ -716,3 +716,48 @@ def test_a_choice_of_experts_has_gradients_to_the_router():
     for mine, other in zip(torch.autograd.grad(ours, (x, router), seed),
                            torch.autograd.grad(exact, (x, router), seed.double())):
         assert error(mine, other) < 2e-5
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("options", [
+    {}, {"positions": torch.arange(5)}, {"norms": (torch.rand(16), torch.rand(16))},
+    {"norms": (torch.rand(16), torch.rand(16)), "positions": torch.arange(5), "rotary": 8}])
+def test_results_of_qkv_lie_alike_with_and_without_gradients(parts, options):
+    x, w = torch.randn(2, 5, 32), torch.randn(8 * 16, 32)
+    if "positions" in options:
+        options = {**options, "positions": options["positions"].expand(2, 5)}
+    given = tuple(t.contiguous() for t in w.split((64, 32, 32))) if parts else w
+    plain = ops.qkv(x, given, 4, 2, **options)
+    derived = ops.qkv(x.requires_grad_(), given, 4, 2, **options)
+    for ours, theirs in zip(derived, plain, strict=True):
+        assert ours.requires_grad and ours.is_contiguous() and ours.stride() == theirs.stride()
+        assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("order, score", [("after", "softmax"), ("before", "softmax"), ("before", "sigmoid")])
+def test_the_choice_of_a_router_is_by_scores_and_they_are_logits_where_the_softmax_is_behind_it(order, score):
+    """As the docstring says; a bias of the size of logits tells the two apart."""
+    logits, bias = torch.randn(64, 12) * 3, torch.randn(12)
+    scores = logits if order == "after" else logits.sigmoid() if score == "sigmoid" else logits.softmax(-1)
+    ids, weights = ops.moe_route(logits, 3, bias=bias, score=score, order=order)
+    right = (scores + bias).topk(3).indices
+    assert torch.equal(ids.long(), right)
+    own = scores.gather(-1, right)
+    assert torch.allclose(weights, own.softmax(-1) if order == "after" else own, atol=1e-6)
+    ids, _ = ops.moe_route(logits, 3, groups=4, top_groups=2, group_score="top2", score=score, order=order)
+    best = scores.view(64, 4, 3).topk(2).values.sum(-1).topk(2).indices
+    inside = torch.zeros(64, 4, dtype=torch.bool).scatter(-1, best, True).repeat_interleave(3, -1)
+    assert torch.equal(ids.long(), scores.masked_fill(~inside, -torch.inf).topk(3).indices)
+
+
+@pytest.mark.parametrize("op", ["sample", "head"])
+def test_tiny_temperatures_choose_the_best_id(op):
+    for row in ([1.0, 2, 3, 8], [-8.0, -3, -2, -1], [1e38, 2e38, 0, 3e38]):
+        for temperature in (1e-45, 1e-39, 1e-38, 1e-30, 1e-6):
+            draw = dict(temperature=torch.full((9,), temperature), seeds=torch.arange(9),
+                        steps=torch.zeros(9, dtype=torch.int32))
+            for filters in ({}, {"top_p": torch.full((9,), 0.9), "min_p": torch.full((9,), 0.1)}):
+                logits = torch.tensor(row).expand(9, 4).contiguous()
+                ids = (ops.sample(logits, **draw, **filters) if op == "sample" else
+                       ops.head(logits[:, :1].contiguous(), torch.tensor(row)[:, None] / row[0], **draw, **filters))[0]
+                assert ids.tolist() == [3] * 9, (row, temperature, filters)

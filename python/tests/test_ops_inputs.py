@@ -167,6 +167,30 @@ def test_complex_numbers_are_refused():
             "moe-ffn: weights is torch.complex64")
 
 
+def _odd(tensor):
+    """The tensor in ways in which ops take none."""
+    yield torch.complex(tensor, tensor)
+    yield tensor.bool()
+    yield torch.quantize_per_tensor(tensor, 0.1, 0, torch.quint8)
+    yield tensor.to_sparse()
+    yield tensor.tolist()
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_odd_weights_and_divisors_of_losses_are_one_error(rows, reduction):
+    x, w = torch.randn(rows, 8), torch.randn(10, 8)
+    labels = torch.randint(10, (rows,))
+    for loss, given in ((ops.cross_entropy, (x @ w.T, labels)), (ops.linear_cross_entropy, (x, w, labels))):
+        for odd in _odd(torch.rand(10)):
+            refuses(lambda: loss(*given, reduction=reduction, class_weights=odd), "class_weights")
+        for odd in (*_odd(torch.tensor(3.0)), torch.tensor(3j)) if reduction == "mean" else ():
+            if not isinstance(odd, float):
+                refuses(lambda: loss(*given, items=odd), "items")
+        assert loss(*given, reduction=reduction, class_weights=torch.rand(10)).shape == \
+            ((rows,) if reduction == "none" else ())
+
+
 def test_second_gradients_are_right_or_an_error():
     x, w = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True)
     assert torch.autograd.gradgradcheck(

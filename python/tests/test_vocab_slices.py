@@ -71,6 +71,27 @@ def _compare(rank, rules, reduction, dtype, device="cpu"):
     assert error(torch.autograd.grad(found[0], part, seed)[0], dlogits[..., within]) < tolerance
 
 
+def _labels_outside(rank):
+    """All results of such a row are NaN, as those of the whole vocabulary are."""
+    x, w, bias, labels, weights = _inputs()
+    labels[0, 1], labels[1, 2], labels[2, 3] = VOCAB, -1, 2**40
+    outside = (labels != -100) & ((labels < 0) | (labels >= VOCAB))
+    sizes = SLICES[dist.get_world_size()]
+    first, ids = sum(sizes[:rank]), sizes[rank]
+    within = slice(first, first + ids)
+    for rules in ({}, {"label_smoothing": 0.1, "z_loss": 0.01}, {"class_weights": weights}):
+        rules |= {"reduction": "none", "lse": True, "logprobs": True, "entropy": True}
+        logits = F.linear(x, w, bias)
+        for right, found in (
+                (ops.cross_entropy(logits, labels, **rules),
+                 ops.cross_entropy(logits[..., within], labels, vocab_slice=(first, VOCAB), **rules)),
+                (ops.linear_cross_entropy(x, w, labels, bias, **rules),
+                 ops.linear_cross_entropy(x, w[within], labels, bias[within], vocab_slice=(first, VOCAB), **rules))):
+            for mine, other in zip(found, right, strict=True):
+                assert torch.equal(mine.isnan(), outside) and torch.equal(other.isnan(), outside)
+                assert error(mine[~outside], other[~outside]) < 1e-5
+
+
 def _other_cases(rank):
     x, w, bias, labels, _ = _inputs()
     sizes = SLICES[dist.get_world_size()]
@@ -125,6 +146,7 @@ def _work(rank, ranks, store):
         for reduction in ("none", "sum", "mean"):
             _compare(rank, rules, reduction, torch.float32)
     _compare(rank, RULES[3], "mean", torch.bfloat16)
+    _labels_outside(rank)
     if ranks == 2:
         _other_cases(rank)
     dist.destroy_process_group()

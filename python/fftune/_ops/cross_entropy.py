@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from .._checks import expect_one_device, expect_tensor, flag, has_sizes, named
+from .._checks import expect_one_device, expect_tensor, expect_tensors, flag, has_sizes, named
 from .._custom import OPS, _dispatch_modes, _functorch_level, call, gradient, rows, wants_gradient
 from .._declare import declare
 from .._library import Error
@@ -197,6 +197,7 @@ def _of_slices(name: str, label: str, given: tuple, labels: Tensor, vocab_slice,
     if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
         raise Error(f"{label}: labels is {named(labels)}: give a tensor of int64")
     first, whole = vocab_slice
+    expect_tensors(label, OPS.cross_entropy.kinds, class_weights=class_weights)
     if class_weights is not None and (smoothing or z_loss):
         raise Error(f"{label}: vocab_slice with class_weights, and label_smoothing or z_loss: leave one out")
     ignored = labels == ignore_index
@@ -210,7 +211,8 @@ def _of_slices(name: str, label: str, given: tuple, labels: Tensor, vocab_slice,
     known = (labels >= 0) & (labels < whole)
     if class_weights is not None:
         loss = loss * class_weights[labels.masked_fill(~known, 0)]
-    loss = loss * torch.where(known | ignored, 1.0, torch.nan)
+    factor = torch.where(known | ignored, 1.0, torch.nan)
+    loss, *more = (t * factor for t in (loss, *more))
     if reduction == "none":
         return loss, *more
     divisor = _items(label, items, labels, class_weights, ignore_index, reduction)
@@ -222,8 +224,8 @@ def _items(label: str, items, labels, class_weights, ignore_index, reduction) ->
     expect_tensor(label, "labels", labels)
     if isinstance(items, Tensor):
         expect_tensor(label, "items", items)
-        if items.numel() != 1:
-            raise Error(f"{label}: items is {list(items.shape)}: give one number")
+        if items.numel() != 1 or items.is_complex() or items.dtype is torch.bool:
+            raise Error(f"{label}: items is {named(items)}: give one number")
         return items.to(labels.device, torch.float32).reshape(1)
     if items is None and reduction == "sum":
         items = 1.0
@@ -234,7 +236,8 @@ def _items(label: str, items, labels, class_weights, ignore_index, reduction) ->
     counts = labels != ignore_index
     if class_weights is None:
         return counts.sum().to(torch.float32).reshape(1)
-    if not isinstance(class_weights, Tensor) or class_weights.dim() != 1 or not class_weights.numel() \
+    expect_tensors(label, OPS.cross_entropy.kinds, class_weights=class_weights)
+    if class_weights.dim() != 1 or not class_weights.numel() \
             or class_weights.device != labels.device or labels.dtype != torch.int64:
         return torch.ones(1, device=labels.device)  # the op says what is wrong
     ids = labels.clamp(0, class_weights.numel() - 1).flatten()

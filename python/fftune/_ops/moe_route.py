@@ -30,7 +30,8 @@ def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: 
         bias: Added to the scores for the choice alone, [experts], as in `DeepSeek-V3
             <https://arxiv.org/abs/2412.19437>`_.
         score: "softmax" or "sigmoid" of the logits.
-        order: "before": the softmax is that of all logits; "after": of the chosen ones alone.
+        order: "before": the softmax is that of all logits. "after": the scores are the logits themselves, for
+            `bias` and `group_score` too, and the weights are the softmax of the chosen ones.
         groups, top_groups: If not 0, experts are divided into `groups` groups of neighbours, and only
             those of the best `top_groups` groups can be chosen.
         group_score: A group's score, "max" of its experts' scores or "top2" for the sum of the best two.

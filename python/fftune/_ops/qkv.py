@@ -211,7 +211,7 @@ def _by_parts(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles
         parts = linear(x, w_q, b_q).split([n * dim for n in (heads, kv_heads, kv_heads)], -1)
     else:
         parts = (linear(x, w, b) for w, b in ((w_q, b_q), (w_k, b_k), (w_v, b_v)))
-    q, k, v = (part.unflatten(-1, (-1, dim)) for part in parts)
+    q, k, v = (part.unflatten(-1, (-1, dim)).contiguous() for part in parts)
     if q_norm is not None:
         q, k = (rmsnorm(t, w, eps=eps, convention="t5") for t, w in ((q, q_norm), (k, k_norm)))
     if positions is not None:

@@ -29,6 +29,7 @@ from .._ops.packed import packed_word
 from .._versions import CACHE_NAMES, as_option, cache_of, pytree, take_cache
 from .analytic import PATCHED
 from .attention import STATIC_LAYERS
+from .caches import with_growing_cache
 from .graphs import _tensors_of
 from .layer_specs import _is_norm, _norm_of
 from .quantised import fits, is_quantised, numbers_of, packed_of
@@ -554,9 +555,10 @@ def _verifying_steps(assistant: nn.Module | None):
         if cache is not None:
             take_cache(model_kwargs)
             model_kwargs |= as_option(cache, self)
-        return type(self)._assisted_decoding(
+        outputs = type(self)._assisted_decoding(
             self, input_ids, logits_processor, stopping_criteria, generation_config,
             assistant_model=assistant, **model_kwargs)
+        return outputs if cache is None else with_growing_cache(outputs, self.config)
 
     return steps
 

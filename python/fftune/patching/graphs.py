@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .._versions import as_option, cache_of, pytree, take_cache
 from .attention import count_causal
+from .caches import with_growing_cache
 from .recognise import Unfit, are_plain, expect_methods, has_hooks, undoable
 
 _KEPT = 4  # graphs of a model, those used last
@@ -49,7 +50,11 @@ def patch_steps(model: nn.Module) -> str:
     def generate(self, *arguments, **options):
         given = inspect.signature(type(self).generate).bind_partial(self, *arguments, **options).arguments
         if not _needs_another_cache(self, given, options):
-            return inner(self, *arguments, **options)
+            configs = (given.get("generation_config"), runner)
+            wanted = options.get("cache_implementation") or next(
+                (name for c in configs if (name := getattr(c, "cache_implementation", None))), None)
+            outputs = inner(self, *arguments, **options)
+            return with_growing_cache(outputs, self.config) if wanted is None else outputs
         config = self.generation_config
         config.cache_implementation = runner.cache_implementation
         try:
