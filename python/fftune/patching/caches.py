@@ -1,5 +1,8 @@
-"""A static cache that fftune put in the place of a growing one has places for the tokens of one call alone,
-and a graph's is written again by later calls: outputs of generate() have a growing one with its tokens."""
+"""Growing caches in the place of static ones among the outputs of generate().
+
+A static cache that fftune chose has places for the tokens of one call alone, and later calls write into that
+of a graph.
+"""
 import torch
 
 from .._versions import CACHE_NAMES, cache_of
