@@ -685,6 +685,32 @@ def test_the_warm_up_of_a_capture_is_tested(stand_in):
     expect_right(model, *batch_of(model))
 
 
+@pytest.mark.parametrize("queries, sequences", [(1, 1), (1, 20), (4, 3), (8, 30)])
+def test_the_batch_of_a_test_is_one_that_vllm_gives(stand_in, queries, sequences):
+    """The slots of new tokens are those of the last keys of their own sequences, in pages that no other one reads:
+    a kernel for few sequences waits for no other sequence's keys."""
+    layers = importlib.import_module("fftune.vllm.layers")
+    model = model_of(stand_in)
+    model.vllm_config.speculative_config = verifying(queries - 1) if queries > 1 else None
+    state = layers._examine(model, False)
+    table = torch.zeros(sequences, 5, dtype=torch.int32)
+    batch = layers._Batch(sequences * queries, sequences * queries, torch.zeros(8), None, None, torch.zeros(1).long(),
+                          torch.zeros(1).int(), table, SimpleNamespace(), queries=queries)
+    trial, real = layers._made_up(state, batch)
+    assert trial.rows == sequences * queries and real == min(sequences, 8, BLOCKS) * queries
+    written = []
+    for row, slot in enumerate(trial.slots.tolist()):
+        sequence, token = divmod(row, queries)
+        length = trial.lengths[sequence].item()
+        if row >= real:
+            assert slot == -1 and length == 0
+            continue
+        place = length - queries + token
+        assert slot == trial.table[sequence, place // BLOCK] * BLOCK + place % BLOCK and place == trial.positions[row]
+        written.append(slot // BLOCK)
+    assert len(set(written)) * queries == len(written), "a block of each sequence's own"
+
+
 def swapped(attention, q, k, v, **options):
     return attention(q, v, k, **options)
 

@@ -225,38 +225,36 @@ def _give_up(state: _State, model: nn.Module, batch: "_Batch", reason: str) -> N
 
 # the test
 
+_BLOCKS = 8  # of the caches, in which a batch that is made up has its keys
+
+
 @contextmanager
-def _made_up_batch(state: _State, context, batch: "_Batch", **sizes):
-    """A batch of the same kind that is made up, in the context of vLLM's call: pages, context and the contents of the
-    cache's block 0 are restored behind it. vLLM gives that block to no request, and its own first batch of pure
-    decoding, the warm-up of a capture, has no keys and writes none.
-    """
+def _in_context_of(state: _State, context, trial: "_Batch"):
+    """Gives begin(), which puts a batch that is made up into the context of vLLM's call, anew for each computation. The
+    context is restored, and so are the first blocks of the caches: they may have keys of requests."""
     kept = vars(context).copy()
-    pages = [_pages_of(state, layer) for layer in state.model.layers]
     caches = [_cache_of(layer) for layer in state.model.layers]
-    before = [cache[0].clone() for cache in caches]
+    before = [cache[:_BLOCKS].clone() for cache in caches]
+    generator = torch.Generator(caches[0].device).manual_seed(0)
+
+    def begin() -> None:
+        vars(context).update(kept)
+        context.attn_metadata = {layer.name: trial.metadata for layer in state.model.layers}
+        context.slot_mapping = {layer.name: trial.slots for layer in state.model.layers}
+        _mark_padding(context, trial.rows, trial.tokens)
+        if trial.offsets is not None:  # of other sizes than the graphs of this batch
+            mode = getattr(context, "cudagraph_runtime_mode", None)
+            context.cudagraph_runtime_mode = getattr(type(mode), "NONE", mode)
+
     try:
-        generator = torch.Generator(caches[0].device).manual_seed(0)
         for cache in caches:
-            cache[0].normal_(generator=generator)
-        trial = _made_up(batch, pages[0].block, **sizes)
-
-        def begin() -> None:
-            """Anew, for each computation."""
-            vars(context).update(kept)
-            context.attn_metadata = {layer.name: trial.metadata for layer in state.model.layers}
-            context.slot_mapping = {layer.name: trial.slots for layer in state.model.layers}
-            _mark_padding(context, trial.tokens, trial.tokens)
-            if trial.offsets is not None:  # of other sizes than the graphs of this batch
-                mode = getattr(context, "cudagraph_runtime_mode", None)
-                context.cudagraph_runtime_mode = getattr(type(mode), "NONE", mode)
-
-        yield trial, begin
+            cache[:_BLOCKS].normal_(generator=generator)
+        yield begin
     finally:
         vars(context).clear()
         vars(context).update(kept)
         for cache, own in zip(caches, before):
-            cache[0].copy_(own)
+            cache[:_BLOCKS].copy_(own)
 
 
 def _mark_padding(context, rows: int, tokens: int) -> None:
@@ -266,9 +264,9 @@ def _mark_padding(context, rows: int, tokens: int) -> None:
         context.is_padding = torch.arange(tokens, device=given.device) >= rows
 
 
-def _together(result: Tensor | tuple[Tensor, list[Tensor]]) -> Tensor:
-    """A model's result with the hidden states beside it, as one tensor."""
-    return result if isinstance(result, Tensor) else torch.cat((result[0], *result[1]))
+def _together(result: Tensor | tuple[Tensor, list[Tensor]], rows: int | None = None) -> Tensor:
+    """The first rows of a model's result, with those of the hidden states beside it."""
+    return result[:rows] if isinstance(result, Tensor) else torch.cat([y[:rows] for y in (result[0], *result[1])])
 
 
 def _arguments_of(trial: "_Batch") -> tuple:
@@ -279,14 +277,15 @@ def _arguments_of(trial: "_Batch") -> tuple:
 def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -> None:
     """Compares both computations of a batch that is made up."""
     try:
-        with _made_up_batch(state, context, batch) as (trial, begin):
+        trial, real = _made_up(state, batch)
+        with _in_context_of(state, context, trial) as begin:
             results, written = [], []
             for run in (lambda: _on_all(state, lambda: _recorded(state, model, trial)),
                         lambda: original(model, *_arguments_of(trial))):
                 begin()
                 with ranks.summing():
-                    results.append(_together(run()))
-                written.append(torch.stack([_cache_of(layer)[0] for layer in state.model.layers]))
+                    results.append(_together(run(), real))
+                written.append(torch.stack([_cache_of(layer)[:_BLOCKS] for layer in state.model.layers]))
             reason = difference("results", *results) or difference("keys and values", *written)
     except Exception as error:
         reason = reason_of(error)
@@ -306,7 +305,8 @@ def _warm_up(state: _State, model: nn.Module, context, batch: "_Batch") -> None:
         return
     if not any(queries == batch.queries for _, queries in state.warm):
         _make_plans_of_graphs(state, model.vllm_config, batch)
-    with _made_up_batch(state, context, batch) as (trial, begin):
+    trial, _ = _made_up(state, batch)
+    with _in_context_of(state, context, trial) as begin:
         begin()
         _on_all(state, lambda: _run(state, model, trial))
     state.warm.add((batch.rows, batch.queries))
@@ -349,9 +349,9 @@ def _choose(original, state: _State, model: nn.Module, context, batch: "_Batch")
 
     @contextmanager
     def both(count: int):
-        keys = min(_KEYS, batch.table.shape[1] * block, (cache.shape[0] - 1) // count * block)
-        with _made_up_batch(state, context, batch, rows=count * batch.queries, keys=keys,
-                            blocks=cache.shape[0], tokens=_vocabulary(config)) as (trial, begin):
+        trial = _timed(batch, count, min(_KEYS, batch.table.shape[1] * block, (cache.shape[0] - 1) // count * block), block,
+                       cache.shape[0], _vocabulary(config))
+        with _in_context_of(state, context, trial) as begin:
             def own():
                 begin()
                 original(model, *_arguments_of(trial))
@@ -401,12 +401,10 @@ def _outside(original, state: _State, model: nn.Module, context, batch: "_Batch"
         return 0.0
     within = copy.copy(batch.metadata)
     within.scheduler_metadata = None
-    with _made_up_batch(state, context, batch) as (_, begin):
+    with _in_context_of(state, context, batch) as begin:
         def run(metadata) -> None:
             begin()
             context.attn_metadata = {layer.name: metadata for layer in state.model.layers}
-            context.slot_mapping = {layer.name: batch.slots for layer in state.model.layers}
-            _mark_padding(context, batch.rows, batch.tokens)
             original(model, *_arguments_of(batch))
 
         runs = [functools.partial(run, metadata) for metadata in (within, batch.metadata)]
@@ -434,42 +432,51 @@ def _recorded(state: _State, model: nn.Module, batch: "_Batch") -> Tensor:
             state.decoding[batch.queries] = list(found.values())
 
 
-def _made_up(batch: "_Batch", block: int, rows: int = 0, keys: int = 0, blocks: int = 0, tokens: int = 16) -> "_Batch":
-    """A batch of the same kind, whose keys are those of block 0. The first rows write theirs there. No
-    row is padded. A batch of pure decoding keeps its rows; one with prompts gets a prompt of `block`
-    tokens and a sequence that decodes.
+def _made_up(state: _State, batch: "_Batch") -> tuple["_Batch", int]:
+    """A batch of the same kind, and how many of its rows belong to a sequence. Each of up to _BLOCKS sequences has
+    fewer keys than the one before, in a block of its own, and writes its last ones; the others are padded rows as
+    vLLM has them. A batch of pure decoding keeps its rows; one with prompts has a prompt of a block and a sequence
+    that decodes."""
+    cache, block = _cache_of(state.model.layers[0]), _pages_of(state, state.model.layers[0]).block
+    queries = [batch.queries] * (batch.tokens // batch.queries) if batch.offsets is None else [block, 1]
+    real = min(len(queries), _BLOCKS, len(cache))
+    lengths = [max(own, block - i) for i, own in enumerate(queries[:real])]
+    # The places of the new tokens in their sequences.
+    places = [place for length, own in zip(lengths, queries) for place in range(length - own, length)]
+    owners = [i for i, own in enumerate(queries[:real]) for _ in range(own)]
+    rest = sum(queries[real:])
+    table = torch.zeros(len(queries), batch.table.shape[1], dtype=batch.table.dtype)
+    table[:real, 0] = torch.arange(real)
+    made = _batch_of_sequences(batch, queries, lengths + [0] * (len(queries) - real), table,
+                               [i * block + place for i, place in zip(owners, places)] + [-1] * rest, places + [3] * rest)
+    return made, len(places)
 
-    With `rows` the batch of pure decoding has so many, each sequence has `keys` in the cache's `blocks`, and none is
-    written. Its ids are below `tokens`."""
-    device = batch.slots.device
-    if batch.offsets is None:
-        queries = [batch.queries] * ((rows or batch.tokens) // batch.queries)
-    else:
-        queries = [block, 1]
-    timed, rows, sequences = rows > 0, sum(queries), len(queries)
-    places = torch.arange(rows, device=device)
+
+def _timed(batch: "_Batch", count: int, keys: int, block: int, blocks: int, vocabulary: int) -> "_Batch":
+    """A batch of pure decoding of `count` sequences with so many keys all over the cache. None is written."""
+    queries, own = [batch.queries] * count, -(-keys // block)
+    table = torch.zeros(count, batch.table.shape[1], dtype=batch.table.dtype)
+    table[:, :own] = 1 + torch.arange(count * own).view(count, own) % (blocks - 1)
+    rows = count * batch.queries
+    return _batch_of_sequences(batch, queries, [keys] * count, table, [-1] * rows, [keys - 1] * rows, vocabulary)
+
+
+def _batch_of_sequences(batch: "_Batch", queries: list[int], lengths: list[int], table: Tensor, slots: list[int],
+                        positions: list[int], vocabulary: int = 16) -> "_Batch":
+    """With the metadata of `batch`, and ids below `vocabulary`: many tokens choose many experts."""
+    device, rows = batch.slots.device, len(slots)
     metadata = copy.copy(batch.metadata)
     metadata.num_actual_tokens = rows
-    metadata.max_query_len = max(queries)
-    metadata.query_start_loc = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32,
-                                            device=device)
-    metadata.slot_mapping = torch.where((places < block) & (not timed), places, -1).to(batch.slots.dtype)
-    metadata.seq_lens = torch.full_like(batch.lengths[:1], keys or block).repeat(sequences)
-    metadata.max_seq_len = keys or block
-    metadata.block_table = torch.zeros_like(batch.table[:1]).repeat(sequences, 1)
-    if timed:
-        own = -(-keys // block)
-        metadata.block_table[:, :own] = 1 + torch.arange(sequences * own, device=device).view(sequences, own) % (blocks - 1)
+    metadata.max_query_len, metadata.max_seq_len = max(queries), max(lengths)
+    metadata.query_start_loc = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32, device=device)
+    metadata.slot_mapping = torch.tensor(slots, dtype=batch.slots.dtype, device=device)
+    metadata.seq_lens = torch.tensor(lengths, dtype=batch.lengths.dtype, device=device)
+    metadata.block_table = table.to(device)
     metadata.scheduler_metadata = None  # of other lengths
-    embeddings = batch.embeddings
-    if embeddings is not None:
-        embeddings = embeddings[:1].repeat(rows, 1)
-    # Many tokens choose many experts.
-    ids = None if batch.ids is None else (places * 37 % tokens).to(batch.ids.dtype)
-    # Within the table of every model, and no two neighbours alike.
-    positions = (places * 7 % 16).to(torch.int32)
-    return _Batch(rows, rows, ids, embeddings, positions, metadata.slot_mapping, metadata.seq_lens,
-                  metadata.block_table, metadata,
+    embeddings = None if batch.embeddings is None else batch.embeddings[:1].repeat(rows, 1)
+    ids = None if batch.ids is None else (torch.arange(rows, device=device) * 37 % vocabulary).to(batch.ids.dtype)
+    return _Batch(rows, rows, ids, embeddings, torch.tensor(positions, dtype=torch.int32, device=device),
+                  metadata.slot_mapping, metadata.seq_lens, metadata.block_table, metadata,
                   None if batch.offsets is None else metadata.query_start_loc, queries=batch.queries)
 
 
