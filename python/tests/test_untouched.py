@@ -12,6 +12,7 @@ import fftune
 from fftune import tuning
 from models import RELEASE, inputs, make
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_transformers_5 = pytest.mark.skipif(RELEASE < (5, 0), reason="transformers is older than 5")
 
 
@@ -37,7 +38,8 @@ def state_of(value, seen=None):
 
 
 def random_numbers():
-    return torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state())
+    of_gpus = [s.tolist() for s in torch.cuda.get_rng_state_all()] if DEVICE == "cuda" else None
+    return torch.get_rng_state().tolist(), of_gpus, random.getstate(), str(numpy.random.get_state())
 
 
 class Untidy(nn.Module):
@@ -72,7 +74,7 @@ class Past:
     """A cache of the user's."""
 
     def __init__(self):
-        self.rows, self.dtype, self.length = torch.zeros(16, 32), torch.float32, 0
+        self.rows, self.dtype, self.length = torch.zeros(16, 32, device=DEVICE), torch.float32, 0
 
     def add(self, x):
         self.rows[self.length] = x[0].detach()
@@ -81,7 +83,7 @@ class Past:
 
 def untidy():
     """Such a module with hooks that step, and what it is called with."""
-    model = Untidy().train()
+    model = Untidy().train().to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -90,8 +92,8 @@ def untidy():
     model.register_forward_hook(lambda *_: optimizer.step())
     model.product.register_full_backward_hook(lambda *_: optimizer.step())
     model.norm.register_forward_pre_hook(lambda module, given: model.seen.append(given))
-    scale = torch.ones(32)
-    return model, {"ids": torch.randint(40, (9,)), "scale": scale, "past": Past()}
+    ids, scale = torch.randint(40, (9,), device=DEVICE), torch.ones(32, device=DEVICE)
+    return model, {"ids": ids, "scale": scale, "past": Past()}
 
 
 @pytest.fixture
@@ -128,7 +130,7 @@ def test_check_of_a_module_that_writes_everywhere():
 
 @pytest.mark.parametrize("train", [False, True])
 def test_inputs_that_want_gradients(train, no_search):
-    model, x = fftune.nn.RMSNorm(32), torch.randn(5, 32, requires_grad=True)
+    model, x = fftune.nn.RMSNorm(32).to(DEVICE), torch.randn(5, 32, device=DEVICE, requires_grad=True)
     for given in (x, x * 2, nn.Parameter(x.detach())):
         expect_no_trace(lambda: fftune.tune(model, [given], train=train), model, given)
         expect_no_trace(lambda: fftune.check(model, [given]), model, given)
@@ -138,7 +140,7 @@ def test_inputs_that_want_gradients(train, no_search):
                                      {"graphs": True}])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5-gated", *["mixtral", "gemma2"] * (RELEASE >= (5, 0))])
 def test_patch_draws_no_random_numbers(name, options):
-    model = make(name)
+    model = make(name, device=DEVICE)
     weights = {key: t.clone() for key, t in model.state_dict().items()}
     before = random_numbers()
     fftune.patch(model.train(), **options)
@@ -152,9 +154,9 @@ def test_patch_draws_no_random_numbers(name, options):
 def test_caches_in_examples(kind, no_search):
     import transformers
 
-    model = make("llama")
+    model = make("llama", device=DEVICE)
     fftune.patch(model)
-    ids = inputs("llama")["input_ids"]
+    ids = inputs("llama", device=DEVICE)["input_ids"]
     options = {} if kind == "DynamicCache" else {"max_cache_len": 10}
     cache = getattr(transformers, kind)(config=model.config, **options)
     with torch.no_grad():
