@@ -8,10 +8,12 @@ import copy
 import sys
 import time
 
+print("loading PyTorch and transformers", flush=True)
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import fftune
+from fftune.tuning import OtherWork, device_line
 
 TINY = "--tiny" in sys.argv
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,12 +38,14 @@ elif DEVICE == "cpu":
     sizes, batch = dict(n_embd=256, n_layer=2, n_head=4, vocab_size=4096), 4
 if sizes:
     sizes |= dict(bos_token_id=0, eos_token_id=0)
+print(f"{device_line(DEVICE)}: GPT-2, batch {batch} x 16, bf16", flush=True)
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(**sizes)).to(DEVICE, torch.bfloat16).eval()
 patched = copy.deepcopy(model)
 print(fftune.patch(patched), flush=True)
 ids = torch.randint(0, model.config.vocab_size, (batch, 16), device=DEVICE)
 
+others = OtherWork()
 with torch.no_grad():
     a, b = model(ids).logits.float(), patched(ids).logits.float()
     print(f"logits differ by {((a - b).norm() / a.norm()).item():.1e}", flush=True)
@@ -50,3 +54,5 @@ with torch.no_grad():
 for name, module in (("eager", model), ("patched", patched)):
     step = lambda: module(ids, labels=ids).loss.backward()
     print(f"{name}: forward and backward {milliseconds(step):.2f} ms", flush=True)
+if note := str(others):
+    print(note)

@@ -6,10 +6,12 @@ usage: llama_layer.py [--tiny]     on a GPU hidden 1024, intermediate 11008, 2 x
 """
 import sys
 
+print("loading PyTorch and transformers", flush=True)
 import torch
 from transformers import LlamaConfig, LlamaModel
 
 import fftune
+from fftune.tuning import device_line
 
 TINY = "--tiny" in sys.argv
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -17,7 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 hidden, intermediate, batch, tokens = ((64, 96, 2, 16) if TINY else
                                        (1024, 11008, 2, 1024) if DEVICE == "cuda" else
                                        (256, 704, 2, 64))
-print(f"{DEVICE}: hidden {hidden}, intermediate {intermediate}, {batch} x {tokens} tokens",
+print(f"{device_line(DEVICE)}: hidden {hidden}, intermediate {intermediate}, {batch} x {tokens} tokens",
       flush=True)
 torch.manual_seed(0)
 model = LlamaModel(LlamaConfig(hidden_size=hidden, intermediate_size=intermediate,

@@ -7,10 +7,12 @@ import copy
 import sys
 import time
 
+print("loading PyTorch and transformers", flush=True)
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 import fftune
+from fftune.tuning import OtherWork, device_line
 
 TINY = "--tiny" in sys.argv
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -23,6 +25,7 @@ if TINY:
 elif DEVICE == "cpu":
     sizes = dict(d_model=256, d_kv=64, d_ff=512, num_layers=2, num_heads=4, vocab_size=4096)
     batch = 4
+print(f"{device_line(DEVICE)}: T5, batch {batch}, bf16, {TOKENS} tokens", flush=True)
 torch.manual_seed(0)
 model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=0, **sizes))
 model = model.to(DEVICE, torch.bfloat16).eval()
@@ -36,10 +39,14 @@ def generate(module):
                            no_repeat_ngram_size=3)
 
 
+others = OtherWork()
 for name, module in (("eager", model), ("patched", patched)):
+    print(f"{name}: generating twice, of which the second counts", flush=True)
     generate(module)
     start = time.perf_counter()
     text = generate(module)
     text.cpu()
     print(f"{name}: {TOKENS} tokens in {(time.perf_counter() - start) * 1e3:.0f} ms",
           flush=True)
+if note := str(others):
+    print(note)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import fftune
+from fftune.tuning import OtherWork, device_line
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--bsz", type=int, default=1)
@@ -19,7 +20,7 @@ options = parser.parse_args()
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 tokens, d, h = ((64, 64, 128) if options.tiny else
                 (4096, 1024, 2048) if DEVICE == "cuda" else (256, 256, 512))
-print(f"{DEVICE}: {options.bsz} x {tokens} tokens, {d} -> {h} -> {d}", flush=True)
+print(f"{device_line(DEVICE)}: {options.bsz} x {tokens} tokens, {d} -> {h} -> {d}", flush=True)
 
 torch.manual_seed(0)
 layer = fftune.nn.MaskedMLP(d, h).to(DEVICE, torch.bfloat16)
@@ -51,6 +52,7 @@ def milliseconds(run):
     return min(times) * 1e3
 
 
+others = OtherWork()
 with torch.no_grad():
     a, b = both_experts(x).float(), fused(x).float()
     print(f"results differ by {((a - b).norm() / a.norm()).item():.1e}", flush=True)
@@ -59,3 +61,5 @@ with torch.no_grad():
 for name, run in (("both experts", both_experts), ("fused", fused)):
     time_of_step = milliseconds(lambda: run(x).sum().backward())
     print(f"{name}: forward and backward {time_of_step:.3f} ms", flush=True)
+if note := str(others):
+    print(note)

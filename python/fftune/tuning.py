@@ -43,6 +43,54 @@ def _device_number(device) -> int:
     return -1 if given.type == "cpu" else given.index
 
 
+def device_line(device: str | torch.device | None = None) -> str:
+    """The name of a device, as results should name it: "cpu: AMD EPYC, 2 cores"."""
+    name = _device_name(_device_number(device))
+    done = subprocess.run([str(tool_path()), "devices", "--json"], env=tool_environment(), text=True,
+                          capture_output=True)
+    if done.returncode:
+        raise Error(f"device_line: {tool_path()} failed: {(done.stderr.strip().splitlines() or [''])[-1]}")
+    for found in json.loads(done.stdout)["devices"]:
+        if found["device"] == name:
+            parts = "cores" if name == "cpu" else "multiprocessors"
+            return f"{name}: {found['name']}, {found['multiprocessors']} {parts}"
+    return name
+
+
+class OtherWork:
+    """What other processes take of this one's cores, from its making until it is read: "" or a line that says
+    so. Beside them times are too long."""
+
+    def __init__(self):
+        self.cores = sorted(os.sched_getaffinity(0))
+        self.before = self._reading()
+
+    def _reading(self) -> tuple[float, float, float]:
+        """Seconds: of a clock, of the cores in use by anyone, and by this process."""
+        own = os.times()
+        busy = 0
+        try:
+            lines = Path("/proc/stat").read_text().splitlines()
+        except OSError:
+            lines = []
+        for line in lines:
+            name, *counts = line.split()
+            if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in self.cores:
+                user, nice, system, _, _, irq, soft_irq = map(int, counts[:7])
+                busy += user + nice + system + irq + soft_irq
+        return (time.monotonic(), busy / os.sysconf("SC_CLK_TCK"),
+                own.user + own.system + own.children_user + own.children_system)
+
+    def __str__(self) -> str:
+        seconds, busy, used = (now - then for now, then in zip(self._reading(), self.before))
+        # As the tool counts: a quiet system works a little too, and ticks are charged to others.
+        quiet = 0.08 + 0.01 * len(self.cores) + 0.05 / max(seconds, 1e-9)
+        others = (busy - used) / max(seconds, 1e-9)
+        return "" if others <= quiet else (
+            f"disturbed: other processes use {others:.2g} of its {len(self.cores)} cores: times are too long, and "
+            "ratios uncertain")
+
+
 def _call(model, example):
     if isinstance(example, dict):
         return model(**example)
@@ -201,11 +249,13 @@ class CheckReport:
     eager_microseconds: float
     good: bool  # error <= 1.5 * eager_error + 4 roundings of the result's element type
     replaced: str
+    disturbed: str = ""  # what other processes did meanwhile
 
     def __str__(self) -> str:
-        return (f"{'good' if self.good else 'WRONG'}: error {self.error:.2e}, eager "
-                f"{self.eager_error:.2e}; {self.microseconds:.1f} µs, eager "
-                f"{self.eager_microseconds:.1f} µs\n{self.replaced}")
+        lines = [f"{'good' if self.good else 'WRONG'}: error {self.error:.2e}, eager {self.eager_error:.2e}; "
+                 f"{self.microseconds:.1f} µs, eager {self.eager_microseconds:.1f} µs",
+                 self.disturbed, self.replaced]
+        return "\n".join(filter(None, lines))
 
 
 def check(module: nn.Module | None = None, example=None) -> CheckReport | bool:
@@ -231,9 +281,11 @@ def check(module: nn.Module | None = None, example=None) -> CheckReport | bool:
         with References():  # a module may call fftune's ops itself
             right, by_pytorch = _result(exact, example, in_double), _result(eager, example)
         errors = [_error(result, right) for result in (_result(ours, example), by_pytorch)]
+        others = OtherWork()
         times = _times((ours, eager), example)
+        disturbed = str(others)
     good = errors[0] <= 1.5 * errors[1] + 4 * torch.finfo(by_pytorch.dtype).eps
-    return CheckReport(*errors, *times, good, str(replaced))
+    return CheckReport(*errors, *times, good, str(replaced), disturbed)
 
 
 def _result(module: nn.Module, example, change=own) -> Tensor:

@@ -1,7 +1,9 @@
 """tune, check, explain, and the tool."""
 import json
+import re
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -81,6 +83,35 @@ def test_check_finds_what_is_wrong(monkeypatch):
     monkeypatch.setattr(ops, "ffn", lambda *a, **o: right(*a, **o) * 1.01)
     mlp = make("llama").model.layers[0].mlp
     assert not fftune.check(mlp, torch.randn(5, 32)).good
+
+
+def test_work_of_others_is_told_and_ones_own_is_not(monkeypatch):
+    readings = iter([(0.0, 0.0, 0.0), (10.0, 4.9, 4.5), (0.0, 0.0, 0.0), (10.0, 14.5, 4.5)])
+    monkeypatch.setattr(tuning.OtherWork, "_reading", lambda self: next(readings))
+    monkeypatch.setattr(tuning.os, "sched_getaffinity", lambda _: {0, 1})
+    assert str(tuning.OtherWork()) == ""
+    assert str(tuning.OtherWork()).startswith("disturbed: other processes use 1 of its 2 cores")
+
+
+def test_work_of_another_process_is_counted():
+    cores = sorted(tuning.os.sched_getaffinity(0))
+    others = tuning.OtherWork()
+    run = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in cores]
+    time.sleep(1)
+    note = str(others)
+    for process in run:
+        process.kill()
+        process.wait()
+    assert f"of its {len(cores)} cores" in note
+
+
+def test_the_line_of_a_device():
+    assert re.fullmatch(r"cpu: .+, \d+ cores", tuning.device_line("cpu"))
+
+
+def test_check_tells_what_others_did(monkeypatch):
+    monkeypatch.setattr(tuning.OtherWork, "__str__", lambda self: "disturbed: by a test")
+    assert "\ndisturbed: by a test\n" in str(fftune.check(fftune.nn.RMSNorm(32), torch.randn(5, 32)))
 
 
 def test_explain():
