@@ -26,8 +26,5 @@ venv/bin/fftune devices
 [ "$(venv/bin/python rmsnorm_by_hand.py)" = 2.0 ]
 echo 'an op runs'
 TEXT
-# The loader finds a program's own folder in /proc. The mount ends with its namespace.
-# shellcheck disable=SC2016  # that shell expands it
-unshare -m sh -c 'mount -t proc proc "$1/proc" && exec chroot "$1" /usr/bin/env -i HOME=/fftune \
-  PATH=/usr/bin:/bin sh /fftune/run.sh' run "$root"
+"$tests/../../tests/support/in_root.sh" "$root" /fftune/run.sh
 rm -rf "$root/fftune"

@@ -34,8 +34,5 @@ if find /usr -name '*fftune*' | grep .; then
   exit 1
 fi
 TEXT
-# The loader finds a program's own folder in /proc. The mount ends with its namespace.
-# shellcheck disable=SC2016  # that shell expands it
-unshare -m sh -c 'mount -t proc proc "$1/proc" && exec chroot "$1" /usr/bin/env -i HOME=/fftune \
-  PATH=/usr/sbin:/usr/bin:/sbin:/bin sh /fftune/run.sh' run "$root"
+"$tests/../support/in_root.sh" "$root" /fftune/run.sh
 rm -rf "$root/fftune"

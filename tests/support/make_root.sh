@@ -1,8 +1,8 @@
 #!/bin/sh
 # make_root.sh SUITE FOLDER PACKAGE,PACKAGE: a root of nothing but the distribution's base and these
-# packages, below FOLDER; prints its path. SUITE is bookworm (Debian 12) or noble (Ubuntu 24.04).
-# Needs root, debootstrap and the archive; a root that FOLDER holds already is used again. The
-# archive's keyring must be installed; UNCHECKED=1 does without.
+# packages, below FOLDER; prints its path. SUITE is bookworm (Debian 12), trixie (Debian 13)
+# or noble (Ubuntu 24.04). Needs root, debootstrap and the archive; a root that FOLDER holds already
+# is used again. The archive's keyring must be installed; UNCHECKED=1 does without.
 set -eu
 
 suite=$1
@@ -10,7 +10,7 @@ packages=$3
 root=$2/$suite-$packages
 
 case $suite in
-  bookworm)
+  bookworm | trixie)
     set --
     keyring=debian
     mirror=http://deb.debian.org/debian
@@ -23,7 +23,7 @@ case $suite in
     script=gutsy
     ;;
   *)
-    echo "make_root.sh: no suite '$suite': give bookworm or noble" >&2
+    echo "make_root.sh: no suite '$suite': give bookworm, trixie or noble" >&2
     exit 2
     ;;
 esac

@@ -1,0 +1,11 @@
+#!/bin/sh
+# in_root.sh ROOT SCRIPT [VARIABLE=VALUE...]: runs SCRIPT, a path in ROOT, by its shell as root, with
+# these variables as its environment. What is mounted for it ends with its namespace.
+set -eu
+
+# The loader finds a program's own folder in /proc.
+# shellcheck disable=SC2016  # that shell expands it
+exec unshare -m sh -c 'root=$1 script=$2; shift 2
+  mount -t proc proc "$root/proc" && mount --rbind /dev "$root/dev" &&
+    exec chroot "$root" /usr/bin/env -i HOME=/fftune PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@" \
+      sh "$script"' in_root "$@"
