@@ -245,12 +245,13 @@ def test_headline_numbers_of_an_h100_are_those_of_their_sections():
 
 def test_served_requests_are_what_was_recorded():
     """The ratios of 512 requests, by the last recorded run without FFTUNE_VLLM."""
-    results = RESULTS.read_text()
+    results, page = RESULTS.read_text(), (MEASUREMENTS / "vllm.md").read_text()
     served = {row["model"]: row["own"] / row["mine"]
               for row in read(MEASUREMENTS / "h100" / "vllm-kinds.json")["rows"]
               if row["work"] == "serve" and row["parts"] == "default"}
-    assert f"served {served['qwen3-30b-a3b-12-layers']:.2f} times as fast" in results
-    assert f"and {served['llama-3.1-8b']:.2f} times for Llama-3.1-8B" in results
+    for model, ratio in served.items():
+        title = next(title for title, name in vllm_titles().items() if name == model)
+        assert re.search(rf"^\| {re.escape(title)}, not set.* {ratio:.2f} \|", page, re.M), title
     assert f"| {served['llama-3.1-8b']:.2f} times as fast; target 1.08 |" in results
 
 
@@ -282,23 +283,31 @@ def vllm_titles() -> dict[str, str]:
 
 
 def test_vllm_is_what_was_recorded():
-    recorded = {(row["model"], row["batch"], row["time"]): (row["own"], row["mine"])
-                for row in read(MEASUREMENTS / "h100" / "vllm.json")["rows"]
-                if row["work"] == "decode"}
-    titles = vllm_titles()
-    rows = cells_of("## Inside vLLM")
-    assert len(rows) == 3
-    for title, *ratios in rows:
-        times = [recorded[titles[title], batch, "gpu"] for batch in (1, 16, 64)]
-        assert ratios == [f"{own / mine:.2f}" for own, mine in times]
-    page = (MEASUREMENTS / "vllm.md").read_text()
-    table = page[page.index("| model, 2,048 keys"):].split("\n\n")[0].split("\n")[2:]
-    assert len(table) == 9
-    for row in table:
-        title, batch, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+    page, titles = (MEASUREMENTS / "vllm.md").read_text(), vllm_titles()
+
+    def recorded(folder):
+        return {(row["model"], row["batch"], row["time"]): (row["own"], row["mine"])
+                for row in read(MEASUREMENTS / folder / "vllm.json")["rows"] if row["work"] == "decode"}
+
+    def rows(heading):
+        table = page[page.index(heading):].split("\n\n")[0].split("\n")[2:]
+        return [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+
+    times, found = recorded("h200"), cells_of("## Inside vLLM")
+    assert len(found) == 2
+    for title, *ratios in found:
+        assert ratios == [f"{own / mine:.2f}" for own, mine in (times[titles[title], batch, "gpu"] for batch in (1, 16, 64))]
+    assert len(rows("| model, 2,048 to 2,330 keys")) == 6
+    for title, batch, *cells, _ in rows("| model, 2,048 to 2,330 keys"):
+        for kind, (own, mine, ratio), digits in (("gpu", cells[:3], 3), ("wall", cells[3:], 2)):
+            a, b = times[titles[title], int(batch), kind]
+            assert [own, mine, ratio.rstrip(" †")] == [f"{a:.{digits}f}", f"{b:.{digits}f}", f"{a / b:.2f}"]
+    times = recorded("h100")
+    assert len(rows("| model, 2,048 keys")) == 9
+    for title, batch, *cells in rows("| model, 2,048 keys"):
         for kind, given in (("gpu", cells[:3]), ("wall", cells[3:])):
-            own, mine = recorded[titles[title], int(batch), kind]
-            assert given == [f"{1e3 * own:,.0f}", f"{1e3 * mine:,.0f}", f"{own / mine:.2f}"], row
+            own, mine = times[titles[title], int(batch), kind]
+            assert given == [f"{1e3 * own:,.0f}", f"{1e3 * mine:,.0f}", f"{own / mine:.2f}"]
 
 
 def test_gains_of_the_readme_are_those_of_other_pages():

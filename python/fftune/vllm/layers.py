@@ -512,7 +512,7 @@ class _Batch:
     tokens: int  # with padded ones, for which there are results that nobody reads
     ids: Tensor | None
     embeddings: Tensor | None
-    positions: Tensor  # int32
+    positions: Tensor
     slots: Tensor      # of vLLM
     lengths: Tensor
     table: Tensor      # [sequences, blocks of a sequence], of vLLM
@@ -562,7 +562,7 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
         return None
     part = lambda tensor: None if tensor is None else tensor[:rows]
     return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds),
-                  positions[:rows].to(torch.int32), slots[:rows], found.seq_lens,
+                  positions[:rows], slots[:rows], found.seq_lens,
                   found.block_table[:sequences], found, offsets, queries=queries if is_uniform else 1)
 
 
@@ -573,6 +573,7 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor | tuple[Tens
     hidden states before the layers that EAGLE-3 reads, where there are such."""
     rows, marks = batch.rows, tuple(getattr(module, "aux_hidden_state_layers", None) or ())
     context, given = _context(), getattr(_context(), "is_padding", None)
+    batch = replace(batch, positions=batch.positions.to(torch.int32))
     if batch.offsets is not None:
         batch = _rounded(batch)
     x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
