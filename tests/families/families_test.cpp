@@ -115,7 +115,7 @@ void verify_families_on_gpu(const Op& op, Part part) {
   REQUIRE(verify_families(*backend, op, part) > 0);
 }
 
-/// Of at most 300 variants each.
+/// Each part has at most 300 variants.
 std::size_t parts_on_gpu(const Op& op) {
   static const std::map<std::string_view, std::size_t> parts{
       {"ffn", 4}, {"layer", 6},   {"linear", 2}, {"masked-ffn", 2},
