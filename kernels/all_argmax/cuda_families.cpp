@@ -14,7 +14,7 @@ constexpr const char* file = "all_argmax/all_argmax.cu";
 std::optional<std::string> refusal(const Problem& problem, const DeviceFacts& facts) {
   if (auto refusal = all_reduce::refuse_peers(problem, facts)) return refusal;
   if (form_of(problem).m * 8 > static_cast<std::int64_t>(most_packet_message))
-    return fmt::format("m={} rows are more than go as packets, {}", problem.size("m"),
+    return fmt::format("m={} rows exceed the {} that packets carry", problem.size("m"),
                        most_packet_message / 8);
   return std::nullopt;
 }

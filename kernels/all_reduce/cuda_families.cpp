@@ -78,10 +78,12 @@ std::optional<std::string> refuse_words(const Problem& problem, const DeviceFact
     return fmt::format("rows of d={} are not whole vectors: a row must be a multiple of 16 bytes",
                        form.d);
   if (static_cast<std::uint64_t>(form.bytes()) > most_word_message)
-    return fmt::format("{} bytes are more than go as words, {}", form.bytes(), most_word_message);
+    return fmt::format("a message of {} bytes exceeds the {} that words carry", form.bytes(),
+                       most_word_message);
   const std::int64_t widest = 16 * 2048 * (facts.compute_capability >= 90 ? 8 : 1);
   if (form.row_bytes() > widest)
-    return fmt::format("rows of {} bytes exceed what registers hold, {}", form.row_bytes(), widest);
+    return fmt::format("rows of {} bytes exceed the {} that registers hold", form.row_bytes(),
+                       widest);
   return std::nullopt;
 }
 
@@ -101,14 +103,14 @@ Space word_space(const Problem& problem, const DeviceFacts& facts) {
                     return c.at("cluster") == 1 || clusters;
                   },
                   {"cluster"})
-      .constraint("every block has a vector of the row",
+      .constraint("every block needs a vector of the row",
                   [form](const Config& c) {
                     return (c.at("threads") == 64 || c.at("threads") * 8 < form.row_bytes()) &&
                            (c.at("cluster") == 1 ||
                             (c.at("cluster") - 1) * c.at("threads") * 16 < form.row_bytes());
                   },
                   {"threads", "cluster"})
-      .constraint("a thread keeps its vectors in registers",
+      .constraint("a thread's vectors must fit in registers",
                   [form](const Config& c) {
                     return word_vectors(form, c) <= most_vectors(c.at("threads"));
                   },
@@ -177,7 +179,7 @@ Space chunk_space(const Problem& problem, const DeviceFacts&) {
                     return c.at("blocks") == 1 || c.at("blocks") * chunk_threads(c) <= 2048;
                   },
                   {"blocks", "senders", "summers"})
-      .constraint("a rank that is alone has no owner to send to: one shot",
+      .constraint("shots=2 needs two ranks or more",
                   [form](const Config& c) { return c.at("shots") == 1 || form.ranks > 1; },
                   {"shots"})
       .constraint("a part of a row has at least 512 bytes",
@@ -185,7 +187,7 @@ Space chunk_space(const Problem& problem, const DeviceFacts&) {
                     return c.at("parts") == 1 || c.at("parts") * 512 <= form.row_bytes();
                   },
                   {"parts"})
-      .constraint("parts are for few rows, whose chunks are single ones",
+      .constraint("parts above 1 is for few rows, where every chunk is one row",
                   [form](const Config& c) {
                     return c.at("parts") == 1 || form.m * c.at("parts") <= most_chunks;
                   },

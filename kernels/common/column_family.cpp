@@ -40,7 +40,7 @@ std::int64_t shared_bytes(const ColumnWork& work, const Config& config) {
 
 void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts& facts) {
   space.parameter("waves", "blocks for each SM; a block loops over rows", {1, 2, 3, 4, 6, 8, 16})
-      .constraint("the sums of a block's rows fit in 48 KB of shared memory",
+      .constraint("the sums of a block's rows must fit in 48 KB of shared memory",
                   [work](const Config& c) { return shared_bytes(work, c) <= 48 * 1024; },
                   {"vector", "columns", "rows"})
       .constraint("an SM has at most 2048 resident threads: more blocks only add partial sums",
@@ -48,7 +48,7 @@ void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts&
                     return c.at("waves") == 1 || c.at("waves") * column_block_threads(c) <= 2048;
                   },
                   {"columns", "rows", "waves"})
-      .constraint("every block has rows",
+      .constraint("every block needs rows",
                   [work, facts](const Config& c) {
                     return c.at("waves") == 1 || (c.at("waves") / 2) * facts.multiprocessors *
                                                          c.at("rows") * c.at("unroll") <
@@ -115,7 +115,7 @@ Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) cons
                     return column_block_threads(c) >= 64 && column_block_threads(c) <= 512;
                   },
                   {"columns", "rows"})
-      .constraint("at most half of the threads along a row are idle",
+      .constraint("at most half of the threads along a row may be idle",
                   [work](const Config& c) {
                     return c.at("columns") < 2 * row_vectors(work, c.at("vector"));
                   },
@@ -126,12 +126,12 @@ Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) cons
             return c.at("columns") >= 32 || 2 * c.at("columns") > row_vectors(work, c.at("vector"));
           },
           {"vector", "columns"})
-      .constraint("a thread's loads in flight fit in 64 registers",
+      .constraint("a thread's loads in flight must fit in 64 registers",
                   [work](const Config& c) {
                     return c.at("unroll") * work.tensors * c.at("vector") / 4 <= 64;
                   },
                   {"vector", "unroll"})
-      .constraint("no more rows in flight than there are",
+      .constraint("the rows in flight of a block are at most those of the tensor",
                   [work](const Config& c) {
                     return c.at("unroll") == 1 || c.at("rows") * c.at("unroll") <= work.m;
                   },

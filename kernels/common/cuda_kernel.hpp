@@ -111,7 +111,8 @@ inline void add_l2_prefetch(Space& space, const DeviceFacts& facts, bool can,
                   [can](const Config& c) { return c.at("l2_prefetch") == 0 || can; },
                   {"l2_prefetch"})
       .constraint(
-          "the L2 prefetch is in time only if all blocks are resident beside the kernel before",
+          "the L2 prefetch is in time only if all blocks are resident while the preceding kernel "
+          "runs",
           [facts, threads = std::move(threads)](const Config& c) {
             return c.at("l2_prefetch") == 0 || all_resident(facts, threads(c));
           },

@@ -45,7 +45,7 @@ void add_row_parameters(Space& space, const RowShape& shape, const RowKernelLimi
                    {0, 1});
   }
   space
-      .constraint("an access is at least one element, and rows are aligned to it",
+      .constraint("an access has at least one element, and rows are aligned to it",
                   [widest, least = shape.element_bytes()](const Config& c) {
                     return c.at("vector") >= least && c.at("vector") <= widest;
                   },
@@ -57,13 +57,13 @@ void add_row_parameters(Space& space, const RowShape& shape, const RowKernelLimi
                     return block_threads(c) >= 64 && block_threads(c) <= most_block_threads;
                   },
                   {"group", "groups"})
-      .constraint("no more rows side by side than there are",
+      .constraint("more than half of a block's rows would be padding",
                   [shape](const Config& c) {
                     return block_threads(c) == 64 || c.at("groups") < 2 * shape.rows;
                   },
                   {"group", "groups"})
       .constraint(
-          "at most half of a row's threads have nothing to do",
+          "at most half of a row's threads may be idle",
           [shape, least = limits.group.front()](const Config& c) {
             const std::int64_t threads = c.at("group") * cluster_of(c);
             return threads <= least || threads < 2 * shape.vectors(c.at("vector"));
@@ -76,12 +76,14 @@ void add_row_parameters(Space& space, const RowShape& shape, const RowKernelLimi
                     return c.at("cluster") == 1 || capability >= 90;
                   },
                   {"cluster"})
-      .constraint("a row on several SMs has at least 8 KB, and whole blocks, for each",
-                  [shape](const Config& c) {
-                    return c.at("cluster") == 1 || (c.at("groups") == 1 && c.at("group") >= 128 &&
-                                                    shape.bytes() >= 8192 * c.at("cluster"));
-                  },
-                  {"group", "groups", "cluster"});
+      .constraint(
+          "a cluster needs one row for each block, 128 threads or more, and 8 KB of the row for "
+          "each block",
+          [shape](const Config& c) {
+            return c.at("cluster") == 1 || (c.at("groups") == 1 && c.at("group") >= 128 &&
+                                            shape.bytes() >= 8192 * c.at("cluster"));
+          },
+          {"group", "groups", "cluster"});
 }
 
 Config default_rows(const RowShape& shape, const RowDefaults& defaults) {

@@ -1,4 +1,4 @@
-// A whole token in one launch: the embedding, the layers, the head and the state of the sequences
+// A decode step in one launch: the embedding, the layers, the head and the state of the sequences
 // (layer/persistent.cu).
 #include "core/dtype.hpp"  // its names come before those of device headers
 
@@ -31,7 +31,7 @@ class PersistentToken final : public Family {
       : layers_(layers),
         packs_head_(packs_head),
         name_(std::string(layers.name()) + (packs_head ? "_packed_head" : "")),
-        summary_("a whole token in one launch: " + std::string(layers.summary()) +
+        summary_("a decode step in one launch: " + std::string(layers.summary()) +
                  (packs_head ? "; the head's weights are packed" : "")) {}
 
   std::string_view name() const override { return name_; }

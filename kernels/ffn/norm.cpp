@@ -114,7 +114,7 @@ class NormFamily final : public Family {
     const Config config = default_config(problem, facts);
     for (const char* name : around_caches)
       if (config.contains(name))
-        space.constraint("gate_up reads at once what is written: it stays in the cache",
+        space.constraint("gate_up reads the result next, so it stays in the cache",
                          [name](const Config& c) { return c.at(name) == 0; }, {name});
     return space;
   }

@@ -115,7 +115,7 @@ std::optional<std::string> GemmFamily::refusal(const Problem& problem,
                   [](const StageSpec& spec, const std::string& name) {
                     return spec.name == name;
                   }) == specs.end())
-    return fmt::format("there are others between its stages {} here", fmt::join(names, " and "));
+    return fmt::format("other stages lie between its stages {} here", fmt::join(names, " and "));
   if (facts.kind == DeviceKind::cuda && facts.compute_capability < 80)
     return fmt::format("the kernel needs compute capability 8.0: {} has {}.{}", facts.name,
                        facts.compute_capability / 10, facts.compute_capability % 10);

@@ -71,9 +71,9 @@ TypedSpace<Stream> streams_of(const Problem& problem) {
                      return threads <= 1024 + 512 &&
                             stream.thread_registers() <= most_registers(threads);
                    });
-  space.constraint("no more loads at a time than a row has", {"unroll"}, [](const Stream& stream) {
-    return stream.unroll == 1 || 32 * stream.unroll <= stream.d;
-  });
+  space.constraint(
+      "unroll is at most the number of loads of a row", {"unroll"},
+      [](const Stream& stream) { return stream.unroll == 1 || 32 * stream.unroll <= stream.d; });
   return space;
 }
 

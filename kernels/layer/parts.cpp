@@ -311,7 +311,7 @@ class Parts {
          {"y", ffn_y()}});
   }
 
-  /// A network of all tokens, which is added before the experts are. With a gate of its own, the
+  /// A shared MLP, which is added before the experts are. With a gate of its own, the
   /// sigmoid of one product, it is a mixture of one expert, weighted by that.
   void add_shared() {
     const std::int64_t d = problem_.size("d"), h = problem_.size("shared-h");

@@ -126,7 +126,7 @@ class PersistentLayers final : public Family {
              "residual, or biases behind attention";
     const std::int64_t s = size_or(problem, "s", 1), tokens = problem.size("batch") * s;
     if (slices && tokens * problem.size("d") * 4 > static_cast<std::int64_t>(most_packet_message))
-      return fmt::format("{} tokens of {} features are more than go as packets", tokens,
+      return fmt::format("{} tokens of {} features exceed what packets carry", tokens,
                          problem.size("d"));
     if (tokens > most_stream_columns)
       return fmt::format("batch={}, s={}: {} tokens exceed the {} columns of an MMA",
@@ -136,8 +136,8 @@ class PersistentLayers final : public Family {
     const qkv::Layer& heads = layer.heads;
     if (heads.grouped || heads.norm_last || heads.norm == qkv::HeadNorm::rows ||
         heads.norm == qkv::HeadNorm::centred)
-      return "the kernel has q, k and v one after the other, and normalises heads one by one, "
-             "before RoPE";
+      return "the kernel needs the rows of q, k and v one after the other, and head norms in front "
+             "of RoPE";
     if (heads.dim != 64 && heads.dim != 128 && heads.dim != 256)
       return fmt::format("dim={}: the kernel has heads of 64, 128 and 256 features", heads.dim);
     if (heads.rotates() && (heads.rotation != head_rotation::halves || heads.rotary % 64 != 0))
@@ -376,10 +376,8 @@ const PersistentLayers families[] = {
      Network::dense},
     {"persistent_experts", "the same with a mixture of experts, the router among it",
      Network::experts},
-    {"persistent_shared", "the same with a mixture of experts and a network of all tokens",
-     Network::shared},
-    {"persistent_weighted", "the same where a gate weights the network of all tokens",
-     Network::weighted},
+    {"persistent_shared", "the same with a mixture of experts and a shared MLP", Network::shared},
+    {"persistent_weighted", "the same where a gate weights the shared MLP", Network::weighted},
     {"persistent_ranks", "all layers on a rank's slice, with the sums over two ranks among them",
      Network::slices},
     {"persistent_post_norms", "all layers in one launch, with norms behind their parts",
@@ -396,9 +394,9 @@ const PersistentLayers families[] = {
     {"persistent_packed_ffn_experts", "the same where the weights of the experts alone are packed",
      Network::experts, Packing::network},
     {"persistent_packed_shared",
-     "all layers in one launch, with packed weights, experts and a network of all tokens",
-     Network::shared, Packing::all},
-    {"persistent_packed_weighted", "the same where a gate weights the network of all tokens",
+     "all layers in one launch, with packed weights, experts and a shared MLP", Network::shared,
+     Packing::all},
+    {"persistent_packed_weighted", "the same where a gate weights the shared MLP",
      Network::weighted, Packing::all}};
 
 }  // namespace

@@ -29,11 +29,11 @@ const char* words_of(Network network) {
     case Network::dense:
       return "no experts";
     case Network::experts:
-      return "experts, and no network of all tokens";
+      return "experts, without a shared MLP";
     case Network::shared:
-      return "experts and a network of all tokens without a gate";
+      return "experts and a shared MLP without a gate";
     case Network::weighted:
-      return "experts and a network of all tokens with a gate";
+      return "experts and a shared MLP with a gate";
     case Network::slices:
       return "slices of a group's ranks";
   }
@@ -247,33 +247,32 @@ TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& fa
     space.constraint(std::move(reason), reads,
                      [holds](const Draft& draft) { return holds(draft.sizes()); });
   };
-  limit("L2 takes dense weights alone", {"ahead_kb"},
+  limit("ahead_kb above 0 excludes packed weights of attention beside experts", {"ahead_kb"},
         [](const C& c) { return c.ahead == 0 || c.can_look_ahead(); });
-  limit("every head of k of a group has a warp, and as many as every other",
+  limit("head_groups must divide the heads of k, and the heads of a group must divide the warps",
         {"warps", "head_groups"}, [](const C& c) {
           return c.kv_heads % c.head_groups == 0 && c.warps % c.own_kv_heads() == 0;
         });
-  limit("each warp has a part of every stage's k", {"warps", "chunk"},
-        [](const C& c) { return c.chunk % (32 * c.warps) == 0; });
-  limit("16 keys, of a group of heads, fit in a stage", {"chunk", "head_groups"},
+  limit("chunk must be a multiple of 32 * warps, so that each warp has a part of every stage's k",
+        {"warps", "chunk"}, [](const C& c) { return c.chunk % (32 * c.warps) == 0; });
+  limit("16 keys of a group's heads must fit in a stage", {"chunk", "head_groups"},
         [](const C& c) { return c.own_kv_rows() <= c.chunk; });
-  space.constraint("at least 4 stages fit in shared memory beside the activations",
+  space.constraint("at least 4 stages must fit in shared memory beside the activations",
                    {"warps", "chunk", "input_kb", "head_groups"},
                    [](const Draft& draft) { return draft.whole().stages >= 4; });
-  limit("the outputs of a warp's queries fit in registers", {"warps"},
+  limit("the outputs of a warp's queries must fit in registers", {"warps"},
         [](const C& c) { return c.fits_queries(); });
-  limit("no more stages are copied while attention goes on than else",
-        {"attention_in_flight", "in_flight"},
+  limit("attention_in_flight is at most in_flight", {"attention_in_flight", "in_flight"},
         [](const C& c) { return c.attention_in_flight <= c.in_flight; });
-  space.constraint("no more stages are copied at a time than there are",
+  space.constraint("in_flight is at most the number of stages",
                    {"warps", "chunk", "in_flight", "input_kb", "head_groups"},
                    [](const Draft& draft) {
                      const C& c = draft.whole();
                      return c.in_flight <= c.stages;
                    });
-  limit("each thread has one element of the residual stream at most", {"warps"},
+  limit("an MMA thread has at most one element of the residual stream", {"warps"},
         [](const C& c) { return c.most_residual_rows() * c.tokens <= c.consumers(); });
-  limit("each thread has a unit of attention to combine at most", {"warps"},
+  limit("an MMA thread combines at most one unit of attention", {"warps"},
         [](const C& c) { return c.unit_threads() <= c.consumers(); });
   return space;
 }

@@ -127,8 +127,8 @@ class SummedProduct final : public FusedParts {
     if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
       return "a packet has summands of bf16 and fp16 products";
     if (message(sum).bytes() > most_message)
-      return fmt::format("{} bytes of summands are more than go at once, {}", message(sum).bytes(),
-                         most_message);
+      return fmt::format("{} bytes of summands exceed the {} that are sent at once",
+                         message(sum).bytes(), most_message);
     return of_.engine.can_implement({gemm}, facts);
   }
 

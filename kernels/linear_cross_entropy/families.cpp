@@ -319,7 +319,7 @@ class ChunkFamily final : public Family {
                                  "twice if it does not fit",
                                  {1, 2, 4, 8})
                       .when_absent(1);
-    space.constraint("a block's part of the next row fits in shared memory",
+    space.constraint("a block's part of the next row must fit in shared memory",
                      [row = problem.size("vocab") * dtype_bytes(problem.dtype),
                       most = facts.shared_bytes_per_block - 1024,
                       reads_twice = reads_twice(problem, facts)](const Config& c) {
@@ -328,7 +328,7 @@ class ChunkFamily final : public Family {
                      },
                      {"threads", "cluster"});
     space.constraint(
-        "blocks of a cluster hold a row that half as many could not hold",
+        "a cluster needs a row that half as many blocks could not hold in registers",
         [vocab = problem.size("vocab"), dtype = problem.dtype,
          reads_twice = reads_twice(problem, facts)](const Config& c) {
           const auto held = [&](std::int64_t cluster) {

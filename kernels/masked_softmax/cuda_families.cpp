@@ -75,7 +75,7 @@ Space RegisterRows::space(const Problem& problem, const DeviceFacts& facts) cons
                       .groups = {1, 2, 4, 8, 16, 32},
                       .clusters = true},
                      facts);
-  space.constraint("a thread keeps its part of a row in registers",
+  space.constraint("a thread's part of a row must fit in registers",
                    [layer, facts](const Config& c) {
                      return registers_needed(layer, c) <=
                             registers_of_thread(facts, block_threads(c));

@@ -86,22 +86,22 @@ class Decode : public Family {
     if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
     if (is_batch_invariant(problem)) return std::string(order_depends_on_rows);
     if (packed_format(problem).packed) return "it reads dense weights";
-    if (quantises(problem)) return "another stage quantises the tokens between those that it has";
+    if (quantises(problem)) return "a stage between those that it covers quantises the tokens";
     const Shape shape = shape_of(problem);
     const bool is_fp8 = problem.dtype == DType::fp8;
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16 && !is_fp8)
       return fmt::format("mma.sync m16n8k16 multiplies bf16, fp16 and fp8 as fp16, not {}",
                          dtype_name(problem.dtype));
     if (is_fp8 && facts.compute_capability < 90)
-      return "in fp8 blocks find the scales of hidden in clusters: compute capability 9.0";
+      return "fp8 needs compute capability 9.0: the blocks that find a scale of hidden are a "
+             "cluster";
     if (shape.rows() > chosen_config::most_choices)
       return fmt::format("every block reads all ids, up to {}: m * top-k is {}",
                          chosen_config::most_choices, shape.rows());
     const double rows = static_cast<double>(shape.rows()) / usually_chosen(problem);
     if (rows > 12)
       return fmt::format(
-          "an expert's weights are read again for every 16 of its rows: it should "
-          "have {:.0f}",
+          "an expert's weights are read again for every 16 of its rows, and {:.0f} are expected",
           rows);
     // Measured on an H200: these kernels reach 58 to 82% of the memory's rate, and tiles of wgmma
     // 91 to 98% where they fill the SMs.
@@ -284,7 +284,9 @@ class ChosenGateUp final : public Decode {
                               most_static_bytes;
                      });
     space.constraint(
-        "blocks with the 128 columns of a scale of hidden are a cluster: up to 8", {"rows"},
+        "the blocks with the 128 columns of one scale of hidden are a cluster of at most 8: rows "
+        "is 16 or more",
+        {"rows"},
         [finds = finds_scales(problem)](const Block& block) { return !finds || block.rows >= 16; });
     limit_registers(space, 2);
     return space;
@@ -377,15 +379,16 @@ class ChosenDown final : public Decode {
                      [shape, most = facts.shared_bytes_per_block](const Block& block) {
                        return products_bytes(shape, block) + 8192 <= most;
                      });
-    space.constraint("a part of k is a round of loads or more", {"unroll", "k_parts"},
+    space.constraint("every part of k needs a full round of loads", {"unroll", "k_parts"},
                      [k = shape.h](const Block& block) {
                        return block.k_parts == 1 ||
                               k >= block.k_step * block.unroll * block.k_parts;
                      });
-    space.constraint("experts that are fewer than warps share these", {"warps", "k_parts"},
-                     [experts = most_chosen(shape)](const Block& block) {
-                       return block.k_parts == 1 || experts * block.k_parts <= 4 * block.warps;
-                     });
+    space.constraint(
+        "k_parts above 1 is for few chosen experts, with at most 4 parts for each warp",
+        {"warps", "k_parts"}, [experts = most_chosen(shape)](const Block& block) {
+          return block.k_parts == 1 || experts * block.k_parts <= 4 * block.warps;
+        });
     limit_registers(space, 1);
     return space;
   }

@@ -75,13 +75,15 @@ class Route final : public RouteFamily {
                       return shared_bytes(shape, c.at("threads")) <= most;
                     },
                     {"threads"})
-        .constraint("a warp has 32 choices or more, or eight experts",
-                    [rows = shape.rows(), experts = shape.experts](const Config& c) {
-                      const std::int64_t threads = c.at("threads") * c.at("ctas");
-                      return threads == 128 || threads < 2 * rows ||
-                             (c.at("ctas") == 1 && threads <= 4 * experts);
-                    },
-                    {"threads", "ctas"});
+        .constraint(
+            "more than 128 threads need more than half as many choices, or in one block a quarter "
+            "as many experts",
+            [rows = shape.rows(), experts = shape.experts](const Config& c) {
+              const std::int64_t threads = c.at("threads") * c.at("ctas");
+              return threads == 128 || threads < 2 * rows ||
+                     (c.at("ctas") == 1 && threads <= 4 * experts);
+            },
+            {"threads", "ctas"});
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     return least_cost(space(problem, facts), name(),

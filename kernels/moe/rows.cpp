@@ -56,7 +56,7 @@ class Combine final : public StageFamily {
     return Space()
         .parameter("threads", "threads of a block, each with 16 bytes of the same token",
                    {32, 64, 128, 256, 512})
-        .constraint("at most half of a block's threads have nothing to do",
+        .constraint("at most half of a block's threads may be idle",
                     [vectors](const Config& c) {
                       return c.at("threads") == 32 || c.at("threads") < 2 * vectors;
                     },

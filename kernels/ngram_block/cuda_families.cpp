@@ -64,7 +64,9 @@ Space accesses(const Rows& rows, std::int64_t ids, const char* name, const Devic
                     return c.at("cluster") == 1 || capability >= 90;
                   },
                   {"cluster"})
-      .constraint(fmt::format("every thread has ids of its {}, but in the smallest block", name),
+      .constraint(fmt::format("more than half of the threads of a {} would be idle, in more than "
+                              "the smallest block",
+                              name),
                   [rows, ids](const Config& c) {
                     const std::int64_t threads = c.at("threads") * c.at("cluster");
                     return threads == 64 || threads * (c.at("vector") / id_bytes(rows)) < 2 * ids;
@@ -134,10 +136,10 @@ class BlockGroups final : public StageFamily {
                     },
                     {"vector"})
         .constraint(
-            "a group has more than half as many rows",
+            "more than half of a tile's rows would be padding",
             [rows](const Config& c) { return c.at("tile") == 1 || c.at("tile") < 2 * rows.beams; },
             {"tile"})
-        .constraint("last ids and accesses in flight fit in a thread's registers",
+        .constraint("last ids and accesses in flight must fit in a thread's registers",
                     [rows, facts](const Config& c) {
                       return registers_needed(rows, c) <=
                              registers_of_thread(facts, c.at("threads"));

@@ -20,7 +20,8 @@ void add_parameters(Space& space, const Layer& layer, const DeviceFacts& facts) 
                      facts);
   space
       .constraint(
-          "blocks of one row each have no other rows' threads: they synchronise for it alone",
+          "more than 256 threads for a row need groups=1, so that the block synchronises for one "
+          "row alone",
           [](const Config& c) { return c.at("group") <= 256 || c.at("groups") == 1; },
           {"group", "groups"})
       .constraint("a thread has at most 256 bytes of a row: more do not fit in its registers",
@@ -120,35 +121,37 @@ class ForwardRows final : public RowFamily {
                     [layer, facts](const Config& c) { return all_threads(layer, facts, c); },
                     {"group", "groups", "cluster", "unroll", "waves"});
     space
-        .constraint("a thread keeps its part of the rows and weights in registers",
+        .constraint("a thread's part of the rows and weights must fit in registers",
                     [layer, facts](const Config& c) {
                       return forward_registers(layer, c) <=
                              registers_of_thread(facts, block_threads(c));
                     },
                     {"vector", "group", "groups", "cluster", "unroll", "keep"})
-        .constraint("quantised elements are stored by two bytes at least",
-                    [layer](const Config& c) {
-                      return !layer.quantises() || elements_of_vector(layer.rows(), c) >= 2;
-                    },
-                    {"vector"})
-        .constraint("several rows in flight pay while a thread has at most 8 vectors of them",
+        .constraint(
+            "a vector needs two elements or more, since quantised elements are stored in pairs",
+            [layer](const Config& c) {
+              return !layer.quantises() || elements_of_vector(layer.rows(), c) >= 2;
+            },
+            {"vector"})
+        .constraint("unroll above 1 pays while a thread has at most 8 vectors in flight",
                     [layer](const Config& c) {
                       return c.at("unroll") == 1 ||
                              c.at("unroll") * vectors_of_thread(layer.rows(), c) <= 8;
                     },
                     {"vector", "group", "cluster", "unroll"})
-        .constraint("no more rows in flight in a block than there are",
+        .constraint("the rows in flight of a block are at most those of the tensor",
                     [layer](const Config& c) {
                       return c.at("unroll") == 1 || c.at("groups") * c.at("unroll") <= layer.m;
                     },
                     {"groups", "unroll"})
-        .constraint("a block that has one set of rows keeps its weights anyway if they fit",
-                    [layer](const Config& c) {
-                      return c.at("keep") == 1 ||
-                             vectors_of_thread(layer.rows(), c) > weights_at_hand;
-                    },
-                    {"vector", "group", "cluster", "keep"})
-        .constraint("there are rows enough for blocks to go on to",
+        .constraint(
+            "keep=0 is for threads with more than 4 vectors of weights: fewer stay in registers "
+            "anyway",
+            [layer](const Config& c) {
+              return c.at("keep") == 1 || vectors_of_thread(layer.rows(), c) > weights_at_hand;
+            },
+            {"vector", "group", "cluster", "keep"})
+        .constraint("waves above 0 needs more rows than the blocks of one wave take",
                     [layer, facts](const Config& c) {
                       return c.at("waves") == 0 || c.at("waves") * facts.multiprocessors *
                                                            c.at("groups") * c.at("unroll") <
@@ -252,13 +255,14 @@ class BackwardRows final : public RowFamily {
                    "rows of the block by which L2 prefetch runs ahead; 0: no prefetch",
                    {0, 1, 2, 4})
         .when_absent(0)
-        .constraint("threads of all blocks keep in registers what is theirs of a row and of dw",
-                    [layer, facts](const Config& c) {
-                      return backward_registers(layer, c) <=
-                             registers_of_thread(facts, c.at("waves") * block_threads(c));
-                    },
-                    {"vector", "group", "groups", "cluster", "waves", "keep", "prefetch"})
-        .constraint("the L2 prefetch takes rows of whole 16 bytes, and runs ahead of the loads",
+        .constraint(
+            "the threads of an SM's blocks must hold their parts of a row and of dw in registers",
+            [layer, facts](const Config& c) {
+              return backward_registers(layer, c) <=
+                     registers_of_thread(facts, c.at("waves") * block_threads(c));
+            },
+            {"vector", "group", "groups", "cluster", "waves", "keep", "prefetch"})
+        .constraint("the L2 prefetch needs rows of whole 16 bytes, and must run ahead of the loads",
                     [layer, facts](const Config& c) {
                       const auto element_bytes =
                           static_cast<std::int64_t>(dtype_bytes(layer.dtype));
@@ -268,15 +272,15 @@ class BackwardRows final : public RowFamily {
                     },
                     {"prefetch", "l2_prefetch_rows"})
         .constraint(
-            "the groups' sums of dw meet in 48 KB of shared memory",
+            "the groups' sums of dw must fit in 48 KB of shared memory",
             [layer](const Config& c) { return shared_bytes(layer, c) <= static_shared_bytes; },
             {"vector", "group", "groups", "cluster"})
-        .constraint("no more than 2048 threads of an SM run at once: more blocks only add sums",
+        .constraint("an SM has at most 2048 resident threads: more blocks only add partial sums",
                     [](const Config& c) {
                       return c.at("waves") == 1 || c.at("waves") * block_threads(c) <= 2048;
                     },
                     {"group", "groups", "waves"})
-        .constraint("there are rows enough for that many blocks",
+        .constraint("every block needs a row",
                     [layer, facts](const Config& c) {
                       return c.at("waves") == 1 ||
                              (c.at("waves") - 1) * facts.multiprocessors * c.at("groups") <

@@ -113,7 +113,7 @@ class Rows final : public StageFamily {
                    {1, 2, 4, 8})
         .parameter("evict_first", "1: accesses use the L2 policy evict_first; 0: evict_normal",
                    {0, 1})
-        .constraint("an access is at least one element, and halves and rows are aligned to it",
+        .constraint("an access has at least one element, and halves and rows are aligned to it",
                     [most = widest(layer), least = element_bytes(layer)](const Config& c) {
                       return c.at("vector") >= least && c.at("vector") <= most;
                     },
@@ -121,38 +121,40 @@ class Rows final : public StageFamily {
         .constraint("accesses narrower than half of what alignment allows only add instructions",
                     [most = widest(layer)](const Config& c) { return 2 * c.at("vector") >= most; },
                     {"vector"})
-        .constraint("a block has 64 to 512 threads, or those of one row",
+        .constraint("a block has 64 to 512 threads, or as many as one row needs",
                     [layer](const Config& c) {
                       const std::int64_t threads = block_threads(layer, c);
                       return threads >= 64 &&
                              (threads <= 512 || (c.at("heads") == 1 && c.at("tokens") == 1));
                     },
                     {"vector", "heads", "tokens"})
-        .constraint("no more heads at once than there are",
+        .constraint("more than half of the heads of a pass would be padding",
                     [layer](const Config& c) {
                       return c.at("heads") * c.at("unroll") == 1 ||
                              c.at("heads") * c.at("unroll") < 2 * all_heads(layer);
                     },
                     {"heads", "unroll"})
-        .constraint("every pass has heads to go on to",
+        .constraint("every pass needs heads",
                     [layer](const Config& c) {
                       return c.at("passes") == 1 ||
                              c.at("heads") * c.at("unroll") * (c.at("passes") - 1) <
                                  all_heads(layer);
                     },
                     {"heads", "unroll", "passes"})
-        .constraint("no more tokens side by side than there are, but for a block of 64 threads",
-                    [layer](const Config& c) {
-                      return c.at("tokens") == 1 || c.at("tokens") < 2 * layer.tokens() ||
-                             block_threads(layer, c) < 128;
-                    },
-                    {"vector", "heads", "tokens"})
-        .constraint("a block's sines and cosines fit in 48 KB of shared memory",
+        .constraint(
+            "more than half of a block's tokens would be padding, in a block of more than 64 "
+            "threads",
+            [layer](const Config& c) {
+              return c.at("tokens") == 1 || c.at("tokens") < 2 * layer.tokens() ||
+                     block_threads(layer, c) < 128;
+            },
+            {"vector", "heads", "tokens"})
+        .constraint("a block's sines and cosines must fit in 48 KB of shared memory",
                     [layer](const Config& c) {
                       return c.at("tokens") * sine_bytes(layer) <= most_sine_bytes;
                     },
                     {"tokens"})
-        .constraint("accesses in flight and sines fit in a thread's registers",
+        .constraint("accesses in flight and sines must fit in a thread's registers",
                     [layer, facts](const Config& c) {
                       return registers_needed(layer, c) <=
                              registers_of_thread(facts, block_threads(layer, c));

@@ -150,7 +150,7 @@ std::vector<Use> uses_of_experts() {
            {"qkv-bias", "yes"},
            {"out-bias", "yes"},
            {"ffn-bias", "yes"}}),
-      // A network of all tokens with weights of its own; with a gate, and with biases of experts.
+      // A shared MLP (shared-h) with weights of its own; with a gate, and with biases of experts.
       use(DType::bf16, {{"batch", 2}, {"shared-h", 160}},
           {{"score", "sigmoid"},
            {"choice-bias", "yes"},
@@ -405,7 +405,7 @@ TEST_CASE("the persistent family says what it cannot compute") {
   CHECK(family_of(layer_op(), with_experts)
             .refusal(shared, facts_of_architecture("sm_90a"))
             .value_or("")
-            .find("a network of all tokens without a gate") != std::string::npos);
+            .find("a shared MLP without a gate") != std::string::npos);
   refuses(mixture({{"experts", 300}}), "experts=300");
   refuses(mixture({{"experts", 40}, {"top-k", 28}, {"shared", 8}}), "36 experts of a token");
   refuses(mixture({{"h", 96}}), "96 rows");
@@ -761,11 +761,11 @@ TEST_CASE("persistent layers with experts that have biases, sinks and a window",
   verify_uses(uses_of_experts(), 5, 6);
 }
 
-TEST_CASE("persistent layers with experts and a network of all tokens", "[gpu]") {
+TEST_CASE("persistent layers with experts and a shared MLP", "[gpu]") {
   verify_uses(uses_of_experts(), 6, 7);
 }
 
-TEST_CASE("persistent layers with experts and a network of all tokens that has a gate", "[gpu]") {
+TEST_CASE("persistent layers with experts and a shared MLP that has a gate", "[gpu]") {
   verify_uses(uses_of_experts(), 7, uses_of_experts().size());
 }
 
@@ -801,11 +801,11 @@ TEST_CASE("persistent layers with experts in mxfp4 behind dense attention", "[gp
   verify_uses(uses_of_packed_experts(), 3, 6);
 }
 
-TEST_CASE("persistent layers with experts in nvfp4, and a network of all tokens", "[gpu]") {
+TEST_CASE("persistent layers with experts in nvfp4, and a shared MLP", "[gpu]") {
   verify_uses(uses_of_packed_experts(), 6, 8);
 }
 
-TEST_CASE("persistent layers with experts in 8 bits, and a gated network of all tokens", "[gpu]") {
+TEST_CASE("persistent layers with experts in 8 bits, and a gated shared MLP", "[gpu]") {
   verify_uses(uses_of_packed_experts(), 8, 11);
 }
 

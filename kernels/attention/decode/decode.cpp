@@ -150,7 +150,8 @@ TypedSpace<attention_decode_config> configs_of(const Layer& layer, const DeviceF
                  Points::to<&Point::prefetch>, {0, 32, 64, 128, 256})
       .when_absent(0);
   const Points::Names all{"warps", "slice", "stages", "m_tiles", "ctas_per_sm", "l2_prefetch"};
-  space.constraint("rows, slices and accumulators fit each other", all,
+  space.constraint("the rows of queries must fit in a slice, and their accumulators in registers",
+                   all,
                    [form](const Point& c) { return attention_decode_refusal(form, c) == nullptr; });
   space.constraint(
       "more than half of the rows would be padding", {"m_tiles"},
@@ -161,7 +162,7 @@ TypedSpace<attention_decode_config> configs_of(const Layer& layer, const DeviceF
                          80 + std::int64_t{c.m_tiles} * attention_padded_dim(form.dim) / 2;
                      return c.ctas_per_sm * c.warps * 32 * needed <= 65536;
                    });
-  space.constraint("the stages of an SM's CTAs fit in its shared memory", all,
+  space.constraint("the stages of an SM's CTAs must fit in its shared memory", all,
                    [form, facts](const Point& c) {
                      return fits_shared_memory(
                          facts, attention_decode_plan_of(form, c).shared_bytes, c.ctas_per_sm);
@@ -181,9 +182,8 @@ std::optional<std::string> can_implement(const Layer& layer, const DeviceFacts& 
   if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
   if (layer.layout == Layout::thd) return "every sequence has the same number of queries: no thd";
   if (layer.s > most_queries)
-    return fmt::format("it takes up to {} queries of a sequence: s={} has other families",
-                       most_queries, layer.s);
-  if (layer.masked()) return "its keys are a range: no mask in memory";
+    return fmt::format("it takes up to {} queries of a sequence, not s={}", most_queries, layer.s);
+  if (layer.masked()) return "it takes no mask in memory: the visible keys must be a range";
   if (layer.bias) return "it adds no bias";
   if (auto reason = misaligned_rows(layer)) return reason;
   if (!configs_of(layer, facts).is_empty()) return std::nullopt;

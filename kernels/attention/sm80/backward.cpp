@@ -41,7 +41,7 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
       .parameter("block", "keys of a step, or queries", {16, 32, 64})
       .parameter("stages", "blocks in shared memory", {2, 3})
       .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2, 3})
-      .constraint("accumulators fit in registers, and tiles suit the mask's",
+      .constraint("accumulators must fit in registers, and tiles must match those of a packed mask",
                   [form](const Config& c) {
                     return attention_sm80_backward_refusal(form, config_of(c)) == nullptr;
                   },
@@ -57,7 +57,7 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
                    65536;
           },
           {"warps", "block", "ctas_per_sm"})
-      .constraint("the stages of an SM's CTAs fit in its shared memory",
+      .constraint("the stages of an SM's CTAs must fit in its shared memory",
                   [form, facts](const Config& c) {
                     return fits_shared_memory(
                         facts, attention_sm80_backward_plan_of(form, config_of(c)).shared_bytes,

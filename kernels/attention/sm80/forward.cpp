@@ -52,7 +52,7 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
       .parameter("stages", "blocks of keys and values in shared memory", {2, 3})
       .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2, 3})
       .constraint(
-          "accumulators fit in registers, and tiles suit the mask's",
+          "accumulators must fit in registers, and tiles must match those of a packed mask",
           [form](const Config& c) { return attention_sm80_refusal(form, config_of(c)) == nullptr; },
           {"warps", "m_tiles", "bn", "stages", "ctas_per_sm"})
       .constraint("a thread's accumulators of scores and output are 150 registers at most",
@@ -75,7 +75,7 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
                     return c.at("ctas_per_sm") * c.at("warps") * 32 * needed <= 65536;
                   },
                   {"warps", "m_tiles", "bn", "ctas_per_sm"})
-      .constraint("the stages of an SM's CTAs fit in its shared memory",
+      .constraint("the stages of an SM's CTAs must fit in its shared memory",
                   [form, facts](const Config& c) {
                     return fits_shared_memory(
                         facts, attention_sm80_plan_of(form, config_of(c)).shared_bytes,

@@ -178,21 +178,21 @@ Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
              set<&Tile::dq>, {"bulk", "direct"})
       .parameter("ahead", "1: the next scores are computed under the end of a block; 0: after it",
                  set<&Tile::ahead>, {0, 1})
-      .words(
-          "around",
-          "delta, zeros for dq and its conversion: launch: by launches before and after; beside: "
-          "for most heads by idle warps, while others are computed",
-          set<&Tile::beside>, {"launch", "beside"})
+      .words("around",
+             "where delta, zeros for dq and its conversion are computed; launch: in launches "
+             "before and after the kernel; beside: by the kernel's idle producer warps, for all "
+             "groups of heads but the first and the last",
+             set<&Tile::beside>, {"launch", "beside"})
       .when_absent(0)
       .parameter("group", "heads of k and v whose blocks of keys are scheduled together",
                  Tiles::to<&Tile::group>, {1, 2, 4, 8, 16, 32, 64, 128})
       .when_absent_by([layer, facts] { return Search::default_config(layer, facts).at("group"); });
   space.constraint(
-      "tiles split evenly among the MMA warpgroups, and fit in registers and shared memory",
+      "tiles must divide evenly among the MMA warpgroups, and fit in registers and shared memory",
       {"bm", "bn", "mma_warpgroups", "q_stages", "do_stages", "ds_stages", "dq", "ahead", "around"},
       [form = form_of(layer)](const Tile& t) { return sm90_backward_misfit(form, t) == nullptr; });
   space.constraint(
-      "no more heads together than there are", {"group"},
+      "group is at most the number of heads of k", {"group"},
       [heads = kv_matrices(layer)](const Tile& t) { return t.group == 1 || t.group < 2 * heads; });
   return space;
 }

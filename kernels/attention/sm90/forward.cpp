@@ -278,14 +278,14 @@ Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
       .parameter("stages", "blocks of keys, and as many of values, in shared memory",
                  set<&Tile::stages>, {2, 3, 4})
       .parameter("ordered",
-                 "1: MMA warpgroups issue their MMAs in turn, one's softmax beside the others' "
-                 "MMAs; 0: as they come",
+                 "1: MMA warpgroups issue their MMAs in turn, so that the softmax of one overlaps "
+                 "the MMAs of the others; 0: in no fixed order",
                  set<&Tile::ordered>, {0, 1})
       .parameter("ctas_per_sm", "CTAs that share an SM", set<&Tile::ctas_per_sm>, {1, 2})
       .words("scheduler",
-             "single: a CTA for each tile; paired: one for 64 queries as far from the first as 64 "
-             "others from the last; static: CTAs stay, with tiles in fixed turns; dynamic: they "
-             "take tiles from a counter",
+             "single: one CTA for each tile; paired: one CTA for two tiles of 64 queries, one as "
+             "far from the first query as the other from the last; static: persistent CTAs with a "
+             "fixed order of tiles; dynamic: persistent CTAs that take tiles from a counter",
              [](Tile& tile, std::int64_t index) {
                tile.schedule(index);
                tile.tile_cycles = unknown;
@@ -317,19 +317,22 @@ Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
                  Tiles::to<&Tile::group>, {1, 2, 4, 8, 16, 32, 64, 128})
       .when_absent_by([layer, facts] { return Search::default_config(layer, facts).at("group"); });
   space.constraint(
-      "the keys and values of heads together fit in L2, and where all do, all are", {"group"},
+      "the keys and values of a group's heads must fit in L2, and the group must have all heads if "
+      "theirs fit",
+      {"group"},
       [usual = usual_group(layer, facts), all = heads_in_l2(layer, facts) >= kv_matrices(layer)](
           const Tile& t) { return all ? t.group == usual : t.group <= 2 * usual; });
-  space.constraint("one MMA warpgroup has none to take turns with", {"mma_warpgroups", "ordered"},
+  space.constraint("ordered=1 needs mma_warpgroups of 2 or more, which issue their MMAs in turn",
+                   {"mma_warpgroups", "ordered"},
                    [](const Tile& t) { return t.mma_warpgroups > 1 || !t.ordered; });
-  space.constraint("two CTAs share an SM's registers if each has one MMA warpgroup",
+  space.constraint("ctas_per_sm=2 needs mma_warpgroups=1: the registers of an SM hold no more",
                    {"mma_warpgroups", "ctas_per_sm"},
                    [](const Tile& t) { return t.ctas_per_sm == 1 || t.mma_warpgroups == 1; });
   const bool may_split = layer.dim <= 128 && form.mask != attention_mask::packed &&
                          query_tiles(layer, 128) < 2 * facts.multiprocessors && layer.kv > 64;
   space.constraint(
-      "two MMA warpgroups divide keys, in an even number of stages, where tiles are few; heads are "
-      "narrow enough to be added up in registers, and no flags say which blocks there are",
+      "split_keys=1 needs mma_warpgroups=2, an even number of stages, heads of up to 128 features, "
+      "more than 64 keys, few tiles, and no packed mask",
       {"mma_warpgroups", "stages", "split_keys"}, [may_split](const Tile& t) {
         return !t.split_keys || (t.mma_warpgroups == 2 && t.stages % 2 == 0 && may_split);
       });
@@ -338,69 +341,71 @@ Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
       query_tiles(layer, 64, layer.heads / layer.kv_heads) <= 2 * facts.multiprocessors &&
       layer.kv > chunk_of(layer) && bytes_of_chunks(layer) <= most_bytes;
   space.constraint(
-      "chunks are work items in fixed turns, where tiles are few and the sums of all chunks are at "
-      "most 256 MiB",
+      "divided=1 needs scheduler=single, few tiles, more keys than one chunk, and at most 256 MiB "
+      "for the sums of all chunks",
       {"scheduler", "divided"}, [may_divide](const Tile& t) {
         return !t.divided || (t.scheduler == Scheduler::single && may_divide);
       });
-  space.constraint("chunks of keys are not divided between MMA warpgroups, and queries not paired",
+  space.constraint("scheduler=paired has no sums for chunks of keys, which batch invariance needs",
                    {"scheduler"}, [](const Tile& t) { return t.chunk == 0 || !t.paired; });
-  space.constraint("a block of a packed mask is one or two of its tiles wide", {"bn"},
+  space.constraint("with a packed mask bn is 64 or 128: one or two of the mask's tiles", {"bn"},
                    [packed = form.mask == attention_mask::packed](const Tile& t) {
                      return !packed || t.bn == 64 || t.bn == 128;
                    });
-  space.constraint("a block of keys is a part of a page, or whole pages", {"bn"},
+  space.constraint("bn must divide the page size or be a multiple of it", {"bn"},
                    [page = layer.page](const Tile& t) {
                      return page == 0 || t.bn % page == 0 || page % t.bn == 0;
                    });
-  space.constraint("no more keys in a block than there are", {"bn"},
+  space.constraint("fewer than 64 keys of a block may be padding", {"bn"},
                    [kv = layer.kv, any = layer.batch_invariant](const Tile& t) {
                      return t.bn == 64 || t.bn < kv + 64 || any;
                    });
-  space.constraint("no more MMA warpgroups than a sequence has queries for",
+  space.constraint("every MMA warpgroup of a CTA needs queries of its own",
                    {"mma_warpgroups", "split_keys", "pack_heads"},
                    [s = layer.s](const Tile& t) { return t.queries() < s + 64; });
   const bool may_pack = layer.group() > 1 && layer.group() <= 64 && layer.q_row % layer.dim == 0 &&
                         form.mask != attention_mask::packed;
   space.constraint(
-      "heads of a tile are 2 to 64 that share keys, in rows of whole heads, without a packed mask",
+      "pack_heads=1 needs 2 to 64 heads of q for each head of k, rows of q that are whole heads, "
+      "and no packed mask",
       {"pack_heads"}, [may_pack](const Tile& t) { return !t.packs_heads || may_pack; });
   const Tiles::Names shape{"mma_warpgroups", "bn",         "stages",  "ordered",   "ctas_per_sm",
                            "scheduler",      "split_keys", "divided", "pack_heads"};
-  space.constraint("scores, probabilities and the output are in an MMA thread's registers", shape,
+  space.constraint("scores, probabilities and output must fit in an MMA thread's registers", shape,
                    [form](const Tile& t) {
                      const int have = attention_sm90_plan_of(form, t).mma_registers;
                      // The smallest blocks always fit, some of them barely.
                      return (t.bn == 64 && t.mma_warpgroups < 3) ||
                             registers_needed(form, t) <= have;
                    });
-  space.constraint("queries, and the stages of keys and values, fit in shared memory", shape,
+  space.constraint("queries and the stages of keys and values must fit in shared memory", shape,
                    [form, facts](const Tile& t) {
                      return fits_shared_memory(facts, attention_sm90_plan_of(form, t).shared_bytes,
                                                t.ctas_per_sm);
                    });
   space.constraint(
-      "a counter balances tiles that are unlike", {"scheduler"},
+      "scheduler=dynamic is for tiles that differ in length", {"scheduler"},
       [unlike = has_unlike_tiles(layer)](const Tile& t) { return !t.dynamic || unlike; });
   const bool may_pair = layer.mask == Mask::causal && layer.window == 0 && layer.s > 64 &&
                         query_tiles(layer, 128) <= facts.multiprocessors;
   space.constraint(
-      "two MMA warpgroups, each in its own time, pair the queries of a causal mask where each SM "
-      "has one tile",
+      "scheduler=paired needs a causal mask without a window, more than 64 queries, at most one "
+      "tile for each SM, mma_warpgroups=2, ordered=0, split_keys=0 and pack_heads=0",
       {"mma_warpgroups", "ordered", "scheduler", "split_keys", "pack_heads"},
       [may_pair](const Tile& t) {
         return !t.paired ||
                (t.mma_warpgroups == 2 && !t.ordered && !t.split_keys && !t.packs_heads && may_pair);
       });
-  space.constraint("the counter of tiles has 24 bits", {"scheduler"},
+  space.constraint("the tile counter of scheduler=dynamic has 24 bits", {"scheduler"},
                    [few = query_tiles(layer, 64) < attention_tile_counter::most_tiles](
                        const Tile& t) { return !t.dynamic || few; });
-  space.constraint("CTAs that stay have more than one tile each",
-                   {"mma_warpgroups", "ctas_per_sm", "scheduler", "split_keys", "pack_heads"},
-                   [layer, processors = facts.multiprocessors](const Tile& t) {
-                     return !t.stays() || query_tiles(layer, t.queries(), t.packed_heads) >
-                                              processors * t.ctas_per_sm;
-                   });
+  space.constraint(
+      "persistent CTAs (scheduler=static or dynamic) need more tiles than there are CTAs",
+      {"mma_warpgroups", "ctas_per_sm", "scheduler", "split_keys", "pack_heads"},
+      [layer, processors = facts.multiprocessors](const Tile& t) {
+        return !t.stays() ||
+               query_tiles(layer, t.queries(), t.packed_heads) > processors * t.ctas_per_sm;
+      });
   return space;
 }
 
@@ -466,7 +471,7 @@ std::optional<std::string> refuse_beside_sm90(const Layer& layer, const DeviceFa
   if (refuse_sm90(layer, facts)) return std::nullopt;
   if (layer.batch_invariant) return std::string(order_depends_on_rows);
   if (layer.s <= most_queries) return std::nullopt;
-  return fmt::format("s={} has wgmma here, which is faster from {} queries on", layer.s,
+  return fmt::format("s={}: wgmma serves this problem, and is faster from {} queries on", layer.s,
                      most_queries);
 }
 

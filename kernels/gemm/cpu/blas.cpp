@@ -286,7 +286,7 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
       .parameter("threads", "threads, each with products of its own", thread_counts(chain, facts))
       .parameter("fused", "1: y is added up from block to block of the intermediate", fusions)
       .when_absent(0)
-      .constraint("the blocks of a thread take more than 256 MiB", [chain](const Config& config) {
+      .constraint("the blocks of a thread must fit in 256 MiB", [chain](const Config& config) {
         return is_smallest(config) || worker_floats(chain, config) * 4 <= most_worker_bytes;
       });
 }

@@ -392,7 +392,7 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
       .parameter("depth_block", "depth of a task's packed rows", up_to(deepest, depth_blocks))
       .parameter("pack", "1: weights are copied into the cache, 0: read where they are", {0, 1})
       .parameter("threads", "threads", thread_counts(chain, facts))
-      .constraint("bf16 weights are widened as they are copied",
+      .constraint("bf16 weights need pack=1, whose copy widens them",
                   [is_bf16 = chain[0].dtype == DType::bf16](const Config& config) {
                     return !is_bf16 || config.at("pack") == 1;
                   });

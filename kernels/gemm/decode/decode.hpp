@@ -35,8 +35,8 @@ void limit_stream(TypedSpace<Point>& space, const typename TypedSpace<Point>::Na
                      return stream.registers <= most_registers(stream.threads);
                    });
   space.constraint(
-      "2 to 16 loads in flight: one a thread does not cover the latency of memory, and more than "
-      "16 only start later",
+      "a thread needs 2 to 16 loads in flight: one does not cover the latency of memory, and more "
+      "than 16 only start later",
       reads, [needs](const Point& point) {
         const StreamNeeds stream = needs(point);
         return (stream.loads >= 2 || stream.is_short) && stream.loads <= 16;

@@ -102,10 +102,9 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
     return "it reads no gate and up: a linear or a gated epilogue";
   if (is_qkv(gemm) && row_choices(gemm, facts).empty())
     return fmt::format(
-        "heads of {} features: a block has 8 to 64 of them, a whole head or both of every pair, "
-        "and "
-        "a k to share among its warps; several that normalise one are a cluster (sm_90) of up to "
-        "{}",
+        "heads of {} features: a block needs 8 to 64 features, a whole head or both of every RoPE "
+        "pair, and enough k for its warps; with head norms the blocks of a head are a cluster "
+        "(compute capability 9.0) of up to {}",
         gemm.epilogue.qkv.form.dim, max_split_k);
   return misaligned_rows(gemm);
 }
@@ -135,8 +134,8 @@ TypedSpace<Block> blocks_of(const GemmProblem& gemm, const DeviceFacts& facts) {
                    "percent of its weights that a block asks L2 for before it may begin",
                    Blocks::to<&Block::l2_prefetch>, {0, 10, 30, 100})
         .when_absent(0);
-  space.constraint("the reduction over warps gives every group of 8 rows a warp of its own",
-                   {"rows", "warps"}, [](const Block& b) { return b.rows / 8 <= b.warps; });
+  space.constraint("the reduction over warps needs a warp for every 8 rows", {"rows", "warps"},
+                   [](const Block& b) { return b.rows / 8 <= b.warps; });
   limit_stream(space, {"rows", "warps", "unroll"}, [product](const Block& b) {
     return StreamNeeds{.loads = b.loads(product),
                        .registers = b.registers(product),
@@ -150,13 +149,11 @@ TypedSpace<Block> blocks_of(const GemmProblem& gemm, const DeviceFacts& facts) {
                    });
   space.constraint("more than half of the rows would be padding", {"rows"},
                    [n = product.n](const Block& b) { return b.rows == 8 || b.rows < 2 * n; });
-  space.constraint(
-      "the blocks of a head that is normalised are a cluster, and those that share k another",
-      {"rows", "split_k"}, [form = product.form](const Block& b) {
-        return b.split_k == 1 || !form.qkv.normalises || b.blocks_of_head(form) == 1;
-      });
-  space.constraint("splitting k pays only while there are fewer blocks of rows than SMs",
-                   {"rows", "split_k"},
+  space.constraint("split-K excludes head norms across blocks: both need the cluster of a block",
+                   {"rows", "split_k"}, [form = product.form](const Block& b) {
+                     return b.split_k == 1 || !form.qkv.normalises || b.blocks_of_head(form) == 1;
+                   });
+  space.constraint("split-K pays only for fewer blocks of rows than SMs", {"rows", "split_k"},
                    [product, processors = facts.multiprocessors](const Block& b) {
                      return b.split_k == 1 || b.row_blocks(product) < processors;
                    });
@@ -306,14 +303,15 @@ std::optional<std::string> no_decode(const GemmProblem& gemm) {
   const bool widens = gemm.c_dtype == DType::f32 && gemm.epilogue.kind == EpilogueKind::linear;
   if ((gemm.c_dtype != gemm.dtype && !widens) || gemm.wide_dtype != gemm.dtype ||
       gemm.quantisation.any())
-    return fmt::format("it stores what it multiplies, {}, or f32, without scales",
+    return fmt::format("its output has the type of its operands, {}, or f32, without scales",
                        dtype_name(gemm.dtype));
   if (gemm.groups.any()) return "it reads each weight once for all tokens: no groups";
   if (gemm.form != GemmForm::single && gemm.form != GemmForm::dual_b)
     return "it has one A and one output";
   if (gemm.a_major == Major::mn || gemm.b_major == Major::mn)
     return "it loads 16 bytes of k at a time: K-major operands";
-  if (gemm.b_depends) return "it loads B before the launches that come before it are complete";
+  if (gemm.b_depends)
+    return "it loads B before it waits for earlier launches, which must not write B";
   return std::nullopt;
 }
 

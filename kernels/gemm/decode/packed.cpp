@@ -126,8 +126,8 @@ TypedSpace<Block> blocks_of(const Product& product, const DeviceFacts& facts) {
                  Blocks::to<&Block::unroll>, {1, 2, 4, 8})
       .parameter("split_k", "blocks that share k", Blocks::to<&Block::split_k>,
                  {1, 2, 3, 4, 5, 6, 7, max_split_k});
-  space.constraint("more than 16 warps have too few registers", {"row_warps", "k_warps"},
-                   [](const Block& b) { return b.warps() <= 16; });
+  space.constraint("a block has at most 16 warps: more have too few registers",
+                   {"row_warps", "k_warps"}, [](const Block& b) { return b.warps() <= 16; });
   limit_stream(space, {"tiles", "row_warps", "k_warps", "unroll"}, [product](const Block& b) {
     return StreamNeeds{.loads = b.loads(product),
                        .registers = b.thread_registers(product),
@@ -136,8 +136,8 @@ TypedSpace<Block> blocks_of(const Product& product, const DeviceFacts& facts) {
   });
   const Blocks::Names all{"tiles", "row_warps", "k_warps", "unroll", "split_k"};
   space.constraint(
-      "the tokens of three stages, or the accumulators of the k warps, fit into shared memory", all,
-      [product, most = facts.shared_bytes_per_block](const Block& b) {
+      "the tokens of three stages, or the accumulators of the k warps, must fit in shared memory",
+      all, [product, most = facts.shared_bytes_per_block](const Block& b) {
         return b.most_shared(product) <= most;
       });
   space.constraint("every warp needs a share of k, 64 * unroll elements at the least",
@@ -148,12 +148,11 @@ TypedSpace<Block> blocks_of(const Product& product, const DeviceFacts& facts) {
   space.constraint(
       "more than half of the rows would be padding", {"tiles", "row_warps"},
       [n = product.n](const Block& b) { return b.rows() == packed_rows || b.rows() < 2 * n; });
-  space.constraint("splitting k pays only while there are fewer blocks of rows than SMs",
-                   {"tiles", "row_warps", "split_k"},
-                   [product, processors = facts.multiprocessors](const Block& b) {
-                     return b.split_k == 1 ||
-                            (!product.grouped && b.row_blocks(product.n) < processors);
-                   });
+  space.constraint(
+      "split-K pays only for fewer blocks of rows than SMs", {"tiles", "row_warps", "split_k"},
+      [product, processors = facts.multiprocessors](const Block& b) {
+        return b.split_k == 1 || (!product.grouped && b.row_blocks(product.n) < processors);
+      });
   return space;
 }
 

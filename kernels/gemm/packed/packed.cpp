@@ -214,10 +214,11 @@ std::optional<std::string> refuse_packed_groups(const GemmProblem& gemm) {
   if (!gemm.groups.any()) return std::nullopt;
   if (gemm.groups.by != Grouping::rows || gemm.groups.offsets.empty() ||
       gemm.b_packing != Packing::separate)
-    return "groups of rows are sorted before, and each weight has a tensor of its own";
+    return "an earlier stage must sort grouped rows, and each weight must be a tensor of its own";
   if (gemm.n % packed_rows != 0)
-    return fmt::format("a group begins with a tile of {} rows of B: n={} is no multiple",
-                       packed_rows, gemm.n);
+    return fmt::format(
+        "a group begins with a whole tile of {} rows of B: n={} is no multiple of that",
+        packed_rows, gemm.n);
   return std::nullopt;
 }
 

@@ -24,7 +24,8 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
     return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
                        dtype_name(gemm.dtype));
   if (gemm.c_dtype != gemm.dtype || gemm.wide_dtype != gemm.dtype || gemm.quantisation.any())
-    return fmt::format("it stores what it multiplies, {}, without scales", dtype_name(gemm.dtype));
+    return fmt::format("its output has the type of its operands, {}, without scales",
+                       dtype_name(gemm.dtype));
   if (facts.compute_capability == 90 && gemm.tokens() > most_tokens_beside_wgmma &&
       !sm90_engine.can_implement(chain, facts))
     return fmt::format(

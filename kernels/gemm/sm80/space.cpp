@@ -64,7 +64,7 @@ void add_tile_constraints(Tiles& space, const Shape& shape, const DeviceFacts& f
   const int b_operands = shape.b_operands;
   gemm_form ungrouped = shape.form;
   ungrouped.groups = grouping::none;
-  space.constraint("a warp's tile is made of 16 x 16 blocks, what one ldmatrix.x4 loads",
+  space.constraint("a warp's tile consists of 16 x 16 blocks, which one ldmatrix.x4 loads",
                    {"bm", "bn", "warps_m", "warps_n"}, [](const Tile& t) {
                      return t.bm % (16 * t.warps_m) == 0 && t.bn % (16 * t.warps_n) == 0;
                    });
@@ -123,7 +123,8 @@ void add_problem_constraints(Tiles& space, const Shape& shape, const DeviceFacts
   space.constraint("the swizzle of an MN-major A takes rows of 64 bytes or more", {"bm"},
                    [=](const Tile& t) { return t.bm >= least_bm; });
   space.constraint(
-      "every row of tiles reads the weights again: at most two of them, or tiles of 64 rows",
+      "every row of tiles reads the weights again: at most two rows of tiles, or tiles of 64 rows "
+      "or more",
       {"bm"},
       [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(64, ceil_div(shape.m, 2)); });
   space.constraint(
@@ -136,11 +137,10 @@ void add_problem_constraints(Tiles& space, const Shape& shape, const DeviceFacts
                      return t.stages == 2 ||
                             t.stages - 1 <= ceil_div(k, std::int64_t{t.bk} * t.split_k);
                    });
-  space.constraint("a K block that is mostly past the end of k", {"bk"},
+  space.constraint("more than half of a K block would be padding", {"bk"},
                    [=](const Tile& t) { return t.bk <= 64 || t.bk < 2 * shape.k; });
   space.constraint(
-      "splitting k pays only while there are fewer tiles than SMs, and up to two "
-      "blocks for each",
+      "split-K pays only for fewer tiles than SMs, with at most two blocks for each SM",
       {"bm", "bn", "split_k"}, [=](const Tile& t) {
         return t.split_k == 1 || (shape.tiles(t) < facts.multiprocessors &&
                                   shape.tiles(t) * t.split_k <= 2 * facts.multiprocessors);
@@ -150,8 +150,8 @@ void add_problem_constraints(Tiles& space, const Shape& shape, const DeviceFacts
                      return t.split_k == 1 || k >= std::int64_t{4} * t.bk * t.split_k;
                    });
   space.constraint(
-      "a band of tile rows higher than the output is the whole output, and without several waves "
-      "the order does not matter",
+      "group_m above 1 needs that many rows of tiles, and more tiles than SMs: otherwise their "
+      "order does not matter",
       {"bm", "bn", "group_m"}, [=](const Tile& t) {
         return t.group_m == 1 ||
                (t.group_m <= t.tiles_m(shape.m) && shape.tiles(t) > facts.multiprocessors);
@@ -159,9 +159,9 @@ void add_problem_constraints(Tiles& space, const Shape& shape, const DeviceFacts
 }
 
 void add_heads(Tiles& space, const QkvHeads& qkv) {
-  space.constraint("a tile has whole heads, all of q, of k or of v", {"bn"},
+  space.constraint("a tile needs whole heads, all of q, all of k or all of v", {"bn"},
                    [qkv](const Tile& t) { return qkv.fits_heads(t.bn); });
-  space.constraint("every thread copies as many 16 bytes of a K block as any other",
+  space.constraint("the 16-byte chunks of a K block must divide evenly among the threads",
                    {"bn", "bk", "warps_m", "warps_n"},
                    [](const Tile& t) { return t.bn * t.bk / 8 % t.threads() == 0; });
 }

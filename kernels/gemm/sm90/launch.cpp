@@ -31,7 +31,7 @@ std::optional<std::string> refuse_elements(const GemmProblem& gemm) {
       return fmt::format("wgmma multiplies bf16, fp16 and fp8 with scales, not {}",
                          dtype_name(gemm.dtype));
     if (gemm.c_dtype != gemm.dtype || gemm.wide_dtype != gemm.dtype)
-      return fmt::format("products of {} are stored as such", dtype_name(gemm.dtype));
+      return fmt::format("products of {} are stored in that type", dtype_name(gemm.dtype));
     return std::nullopt;
   }
   if (gemm.dtype != DType::fp8)
@@ -44,9 +44,9 @@ std::optional<std::string> refuse_elements(const GemmProblem& gemm) {
     return "it stores products of fp8 in 16 bits or less, not in f32";
   if ((gemm.groups.any() && !sorted_rows) || gemm.k_pairs() == 2 || gemm.outputs() == 2 ||
       gemm.epilogue.kind == EpilogueKind::activation_gradient)
-    return "fp8 is for forward passes: dense or of sorted groups, of one A";
+    return "fp8 needs a forward pass with one A, dense or in sorted groups";
   if (!quantisation.c_scale.empty() && gemm.epilogue.adds())
-    return "a source is added to C in 16 bits, and C is fp8";
+    return "a source needs a C of 16 bits, not fp8";
   return std::nullopt;
 }
 
@@ -67,7 +67,7 @@ std::optional<std::string> refuse_heads(const GemmProblem& gemm) {
   const int step = qkv.form.rotation == head_rotation::halves ? 16 : 8;
   if (qkv.form.rotates() && qkv.form.rotary % step != 0)
     return fmt::format(
-        "{} features are rotated: a thread has both of each pair where they are a multiple of {}",
+        "{} rotated features: a thread has both of each pair only if they are a multiple of {}",
         qkv.form.rotary, step);
   const auto fits = [&](int bn) { return qkv.fits_heads(bn); };
   if (std::ranges::any_of(sm90::usual_columns, fits) ||
@@ -82,7 +82,7 @@ std::optional<std::string> refuse_groups(const GemmProblem& gemm) {
   if (!groups.any()) return std::nullopt;
   const std::int64_t tokens = groups.by == Grouping::rows ? gemm.m : gemm.k;
   if (!groups.mask.empty() && tokens > most_masked_tokens)
-    return fmt::format("{} tokens: every CTA scans the mask, which pays up to {}", tokens,
+    return fmt::format("{} tokens: every CTA scans the mask, which pays for up to {}", tokens,
                        most_masked_tokens);
   if (groups.count > most_groups)
     return fmt::format("{} groups: a CTA's tables hold {}", groups.count, most_groups);
@@ -90,7 +90,7 @@ std::optional<std::string> refuse_groups(const GemmProblem& gemm) {
   if (of_groups.front().size() != 1 && groups.count != 2)
     return "more than two groups take one tensor that stacks their matrices";
   if (groups.choices > 1 && groups.by == Grouping::rows && !gemm.c_sorted)
-    return "tokens of several groups have several rows of C: these are sorted";
+    return "C must be sorted if a token has several groups, and so several rows of C";
   if (gemm.epilogue.kind == EpilogueKind::linear && gemm.epilogue.broadcasts())
     return "grouped GEMMs add no bias, nor any other vector";
   if (gemm.b_packing == Packing::interleaved && gemm.b_major == Major::k && gemm.k % 64 != 0)
@@ -100,22 +100,22 @@ std::optional<std::string> refuse_groups(const GemmProblem& gemm) {
         gemm.k);
   if (groups.by == Grouping::rows) {
     if (gemm.a_major != Major::k || gemm.outputs() == 2)
-      return "rows of A are gathered where k is contiguous, to one C";
+      return "gathered rows of A need a contiguous k and one C";
     if (!gemm.a_sorted && gemm.k_pairs() == 2)
-      return "K-concatenated operands have sorted rows: two A would be gathered";
-    if (!gemm.epilogue.source.empty()) return "rows that are scattered take no source";
+      return "K-concatenated operands need sorted rows: two A would have to be gathered";
+    if (!gemm.epilogue.source.empty()) return "scattered rows of C cannot take a source";
     if (gemm.epilogue.kind == EpilogueKind::activation_gradient && !gemm.c_sorted)
-      return "gate and up are loaded by TMA: their rows are sorted";
+      return "gate and up are loaded by TMA: their rows must be sorted";
     return std::nullopt;
   }
   if (gemm.a_major != Major::mn || gemm.b_major != Major::mn)
-    return "tokens are gathered where the other extent is contiguous: MN-major operands";
+    return "gathered tokens need MN-major operands, whose other extent is contiguous";
   if (gemm.form != GemmForm::single && gemm.form != GemmForm::two_outputs)
     return "a grouped reduction has one A for each C";
   if (gemm.epilogue.kind != EpilogueKind::linear)
     return "a grouped reduction has a linear epilogue";
   if (gemm.outputs() == 2 && !gemm.a_sorted)
-    return "two outputs have sorted tokens of A: both would be gathered";
+    return "two outputs need sorted tokens of A: two operands would have to be gathered";
   return std::nullopt;
 }
 

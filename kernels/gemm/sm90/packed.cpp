@@ -156,25 +156,26 @@ TypedSpace<Tile> tiles_of(const Product& product, const DeviceFacts& facts) {
                  {1, 2, 3, 4, 5, 6, 7, max_split_k});
   const int operands = product.operands;
   const packed_form format = product.format;
-  space.constraint("more than 4 warpgroups, or 8 of an SM, have too few registers",
+  space.constraint("a CTA has at most 4 MMA warpgroups, and an SM 8: more have too few registers",
                    {"row_groups", "k_groups", "ctas"}, [](const Tile& t) {
                      return t.mma_warpgroups() <= 4 && t.mma_warpgroups() * t.ctas <= 8;
                    });
   const Tiles::Names registers{"tokens", "tiles", "row_groups", "k_groups", "k_blocks", "ctas"};
-  space.constraint("accumulators, operands and codes fit into a thread's registers", registers,
+  space.constraint("accumulators, operands and codes must fit in a thread's registers", registers,
                    [=](const Tile& t) {
                      // ptxas wants an MMA's accumulators to fit at launch, too.
                      return t.registers(operands, format) <= t.mma_registers() &&
                             t.tokens / 2 + 16 <= t.launch_registers();
                    });
   space.constraint(
-      "three stages at the least, and the accumulators on their way, fit into shared memory",
+      "at least three stages, and the accumulators that split-K exchanges, must fit in shared "
+      "memory",
       {"tokens", "tiles", "row_groups", "k_groups", "k_blocks", "ctas", "split_k"},
       [=](const Tile& t) {
         return t.stages(operands, format) >= 3 &&
                t.shared_bytes(operands, format) <= t.most_shared();
       });
-  space.constraint("every warpgroup needs a share of k, a stage at the least",
+  space.constraint("every warpgroup needs at least one stage of k",
                    {"k_groups", "k_blocks", "split_k"}, [k = product.k](const Tile& t) {
                      return (t.k_groups == 1 && t.k_blocks == 1 && t.split_k == 1) ||
                             k > std::int64_t{packed_k} * t.k_blocks * (t.k_groups * t.split_k - 1);
@@ -185,7 +186,7 @@ TypedSpace<Tile> tiles_of(const Product& product, const DeviceFacts& facts) {
                    [product](const Tile& t) {
                      return product.grouped || product.m <= 64 || t.tokens < 2 * product.m;
                    });
-  space.constraint("splitting k pays only while there are fewer tiles than SMs",
+  space.constraint("split-K pays only for fewer tiles than SMs",
                    {"tokens", "tiles", "row_groups", "split_k"},
                    [product, processors = facts.multiprocessors](const Tile& t) {
                      return t.split_k == 1 || t.tiles_of(product) < processors;

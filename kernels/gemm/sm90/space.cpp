@@ -140,26 +140,29 @@ void add_tile_constraints(Drafts& space, const SharedWorkload& work, const Devic
   const gemm_form form = work->form;
   const int b_operands = work->b_operands();
   const auto limit = limits_of(space);
-  limit("wgmma takes 64 rows for each warpgroup: of A, or of B with swap-AB",
-        {"bm", "bn", "schedule", "mma_warpgroups"}, [](const Tile& t, const sm90_plan& plan) {
-          return plan.rows % (64 * (t.pingpong() ? 1 : t.mma_warpgroups)) == 0;
-        });
-  limit("the narrow side of the tile is one wgmma wide", {"bm", "bn", "schedule"},
-        [](const Tile& t) {
-          if (!t.swap_ab()) return t.bm >= 64;
-          return is_usual(t.bm) ? t.bm <= 128 && t.bn <= 128 : true;
-        });
-  limit("ping-pong is two MMA warpgroups in turn", {"schedule", "mma_warpgroups"},
+  limit(
+      "each MMA warpgroup needs a multiple of 64 rows of the tile: rows of A, or of B with swap-AB",
+      {"bm", "bn", "schedule", "mma_warpgroups"}, [](const Tile& t, const sm90_plan& plan) {
+        return plan.rows % (64 * (t.pingpong() ? 1 : t.mma_warpgroups)) == 0;
+      });
+  limit(
+      "without swap-AB a tile has 64 rows of A or more; with it, tiles of usual height have at "
+      "most 128 rows and columns",
+      {"bm", "bn", "schedule"}, [](const Tile& t) {
+        if (!t.swap_ab()) return t.bm >= 64;
+        return is_usual(t.bm) ? t.bm <= 128 && t.bn <= 128 : true;
+      });
+  limit("schedule=pingpong needs mma_warpgroups=2", {"schedule", "mma_warpgroups"},
         [](const Tile& t) { return !t.pingpong() || t.mma_warpgroups == 2; });
   limit(
-      "more than 64 rows a warpgroup and the accumulators of both B operands must fit in 232 "
-      "registers a thread, or 160 with three MMA warpgroups",
+      "the accumulators of all rows and B operands must fit in 232 registers a thread, or 160 with "
+      "three MMA warpgroups",
       {"bm", "bn", "schedule", "mma_warpgroups"}, [=](const Tile& t, const sm90_plan& plan) {
         return plan.total_accumulators(form) <= (t.mma_warpgroups == 3 ? 128 : 192);
       });
   limit(
-      "the accumulators, and beside them the sums of a split that several CTAs finish, must fit in "
-      "232 registers a thread",
+      "the accumulators, and the sums of split-K that a CTA reduces, must fit in 232 registers a "
+      "thread",
       {"bm", "bn", "schedule", "mma_warpgroups", "split_k"},
       [=](const Tile& t, const sm90_plan& plan) {
         if (t.split_k == 1 || plan.reducers == 1 || t.mma_warpgroups == 3) return true;
@@ -167,50 +170,49 @@ void add_tile_constraints(Drafts& space, const SharedWorkload& work, const Devic
         return accumulators + accumulators / plan.reducers <= 208;
       });
   limit(
-      "a third MMA warpgroup pays only where two cannot hold the tile, and four warpgroups leave a "
-      "thread the 128 registers that no wgmma of 256 columns fits",
+      "mma_warpgroups=3 is for tiles of 192 rows and up to 192 columns that two warpgroups cannot "
+      "hold",
       {"bm", "bn", "schedule", "mma_warpgroups"}, [=](const Tile& t, const sm90_plan& plan) {
         return t.mma_warpgroups < 3 ||
                (plan.rows == 192 && plan.total_accumulators(form) >= 64 && plan.columns <= 192);
       });
-  limit(
-      "tiles of 64 x 64 or less leave the tensor cores waiting for shared memory unless rows are "
-      "few",
-      {"bm", "bn", "schedule"}, [=, m = work->rows](const Tile& t) {
-        return m <= 512 || t.bm * t.bn * b_operands >= 64 * 128;
-      });
-  limit("CTAs share operands along m or along n, and either do that or share k",
+  limit("with more than 512 rows of A, tiles below 64 x 128 wait for shared memory",
+        {"bm", "bn", "schedule"}, [=, m = work->rows](const Tile& t) {
+          return m <= 512 || t.bm * t.bn * b_operands >= 64 * 128;
+        });
+  limit("only one of cluster_m, cluster_n and split_k may be above 1",
         {"cluster_m", "cluster_n", "split_k"},
         [](const Tile& t) { return (t.cluster_m > 1) + (t.cluster_n > 1) + (t.split_k > 1) <= 1; });
-  limit("a ping-pong CTA has more than one tile, one with split-K exactly one",
+  limit("schedule=pingpong excludes split-K, whose CTAs have one tile each",
         {"schedule", "split_k"}, [](const Tile& t) { return !t.pingpong() || t.split_k == 1; });
   const bool aligned = work->k % 64 == 0;
   limit(
-      "with swap-AB an operand is worth sharing only where it costs two lines for each of its "
-      "rows, or where few CTAs read it at all, as experts' weights, and there are more than a few "
-      "rows of A",
+      "with swap-AB, clusters that share an operand pay only if its rows are not aligned to cache "
+      "lines, or for experts' tiles of more than 64 rows",
       {"bm", "schedule", "cluster_m", "cluster_n"}, [=](const Tile& t) {
         const bool shares = t.cluster_m * t.cluster_n > 1;
         if (!t.swap_ab() || !shares) return true;
         const bool experts = work->sorted_rows() && t.bm > 64;
         return experts || (!aligned && !is_usual(t.bm));
       });
-  limit("CTAs share an operand in whole swizzle atoms of 8 rows",
+  limit("each CTA of a cluster loads whole swizzle atoms of 8 rows of a shared operand",
         {"bm", "bn", "cluster_m", "cluster_n"}, [](const Tile& t) {
           return t.bm % (8 * t.cluster_n) == 0 && t.bn % (8 * t.cluster_m) == 0;
         });
-  limit("TMA and wgmma take an MN-major operand in slabs of 64 of its rows",
+  limit("a CTA loads an MN-major operand in slabs of 64 rows",
         {"bm", "bn", "cluster_m", "cluster_n"},
         [a = work->a_mn_major(), b = work->b_mn_major()](const Tile& t) {
           return (!a || t.bm / t.cluster_n % 64 == 0) && (!b || t.bn / t.cluster_m % 64 == 0);
         });
-  limit("swap-AB takes K-major operands, no activation gradient and no heads", {"schedule"},
-        [swaps = may_swap(*work)](const Tile& t) { return !t.swap_ab() || swaps; });
-  limit("gate and up are read by the CTA that has the whole accumulators", {"split_k"},
-        [tensors = work->tensors_per_stage](const Tile& t) {
+  limit(
+      "schedule=swap_ab needs K-major operands, and has no epilogue for activation gradients and "
+      "heads",
+      {"schedule"}, [swaps = may_swap(*work)](const Tile& t) { return !t.swap_ab() || swaps; });
+  limit("split-K excludes an epilogue that reads gate and up, which needs whole accumulators",
+        {"split_k"}, [tensors = work->tensors_per_stage](const Tile& t) {
           return t.split_k == 1 || tensors == 1;
         });
-  space.constraint("no more epilogue stages than there are subtiles",
+  space.constraint("epilogue_stages is at most the number of subtiles of a tile",
                    {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "epilogue_stages"},
                    [](const Draft& d) { return d.tile().epilogue_stages <= d.shape().subtiles; });
   // Beside the largest tables of grouped forms.
@@ -226,16 +228,18 @@ void add_tile_constraints(Drafts& space, const SharedWorkload& work, const Devic
         // Most of those that do not fit do not even with the operands alone.
         return d.tile().stages * d.shape().stage_bytes <= most && ungrouped_bytes(d.plan()) <= most;
       });
-  limit("a pipeline of fewer stages than fit, by a third or more, only waits longer for memory",
-        // Clusters leave an SM to one CTA.
-        form.scales_k_blocks() ? Names{"bm", "bn", "schedule", "mma_warpgroups", "cluster_m",
-                                       "cluster_n", "split_k", "stages", "epilogue_stages"}
-                               : Names{"bm", "bn", "schedule", "mma_warpgroups", "split_k",
-                                       "stages", "epilogue_stages"},
-        [=](const Tile& t, const sm90_plan& plan) {
-          return t.stages >= work->k_blocks(t) || t.stages >= 12 ||
-                 ungrouped_bytes(plan) * sm90_resident_ctas(form, plan) * 3 > most * 2;
-        });
+  limit(
+      "the stages must use two thirds of the shared memory that there is: a shorter pipeline only "
+      "waits longer",
+      // Clusters leave an SM to one CTA.
+      form.scales_k_blocks()
+          ? Names{"bm", "bn", "schedule", "mma_warpgroups", "cluster_m", "cluster_n", "split_k",
+                  "stages", "epilogue_stages"}
+          : Names{"bm", "bn", "schedule", "mma_warpgroups", "split_k", "stages", "epilogue_stages"},
+      [=](const Tile& t, const sm90_plan& plan) {
+        return t.stages >= work->k_blocks(t) || t.stages >= 12 ||
+               ungrouped_bytes(plan) * sm90_resident_ctas(form, plan) * 3 > most * 2;
+      });
 }
 
 void add_problem_constraints(Drafts& space, const GemmProblem& gemm, const SharedWorkload& work,
@@ -243,15 +247,13 @@ void add_problem_constraints(Drafts& space, const GemmProblem& gemm, const Share
   const auto limit = limits_of(space);
   const int sms = std::max(facts.multiprocessors, 1);
   limit(
-      "tiles of fewer than 64 columns read A more often, for the sake of SMs that would have no "
-      "tile",
+      "tiles of fewer than 64 columns read A more often, and pay only where SMs would have no tile",
       {"bm", "bn"}, [=](const Tile& t) {
         return t.bn >= 64 || work->row_tiles(t.bm) * ceil_div(work->n, 64) < sms;
       });
   limit(
-      "widths of wgmma between multiples of 32 are for tiles that are whole and only stored: "
-      "groups "
-      "end in parts of tiles, and subtiles that are read too have 32 columns or 64",
+      "a width that is no multiple of 32 needs whole tiles without groups, and an epilogue that "
+      "only stores",
       {"bm", "bn", "schedule", "mma_warpgroups"}, [=](const Tile& t, const sm90_plan& plan) {
         const bool plain = !work->grouped_rows() && work->tensors_per_stage == 1;
         return plain || t.swap_ab() || plan.wgmma_columns <= 32 || plan.wgmma_columns % 32 == 0;
@@ -262,8 +264,8 @@ void add_problem_constraints(Drafts& space, const GemmProblem& gemm, const Share
   const bool heads_need_them =
       work->form.is_qkv() && std::ranges::none_of(usual_columns, heads_fit);
   limit(
-      "widths between the usual ones are for waves that they fill better, or for heads that no "
-      "usual one has whole",
+      "a width between two usual ones must fill the waves of CTAs better than both, or be the only "
+      "one that holds whole heads",
       {"bm", "bn", "split_k"}, [=](const Tile& t) {
         const auto at = std::ranges::find(columns_between, t.bn) - columns_between.begin();
         if (heads_need_them || at == std::ssize(columns_between)) return true;
@@ -273,8 +275,8 @@ void add_problem_constraints(Drafts& space, const GemmProblem& gemm, const Share
       });
   // Judged before the parameters behind the schedule: it rules out most numbers of rows.
   limit(
-      "tiles of other numbers of rows have A on the side of wgmma that comes in steps of 8, 64 "
-      "columns or more, and for one m no rows that a lower tile could do without",
+      "other tile heights need schedule=swap_ab, where wgmma has A in steps of 8 rows, bn of 64 or "
+      "more, and rows that no lower tile covers",
       {"bm", "bn", "schedule"}, [=](const Tile& t) {
         if (is_usual(t.bm)) return true;
         if (!t.swap_ab() || t.bn < 64) return false;
@@ -284,7 +286,7 @@ void add_problem_constraints(Drafts& space, const GemmProblem& gemm, const Share
         // Few rows leave the tensor cores idle: the loaded padding counts.
         return work->m > 128 || rows * t.bm < ceil_div(work->m, 32) * 32;
       });
-  limit("tiles of other numbers of rows are for waves that no usual tile fills as well",
+  limit("other tile heights must fill the waves of CTAs better than every usual tile",
         {"bm", "bn", "split_k"}, [=, usual = busiest_usual(*work, sms)](const Tile& t) {
           return is_usual(t.bm) || work->sorted_rows() || work->m <= 128 ||
                  busiest(*work, sms, t.bm, t.bn, t.split_k) < usual;
@@ -297,15 +299,16 @@ void add_problem_constraints(Drafts& space, const GemmProblem& gemm, const Share
           return (t.bm == least_bm || t.bm < 2 * work->rows) &&
                  (t.bn <= least_bn || t.bn < 2 * work->n);
         });
-  limit("every row of tiles reads B again: at most four, or tiles of 80 rows", {"bm"},
+  limit("every row of tiles reads B again: at most four rows of tiles, or tiles of 80 rows or more",
+        {"bm"},
         [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(80, ceil_div(work->rows, 4)); });
-  limit("tiles with swap-AB of the usual numbers of rows pay up to an m of 256", {"bm", "schedule"},
+  limit("swap-AB with the usual tile heights pays for up to 256 rows of A", {"bm", "schedule"},
         [=](const Tile& t) { return !t.swap_ab() || !is_usual(t.bm) || work->rows <= 256; });
-  limit("CTAs that share an operand need a tile each", {"bm", "bn", "cluster_m", "cluster_n"},
+  limit("every CTA of a cluster needs a tile", {"bm", "bn", "cluster_m", "cluster_n"},
         [=](const Tile& t) {
           return work->row_tiles(t.bm) >= t.cluster_m && ceil_div(work->n, t.bn) >= t.cluster_n;
         });
-  limit("split-K pays only while there are fewer tiles than SMs, and up to two CTAs for each",
+  limit("split-K pays only for fewer tiles than SMs, with at most two CTAs for each SM",
         {"bm", "bn", "split_k"},
         [=](const Tile& t) { return may_split(work->tiles(t), t.split_k, sms); });
   limit("a split needs at least two K blocks", {"split_k"}, [=](const Tile& t) {
@@ -319,35 +322,37 @@ void add_problem_constraints(Drafts& space, const GemmProblem& gemm, const Share
           return t.stages == 2 || t.stages <= work->k_blocks(t) + 1 ||
                  (many && work->tiles(t) >= 2 * sms && t.split_k == 1);
         });
-  limit("without several waves the order of the tiles does not matter", {"bm", "bn", "group_m"},
-        [=](const Tile& t) {
-          return t.group_m == 8 || (work->tiles(t) > sms && work->row_tiles(t.bm) > 8);
-        });
+  limit(
+      "group_m=16 needs more tiles than SMs, and more than 8 rows of tiles: otherwise their order "
+      "does not matter",
+      {"bm", "bn", "group_m"}, [=](const Tile& t) {
+        return t.group_m == 8 || (work->tiles(t) > sms && work->row_tiles(t.bm) > 8);
+      });
 }
 
 void add_fp8_constraints(Drafts& space, const SharedWorkload& work, bool gathers_a) {
   const gemm_form form = work->form;
   const auto limit = limits_of(space);
   limit(
-      "the accumulators, and beside them those of one K block on their way there, must fit in 232 "
-      "registers a thread, or 160 with three MMA warpgroups",
+      "the accumulators, and those of the K block that is promoted, must fit in 232 registers a "
+      "thread, or 160 with three MMA warpgroups",
       {"bm", "bn", "schedule", "mma_warpgroups"}, [=](const Tile& t, const sm90_plan& plan) {
         return plan.total_accumulators(form) + plan.columns / 2 <=
                (t.mma_warpgroups == 3 ? 112 : 192);
       });
-  limit("a row of a subtile to store has 32 bytes or more", {"bm", "bn", "schedule", "split_k"},
+  limit("a row of a stored subtile needs 32 bytes or more", {"bm", "bn", "schedule", "split_k"},
         [](const Tile&, const sm90_plan& plan) { return plan.subtile_n >= 32; });
   if (form.groups == grouping::rows)
     limit("rows of fp8 are gathered for each tile: no A reuse",
           gathers_a ? Names{"a_reuse"} : Names{}, [](const Tile& t) { return t.a_reuse == 1; });
   if (form.scales == scaling::tensor) return;
   if (form.scales == scaling::block)
-    limit("all columns of a tile share one scale of B: 128 is a multiple of them",
+    limit("bn must divide 128, so that all columns of a tile share one scale of B",
           {"bn", "schedule"}, [](const Tile& t) { return t.swap_ab() || scale_block % t.bn == 0; });
   limit("a thread holds the scale of each of its rows: 128 rows at most", {"bm", "schedule"},
         [](const Tile& t) { return !t.swap_ab() || t.bm <= 128; });
   if (!form.finds_scales()) return;
-  limit("a warpgroup has all 128 columns of a row that share a scale of C, or with swap-AB two",
+  limit("the 128 columns that share a scale of C must be in one warpgroup, or with swap-AB in two",
         {"bn", "schedule", "mma_warpgroups", "split_k"}, [](const Tile& t, const sm90_plan& plan) {
           if (t.swap_ab())
             return plan.warpgroup_rows % scale_block == 0 ||
@@ -358,14 +363,14 @@ void add_fp8_constraints(Drafts& space, const SharedWorkload& work, bool gathers
 
 void add_heads(Drafts& space, const GemmProblem& gemm) {
   const auto limit = limits_of(space);
-  limit("a tile has whole heads, all of q, of k or of v", {"bn"},
+  limit("a tile needs whole heads, all of q, all of k or all of v", {"bn"},
         [qkv = gemm.epilogue.qkv](const Tile& t) { return qkv.fits_heads(t.bn); });
 }
 
 void add_grouped_rows(Drafts& space, const GemmProblem& gemm, const SharedWorkload& work) {
   const auto limit = limits_of(space);
   if (gemm.epilogue.has_group_terms())
-    limit("a CTA has the whole sums that a bias is added to", {"split_k"},
+    limit("split-K excludes biases and factors of groups, which need whole sums", {"split_k"},
           [](const Tile& t) { return t.split_k == 1; });
   const bool permutes = gathers(gemm) && work->form.source == group_source::routed;
   if (permutes) {
@@ -375,12 +380,12 @@ void add_grouped_rows(Drafts& space, const GemmProblem& gemm, const SharedWorklo
                    "gather those that are scattered",
                    Draft::set_apart<&Tile::pre_permute>, {0, 1})
         .when_absent(0);
-    limit("a copy of the rows pays off where many tiles read them: 32 of a group or more",
+    limit("pre_permute=1 pays for groups of 32 rows or more, whose copy many tiles read",
           {"pre_permute"},
           [rows = work->rows](const Tile& t) { return !t.pre_permute || rows >= 32; });
   }
   if (!gemm.a_sorted)
-    limit("rows are gathered by the CTA that needs them: none is shared",
+    limit("gathered rows cannot be multicast: cluster_n=1",
           permutes ? Names{"cluster_n", "pre_permute"} : Names{"cluster_n"},
           [](const Tile& t) { return t.cluster_n == 1 || t.pre_permute; });
   if (!gathers(gemm) || work->form.is_gradient()) return;
@@ -390,22 +395,24 @@ void add_grouped_rows(Drafts& space, const GemmProblem& gemm, const SharedWorklo
                  "the first one's are gathered, and loaded by TMA from a copy for the others",
                  Draft::set_apart<&Tile::a_reuse>, {1, 2, 4, 8})
       .when_absent(1);
-  limit("CTAs reuse A by themselves, with all MMA warpgroups at one tile",
+  limit("a_reuse above 1 excludes clusters and schedule=pingpong",
         {"schedule", "cluster_m", "cluster_n", "split_k", "a_reuse"},
         [](const Tile& t) { return t.a_reuse == 1 || (t.cluster_ctas() == 1 && !t.pingpong()); });
-  limit("there are no more tiles of the same rows than C has columns for", {"bn", "a_reuse"},
+  limit("a_reuse is at most the number of tiles along n", {"bn", "a_reuse"},
         [n = work->n](const Tile& t) { return t.a_reuse <= ceil_div(n, t.bn); });
   if (!permutes) return;
-  limit("sorted rows are not gathered", {"pre_permute", "a_reuse"},
+  limit("pre_permute=1 leaves no rows to gather: a_reuse=1", {"pre_permute", "a_reuse"},
         [](const Tile& t) { return !t.pre_permute || t.a_reuse == 1; });
-  limit("a few rows are gathered again in less time than it takes to store them", {"bm", "a_reuse"},
-        [](const Tile& t) { return t.a_reuse == 1 || t.bm >= 128; });
+  limit(
+      "a_reuse above 1 needs tiles of 128 rows or more: fewer are gathered again in less time than "
+      "a copy takes",
+      {"bm", "a_reuse"}, [](const Tile& t) { return t.a_reuse == 1 || t.bm >= 128; });
 }
 
 void add_grouped_reduction(Drafts& space, const GemmProblem& gemm, const SharedWorkload& work) {
   const auto limit = limits_of(space);
   if (work->form.source == group_source::routed)
-    limit("the CTAs of a split share the K blocks of two groups, by a mask", {"split_k"},
+    limit("split-K of a grouped reduction needs the two groups of a mask", {"split_k"},
           [](const Tile& t) { return t.split_k == 1; });
   if (!gathers(gemm)) return;
   space
@@ -419,12 +426,11 @@ void add_grouped_reduction(Drafts& space, const GemmProblem& gemm, const SharedW
                  "warpgroup more",
                  Draft::set<&Tile::gather_warps>, {2, 4})
       .when_absent(2);
-  limit("sorted tokens are not gathered", {"pre_permute", "gather_warps"},
+  limit("pre_permute=1 leaves no tokens to gather: gather_warps=2", {"pre_permute", "gather_warps"},
         [](const Tile& t) { return !t.pre_permute || t.gather_warps == 2; });
   limit(
-      "four warpgroups start with the 128 registers a thread that no wgmma of 256 columns fits, "
-      "and "
-      "two of them compute with 200, which hold 128 accumulators",
+      "gather_warps=4 leaves the threads of two MMA warpgroups 200 registers, for up to 128 "
+      "accumulators and 192 columns",
       {"bm", "bn", "schedule", "mma_warpgroups", "gather_warps"},
       [form = work->form](const Tile& t, const sm90_plan& plan) {
         return t.gather_warps == 2 ||
