@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""fftune.patch on a tiny model of every causal-LM architecture of transformers, in every mode.
+"""fftune.patch on a tiny model of every causal-LM architecture of transformers, and of encoders, encoders with
+decoders, and models of pictures and sound (media.py), in every mode.
 
 usage: architectures.py [--names a,b] [--modes patch,generate] [--sample N] [--vary N] [--seed S]
                         [--dtype float32|bfloat16] [--device cpu|cuda] [--jobs N] [--out FILE.json]
@@ -16,6 +17,9 @@ and random weights. Each mode patches a copy, runs it and the original, and comp
   graphs       12 tokens with patch(graphs=True), hidden states included
   train        loss and gradients, with patch(recompute=True)
   compile      logits with torch.compile(dynamic=True); not run unless named in --modes
+
+The models of media.py have the names "whole:KIND". Their outputs are compared in evaluation without gradients, with
+them and in inference mode, and in training; their gradients, and the tokens of those that generate, are too.
 
 --vary N adds N variations of each configuration: head sizes, key-value heads, activations, groups
 of experts, biases, scalings. --sample N takes N architectures by --seed. In bfloat16 an error may
@@ -45,9 +49,11 @@ warnings.filterwarnings("ignore")
 
 import torch
 import transformers
+from torch.utils import _pytree as pytree
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+import media
 import fftune
 from fftune.patching import layers as patched_layers
 
@@ -156,7 +162,10 @@ def architectures() -> list[str]:
             continue
         seen.add(name)
         kinds.append(kind)
-    return sorted(kinds)
+    return sorted(kinds) + [f"{_WHOLE}{kind}" for kind in media.WHOLE]
+
+
+_WHOLE = "whole:"
 
 
 def _small(kind: type, overrides: dict) -> transformers.PretrainedConfig:
@@ -172,7 +181,7 @@ def _small(kind: type, overrides: dict) -> transformers.PretrainedConfig:
             values[name] = _SIZES[name]
         elif name in _IDS:
             values[name] = _IDS[name]
-        elif "dropout" in name or name.endswith("_pdrop"):
+        elif any(word in name for word in ("dropout", "_pdrop", "drop_path", "layerdrop")):
             values[name] = 0.0 if isinstance(value, float) else value
     return kind(**{**values, **overrides})
 
@@ -194,6 +203,8 @@ def configuration(kind: str, overrides: dict) -> transformers.PretrainedConfig:
 
 def variation(kind: str, choice: random.Random) -> dict:
     """Other values for some fields that the configuration has."""
+    if kind.startswith(_WHOLE):
+        return {}
     try:
         fields = vars(configuration(kind, {}))
     except Exception:
@@ -220,8 +231,12 @@ def variation(kind: str, choice: random.Random) -> dict:
 
 def build(kind: str, overrides: dict, device: str) -> torch.nn.Module:
     torch.manual_seed(3)
-    config = configuration(kind, overrides)
-    model = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind])(config)
+    if kind.startswith(_WHOLE):
+        kind = kind.removeprefix(_WHOLE)
+        config = _small(CONFIG_MAPPING[kind], media.WHOLE[kind].config)
+        model = getattr(transformers, media.WHOLE[kind].name)(config)
+    else:
+        model = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind])(configuration(kind, overrides))
     if kind == "xmod":
         model.set_default_language("en_XX")
     with torch.no_grad():  # initial weights are too small and too much alike to show mistakes
@@ -229,7 +244,7 @@ def build(kind: str, overrides: dict, device: str) -> torch.nn.Module:
             if isinstance(tensor, torch.nn.Parameter) or name.endswith("bias"):
                 if tensor.is_floating_point():
                     tensor += torch.randn_like(tensor) * (0.3 if tensor.dim() == 1 else 0.1)
-    if model.generation_config is not None:
+    if getattr(model, "generation_config", None) is not None:
         model.generation_config.eos_token_id = None
     return model.to(device).eval()
 
@@ -374,6 +389,61 @@ def _compare_training(original: torch.nn.Module, patched, device: str, seed: int
             raise Wrong(f"the gradient of {name} differs")
 
 
+# models that are no causal language models
+
+def _outputs(model, how: str, kind: str, device: str, seed: int) -> list[torch.Tensor]:
+    """The floating-point results of a call; in training with the gradients of the parameters behind them."""
+    generator = torch.Generator().manual_seed(seed)
+    given = pytree.tree_map_only(
+        torch.Tensor, lambda t: t.to(device, model.dtype if t.is_floating_point() else t.dtype),
+        media.WHOLE[kind].inputs(model, generator))
+    torch.manual_seed(seed)
+    if how == "generate":
+        given = {name: t for name, t in given.items() if not name.startswith("decoder_")}
+        with torch.no_grad():
+            found = model.generate(**given, max_new_tokens=4, min_new_tokens=4, do_sample=False, num_beams=1,
+                                   output_logits=True, return_dict_in_generate=True)
+        return list(found.logits)
+    model.train(how.startswith("training"))
+    try:
+        modes = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
+        with modes.get(how.rpartition(" ")[2], torch.enable_grad)():
+            found = [t for t in pytree.tree_leaves(tuple(model(**given).to_tuple()))
+                     if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        if how == "training":
+            sum(t.float().square().mean() for t in found if t.requires_grad).backward()
+            found += [p.grad for p in model.parameters() if p.grad is not None]
+    finally:
+        model.zero_grad(set_to_none=True)
+        model.eval()
+    return [t.detach() for t in found]
+
+
+def _compare_outputs(original: "Original", patched, how: str, kind: str, device: str, seed: int) -> None:
+    try:
+        theirs, exact = original.results(_outputs, how, kind, device, seed)
+    except Exception:
+        return  # what the model itself does not do
+    ours = _outputs(patched, how, kind, device, seed)
+    if len(ours) != len(theirs):
+        raise Wrong(f"{how}: {len(ours)} results and gradients, not {len(theirs)}")
+    for i, (own, right) in enumerate(zip(ours, theirs)):
+        size = torch.stack([t.double().norm() for t in theirs[i:]]).max() if how == "training" else 0
+        if own.shape == right.shape and own.double().sub(right.double()).norm() <= 1e-6 * size:
+            continue  # a gradient that is zero but for roundings
+        _expect_close(f"{how}: result {i}", own, right, None if exact is None else exact[i])
+
+
+def _run_whole_mode(mode: str, original: "Original", patched, kind: str, device: str, seed: int) -> None:
+    hows = {"train": ["training", "training no_grad"], "generate": ["generate"], "layers": ["no_grad", "generate"],
+            "graphs": ["generate"], "patch": ["no_grad", "inference", "grad"]}.get(mode, ["no_grad"])
+    for how in hows:
+        _compare_outputs(original, patched, how, kind, device, seed)
+    if mode == "patch":
+        fftune.unpatch(patched)
+        _compare_outputs(original, patched, "no_grad", kind, device, seed + 1)
+
+
 # what is tried
 
 @dataclass
@@ -415,6 +485,12 @@ def _run_mode(mode: str, original: Original, device: str, seed: int, result: Res
     result.left = sorted({*result.left, *(line for _, line in report.left)})
     result.mlps |= any(f"by {op}" in line for line in words
                        for op in ("ffn", "moe-ffn", "bias-gelu"))
+    if result.name.startswith(_WHOLE):
+        if mode == "compile":
+            torch._dynamo.reset()
+            patched = torch.compile(patched, dynamic=True)
+        _run_whole_mode(mode, original, patched, result.name.removeprefix(_WHOLE), device, seed)
+        return
     if mode == "generate":
         _compare_generation(original, patched, device, seed)
     elif mode == "layers":
@@ -444,7 +520,10 @@ def try_architecture(kind: str, overrides: dict, modes: list[str], dtype: str, d
     start, result = time.monotonic(), Result(kind, overrides)
     try:
         original = build(kind, overrides, device)
-        _logits(original, _calls(device, seed)["a batch"])
+        if kind.startswith(_WHOLE):
+            _outputs(original, "no_grad", kind.removeprefix(_WHOLE), device, seed)
+        else:
+            _logits(original, _calls(device, seed)["a batch"])
     except Exception as error:
         result.skipped = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
         return result

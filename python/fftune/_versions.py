@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._ops import OpOverload
@@ -75,14 +74,17 @@ has_global_hooks = getattr(_modules, "_has_any_global_hook", _has_global_hooks)
 
 
 # Compilation.
-def _is_constant(condition) -> bool:
-    return isinstance(condition, bool) and condition
+_traces_known = not torch.__version__.startswith("2.6.")
 
 
-# Whether a condition on sizes holds in every call of what is being compiled, without a guard for it.
-# PyTorch 2.6 cannot trace its own function: there sizes that may change are not known.
-is_known = (_is_constant if torch.__version__.startswith("2.6.")
-            else torch.fx.experimental.symbolic_shapes.statically_known_true)
+def is_known(condition) -> bool:
+    """Whether a condition on sizes holds in every call of what is being compiled, without a guard for it. PyTorch 2.6
+    cannot trace its own function: there sizes that may change are not known."""
+    if not torch.compiler.is_compiling():
+        return bool(condition)
+    if not _traces_known:
+        return isinstance(condition, bool) and condition
+    return torch.fx.experimental.symbolic_shapes.statically_known_true(condition)  # the compiler has loaded it
 
 
 # transformers.

@@ -402,7 +402,7 @@ class QuantLinear(nn.Module):
         super()._apply(fn, recurse)
         for name, scale in kept.items():  # module.to(dtype) is for the tokens' type
             if self.format != "int4" and scale is not None and getattr(self, name).dtype != scale.dtype:
-                setattr(self, name, scale.to(self.scale.device))
+                setattr(self, name, scale.to(getattr(self, name).device))
         return self
 
     @property

@@ -213,7 +213,7 @@ def test_a_call_with_a_growing_cache_of_its_own_has_a_static_one(name, is_static
     own.generation_config.return_dict_in_generate = True
     assert torch.equal(right(own, ids, 30).sequences, wanted) and not seen
     own.generation_config.return_dict_in_generate = False
-    monkeypatch.setattr(decoding, "_free_bytes", lambda device: 10000)
+    monkeypatch.setattr(decoding, "free_bytes", lambda device: 10000)
     assert torch.equal(right(own, ids, 30), wanted) and not seen
 
 

@@ -40,8 +40,9 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
     These are norms, MLPs with their norm and residual, bias and gelu, rotary embeddings, quantised linear
     layers, experts and routers, and causal masks that need not be made. In training the loss is one of
     them, in ``generate`` the blocking of repeated n-grams. A module is replaced only if what it
-    computes is recognised for every input; all others are left alone, and the report says why. Nothing is
-    raised for them, and nothing of the model runs during patch().
+    computes is recognised for every input, and its replacement ran on a stand-in of its sizes and types, in
+    evaluation and training, with gradients and without. All others are left alone, and the report says why.
+    Nothing is raised for them, and nothing of the model runs during patch().
 
     A patched model can be trained, compiled, copied and moved, and its state dict is the same; a pickle
     of it is that of the model before patch(). A second call of patch() takes back the first; unpatch()
@@ -82,7 +83,7 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
     unpatch(model)
     report = PatchReport()
     known: dict = {}  # what a module of a kind was found to be, or why it is unfit
-    try_all(report, "", lambda: patch_quantised(model, report))
+    try_all(report, "", lambda: patch_quantised(model, report, known))
     for name, module in model.named_modules():
         try_all(report, name, lambda: _mark_dropout(module))
     for recognise in (patch_norm, patch_gated_mlp, patch_coded_mlp, patch_plain_mlp, patch_experts,
@@ -93,7 +94,7 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
     try_all(report, "", lambda: patch_rotary(model, report, options))
     try_all(report, "", lambda: patch_masks(model, report, options))
     if loss:
-        try_to(report, "", lambda: patch_loss(model))
+        try_to(report, "", lambda: patch_loss(model, known))
     if whole_layers:
         try_all(report, "", lambda: patch_whole_layers(model, report))
     try_all(report, "generate", lambda: patch_generation(model, report))

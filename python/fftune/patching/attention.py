@@ -8,6 +8,8 @@ elements, which transformers hands through to the attention as it is.
 import copy
 import inspect
 import sys
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +112,8 @@ def is_available() -> bool:
     def with_lengths(mask):
         """The function that makes lengths where it can, and else that mask."""
         def make(*arguments, **options):
+            if not torch.compiler.is_compiling() and _plain_masks.get():
+                return mask(*arguments, **options)
             if tells_offset and not arguments and is_causal(options.get("mask_function"), **options):
                 lengths = _lengths(**options)
                 if lengths is not None:
@@ -126,6 +130,20 @@ def is_available() -> bool:
     AttentionMaskInterface.register(LAYERS, with_lengths(sdpa_mask))
     AttentionMaskInterface.register(EAGER, with_lengths(eager_mask))
     return True
+
+
+# Whether attention is given masks, as somebody reads them who does not know lengths.
+_plain_masks: ContextVar[bool] = ContextVar("fftune_plain_masks", default=False)
+
+
+@contextmanager
+def plain_masks():
+    """Within it transformers makes the masks that it would make without fftune."""
+    token = _plain_masks.set(True)
+    try:
+        yield
+    finally:
+        _plain_masks.reset(token)
 
 
 def _without_mark(mask: Tensor | None, options: dict) -> Tensor | None:

@@ -9,9 +9,10 @@ from .memory import norm_again
 from .mlps import gated_of, gated_weights, plain_layers, plain_mlp, plain_mlp_forward
 from .norms import layernorm_forward, norm_forward, normalises, settings_of
 from .recognise import (Elsewhere, Options, Uncertain, Unfit, drops, expect_no_hooks, expect_plain, has_kernels,
-                        identify, is_patched, kind_of, original, remembered, replace_forward, stand_in, trying,
+                        identify, is_patched, kind_of, original, remembered, stand_in, trying,
                         undoable, watched)
 from .rotary import attend, fuses_projections, projects
+from .trial import hidden, replace_forward
 
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -47,10 +48,11 @@ def patch_layer(module: nn.Module, known: dict, options: Options) -> str | None:
             if not is_patched(mlp, plain_mlp_forward) or mlp._fftune[2]:
                 return None
             remembered(known, kind_of(module), lambda: _expect_feed_forward(module))
-            replace_forward(module, _plain_feed_forward, ())
+            replace_forward(module, _plain_feed_forward, (), hidden(norm.weight.numel()), known)
             return f"MLP and residual of {type(module).__name__} by ffn without a gate"
         pair = remembered(known, kind_of(module), lambda: _expect_layer(module))
-        replace_forward(module, _layer_around_forward, (pair, options.norms_again))
+        replace_forward(module, _layer_around_forward, (pair, options.norms_again), hidden(
+            norm.weight.numel(), parts=dict(self_attn=_Times(3, True), mlp=_Times(7, pair))), known)
         return f"residual and norm before the MLP of {type(module).__name__} by rmsnorm"
     _, _, down, bias = gated_weights(mlp)
     if bias is not None:
@@ -60,7 +62,8 @@ def patch_layer(module: nn.Module, known: dict, options: Options) -> str | None:
     expect_plain(module)
     find = _expect_layer if forward is _layer_forward else _expect_feed_forward
     remembered(known, kind_of(module), lambda: find(module))
-    replace_forward(module, forward, (options.norms_again,))
+    parts = dict(self_attn=_Times(3, True)) if forward is _layer_forward else {}
+    replace_forward(module, forward, (options.norms_again,), hidden(norm.weight.numel(), parts=parts), known)
     return f"norm, MLP and residual of {type(module).__name__} by ffn with a norm"
 
 
@@ -199,7 +202,8 @@ def patch_block(module: nn.Module, known: dict, options: Options) -> str | None:
     remembered(known, kind_of(module), lambda: _expect_block(module))
     # Blocks differ in the order of what they are given beside hidden states.
     names = tuple(inspect.signature(type(module).forward).parameters)[2:]
-    replace_forward(module, _block_forward, (names,))
+    replace_forward(module, _block_forward, (names,),
+                    hidden(module.ln_2.weight.numel(), parts=dict(attn=_Times(3, True))), known)
     return f"residual and norm before the MLP of {type(module).__name__} by layernorm"
 
 

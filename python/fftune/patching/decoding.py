@@ -9,7 +9,6 @@ replayed. The host looks at what is finished some steps later than it happens, a
 import functools
 import inspect
 import math
-import os
 import types
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from .._checks import expect_module, expect_tensor, named
 from .._custom import OPS, call
 from .._layer_form import parse
 from .._library import Error
+from .._memory import free_bytes
 from .._ops.head import _draw
 from .._ops.layer import has_layout
 from .._ops.packed import packed_word
@@ -35,7 +35,6 @@ from .layer_specs import _is_norm, _norm_of
 from .quantised import fits, is_quantised, numbers_of, packed_of
 from .recognise import (Numbers, Unfit, are_plain, expect_alike, expect_methods, has_kernels, has_usual_steps, is_close,
                         reason_of, undoable, view_of, watched)
-from .rotary import rotation_of
 
 _LOOKS = 16  # steps from one look at the finished sequences to the next
 
@@ -161,14 +160,13 @@ class Whole:
 
     def angles_of(self, places: int) -> Tensor | None:
         """The angles of the places from 0 on."""
-        spec, rotary = self.group.specs[0], self.group.rotary
+        spec = self.group.specs[0]
         if spec.rotation is None:
             return None
         weight = self.embedding.weight
         x = weight.new_empty(1, places, weight.shape[1])
         rows = torch.arange(places, device=weight.device)[None]
-        turns = rotary(x, rows) if spec.rotation == rotation_of(rotary) else None
-        return self.group._angles(x, turns, rows, spec)[1].contiguous()
+        return self.group._angles(x, None, rows, spec)[1].contiguous()
 
 
 class _Embedded(TorchFunctionMode):
@@ -578,7 +576,9 @@ def _cache_of_drafts(model: nn.Module, config, options: dict):
                     layer.cumulative_length.add_(tokens) if tokens <= 0 else \
                         layer.cumulative_length.fill_(tokens)
 
-    if not _is_new(cache_of(options), "DynamicCache"):
+    decoders = [m for m in model.children() if "_fftune_layers" in m.__dict__]
+    if not _is_new(cache_of(options), "DynamicCache") or not all(
+            m._fftune_layers.are_as_recognised(m) for m in decoders):
         return None
     return _cache_of_all_keys(model, TakesBack, config.max_length + 1)
 
@@ -601,19 +601,14 @@ def _cache_in_place_of_growing(model: nn.Module, head: Head, batch: int, places:
     a call that ends early would not have needed it."""
     from transformers import StaticCache
 
+    if not head.decoder._fftune_layers.are_as_recognised(head.decoder):
+        return None  # others see the cache
     cache = _cache_of_all_keys(model, StaticCache, places)
     heads = [spec.heads for group in head.decoder._fftune_layers.groups for spec in group.specs]
     if cache is None or not heads:
         return None
     size = 2 * len(cache.layers) * max(math.prod(one) for one in heads) * batch * places
-    return cache if 2 * size * model.dtype.itemsize <= _free_bytes(model.device) else None
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + unused
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return cache if 2 * size * model.dtype.itemsize <= free_bytes(model.device) else None
 
 
 def _plain_steps(self, input_ids: Tensor, logits_processor, stopping_criteria, generation_config,

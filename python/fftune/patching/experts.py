@@ -19,7 +19,8 @@ from .analytic import CHOICES, INTEGERS
 from .recognise import (SCALES, KNOWN_ACTIVATIONS, Elsewhere, Foreign, Numbers, Options, Unfit, are_plain, configured,
                         expect_configured_activation, expect_no_hooks, expect_plain, has_kernels, has_settings,
                         identify, is_close, is_patched, kind_of, original, parts_of, parts_watched, remembered,
-                        replace_forward, stand_in, undoable)
+                        stand_in, undoable, watched)
+from .trial import Trial, replace_forward
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,13 @@ def patch_experts(module: nn.Module, known: dict, options: Options) -> str | Non
                     recompute=options.recompute)
     if found.transposed:
         lay_out(module)
-    replace_forward(module, experts_forward, (found,))
+    count, *sizes = module.down_proj.shape
+    try:
+        replace_forward(module, experts_forward, (found,), of_experts(count, sizes[-found.transposed]), known)
+    except Unfit:
+        if found.transposed:
+            _lay_back(module)
+        raise
     details = found.act, found.packing, *(["biases"] if found.biased else [])
     return f"{type(module).__name__} by moe-ffn ({', '.join(details)})"
 
@@ -57,6 +64,20 @@ def lay_out(module: nn.Module) -> None:
     with torch.inference_mode(False):
         for weight in (module.gate_up_proj, module.down_proj):
             weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _lay_back(module: nn.Module) -> None:
+    with torch.inference_mode(False):
+        for weight in (module.gate_up_proj, module.down_proj):
+            weight.data = weight.data.contiguous()
+
+
+def of_experts(experts: int, width: int, **options) -> Trial:
+    """A call with hidden states, choices and their weights."""
+    def given(numbers: Numbers, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ids = torch.stack([torch.randperm(experts, generator=numbers.generator)[:2] for _ in range(5)])
+        return numbers(5, width), ids, numbers(*ids.shape).abs()
+    return Trial(given, **options)
 
 
 def _weights_of(module: nn.Module, transposed: bool) -> tuple[Tensor, Tensor]:
@@ -197,13 +218,17 @@ def _run_experts(module: nn.Module, found: ExpertsFound, x: Tensor, ids: Tensor,
                        packing=found.packing, recompute=found.recompute)
 
 
+def _serves(experts: nn.Module, x: Tensor) -> bool:
+    return not (getattr(experts, "_is_expert_parallel", False) or not has_kernels(x) or parts_watched(experts)
+                or not are_plain(*experts._parameters.values()))
+
+
 @undoable
 def experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
                      ) -> Tensor:
     found, = self._fftune
-    if getattr(self, "_is_expert_parallel", False) or not has_kernels(hidden_states) \
-            or parts_watched(self) or not are_plain(*self._parameters.values()):
-        return original(self, hidden_states, top_k_index.long(), top_k_weights)
+    if not _serves(self, hidden_states):
+        return original(self, hidden_states, top_k_index, top_k_weights)
     return _run_experts(self, found, hidden_states, top_k_index, top_k_weights)
 
 
@@ -216,9 +241,7 @@ def restore_experts(module: nn.Module) -> None:
     """Takes back how transposed weights were laid out."""
     settings = module.__dict__.get("_fftune")
     if settings and isinstance(settings[0], ExpertsFound) and settings[0].transposed:
-        with torch.inference_mode(False):
-            for weight in (module.gate_up_proj, module.down_proj):
-                weight.data = weight.data.contiguous()
+        _lay_back(module)
 
 
 # routers
@@ -258,9 +281,25 @@ def patch_router(module: nn.Module, known: dict, options: Options) -> str | None
     expect_plain(router)
     expect_no_hooks(router)
     found = remembered(known, kind_of(router), lambda: _router_of(router))
-    replace_forward(router, router_forward, (found,))
+    narrow, flattens = remembered(known, ("results", kind_of(router)), lambda: _results_of(router))
+    shape = *((2, 3) if flattens else (6,)), router.weight.shape[1]
+    replace_forward(router, router_forward, (found, narrow, flattens), Trial(
+        lambda numbers, like: (numbers(*shape),), compares=False), known)
+    router.__dict__["_fftune_reader"] = children["experts"]
     return (f"{type(router).__name__} by moe-route "
             f"({found.score}{', after the choice' if found.order == 'after' else ''})")
+
+
+def _results_of(router: nn.Module) -> tuple[bool, bool]:
+    """Whether its weights have the type of bf16 hidden states, and whether it makes rows of tokens of sequences."""
+    own = stand_in(router, dtype=torch.bfloat16)
+    x = own.weight.new_zeros(2, 3, own.weight.shape[1])
+    with torch.no_grad():
+        narrow = own(x[0])[1].dtype == torch.bfloat16
+        try:
+            return narrow, own(x)[0].dim() == 2
+        except Exception:  # it takes rows
+            return narrow, False
 
 
 def _looks_like_router(module: nn.Module) -> bool:
@@ -611,9 +650,14 @@ def router_of(module: nn.Module) -> RouterFound | None:
 @undoable
 def router_forward(self, hidden_states: Tensor, *arguments, **options
                     ) -> tuple[Tensor, Tensor, Tensor]:
-    found, = self._fftune
-    if arguments or options or not has_settings(self) or not has_kernels(hidden_states) \
+    found, narrow, flattens = self._fftune
+    if arguments or options or hidden_states.dim() != 2 and not flattens or not has_settings(self) or not has_kernels(hidden_states) \
             or hidden_states.dtype != self.weight.dtype and not found.wide \
             or not are_plain(*self._parameters.values()):
         return original(self, hidden_states, *arguments, **options)
-    return _route(self, found, hidden_states)
+    logits, weights, ids = _route(self, found, hidden_states)
+    reader = self.__dict__.get("_fftune_reader")
+    if is_patched(reader, experts_forward) and not watched(self, reader) and _serves(reader, hidden_states):
+        return logits, weights, ids
+    # Who is not known to take those of the op gets the types that the router has.
+    return logits, weights.to(hidden_states.dtype) if narrow else weights, ids.long()

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from .. import ops
 from .experts_interface import gate_of
 from .fp8_linear import expect_scales, has_fp8_products
-from .recognise import (Unfit, expect_no_hooks, has_kernels, is_patched, original, parts_of, parts_watched, replace_forward,
-                        undoable)
+from .recognise import (Unfit, expect_no_hooks, has_kernels, is_patched, original, parts_of, parts_watched, undoable)
+from .trial import Trial, replace_forward
 
 _BLOCK = 128
 
@@ -26,7 +26,7 @@ def is_rounded_experts(module: nn.Module | None) -> bool:
         and not getattr(module, "_is_expert_parallel", False)
 
 
-def patch_fp8_experts(module: nn.Module) -> str:
+def patch_fp8_experts(module: nn.Module, dtype: torch.dtype | None, known: dict) -> str:
     if "forward" in module.__dict__:
         raise Unfit("its forward was replaced already")
     if module.activation_scheme != "dynamic":
@@ -54,7 +54,8 @@ def patch_fp8_experts(module: nn.Module) -> str:
     if not has_fp8_products(down.device):
         raise Unfit("its activations are rounded to fp8, for which kernels are fast on compute capability 9.0 alone")
     expect_no_hooks(*parts_of(module))
-    replace_forward(module, fp8_experts_forward, (found[0],))
+    replace_forward(module, fp8_experts_forward, (found[0],), Trial(lambda numbers, like: (
+        numbers(2, d), torch.zeros(2, 1, dtype=torch.int64), numbers(2, 1)), dtype=dtype), known)
     return f"FP8Experts by moe-ffn of fp8, with activations rounded by blocks of {_BLOCK} ({found[0]})"
 
 

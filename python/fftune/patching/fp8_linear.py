@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from .recognise import CodedLayer, Unfit, has_kernels, is_patched, original, replace_forward, undoable
+from .recognise import CodedLayer, Unfit, has_kernels, is_patched, original, undoable
+from .trial import hidden, replace_forward
 
 
 _SCALES = {"FP8Linear": "weight_scale_inv", "CompressedTensorsFP8Linear": "weight_scale"}
@@ -47,10 +48,13 @@ def expect_scales(scale: Tensor) -> None:
         raise Unfit("its scales are not finite")
 
 
-@torch.compiler.assume_constant_result
 def has_fp8_products(device: torch.device) -> bool:
     """Whether linear_fp8 is fast: by wgmma. The CPU, which transformers has no kernels for, has plain loops."""
     return device.type == "cpu" or device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+# As torch.compiler.assume_constant_result does, which imports the compiler.
+has_fp8_products._dynamo_marked_constant = True
 
 
 def _rounds_tokens(module: nn.Module) -> bool:
@@ -65,7 +69,7 @@ def _rounds_tokens(module: nn.Module) -> bool:
     return False
 
 
-def patch_fp8_linear(module: nn.Module, dtype: torch.dtype | None) -> str | None:
+def patch_fp8_linear(module: nn.Module, dtype: torch.dtype | None, known: dict) -> str | None:
     weight = module.weight
     if weight.dtype != torch.float8_e4m3fn:
         return None
@@ -83,7 +87,7 @@ def patch_fp8_linear(module: nn.Module, dtype: torch.dtype | None) -> str | None
     expect_scales(scale)
     if bool(weight.float().isnan().any()):
         raise Unfit("its weight has NaN")
-    replace_forward(module, fp8_forward, (RoundedFp8(n, k, dtype or torch.bfloat16, name, by_token),))
+    replace_forward(module, fp8_forward, (RoundedFp8(n, k, dtype or torch.bfloat16, name, by_token),), hidden(k), known)
     return (f"{type(module).__name__} by linear of fp8, with activations rounded by " + (
         "token" if by_token else "blocks of 128"))
 

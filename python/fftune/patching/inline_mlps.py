@@ -17,7 +17,8 @@ from .quantised import has_codes
 from .recognise import (Numbers, Options, Unfit, activation_name, are_plain, expect_no_hooks, has_settings,
                         expect_plain_parameters, has_kernels, is_patched, kind_of,
                         original, remembered,
-                        replace_forward, stand_in, state_of, undoable, watched, view_of)
+                        stand_in, state_of, undoable, watched, view_of)
+from .trial import Trial, replace_forward
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class _Chain:
     act: tuple[str, ...]
     second: tuple[str, ...]
     name: str  # of the activation
+    count: int  # results of the parts beside them
 
     @property
     def paths(self) -> tuple[tuple[str, ...], ...]:
@@ -51,7 +53,10 @@ def patch_inline_mlp(module: nn.Module, known: dict, options: Options) -> str | 
     if layers[0].bias is not None and layers[2].bias is None:
         raise Unfit("a first bias without a second, for which there is no kernel")
     expect_no_hooks(*(part for part in layers if isinstance(part, nn.Module)))
-    replace_forward(module, _inline_forward, (chain, state_of(layers[1])))
+    count = min(required_arguments(module), 2)
+    replace_forward(module, _inline_forward, (chain, state_of(layers[1])), Trial(
+        lambda numbers, like: (numbers(2, 3, layers[0].in_features),) * count,
+        parts=_others(module, chain.paths, chain.count)), known)
     return (f"{'.'.join(chain.first)} and {'.'.join(chain.second)} of {type(module).__name__} by ffn "
             f"without a gate ({chain.name}), without gradients")
 
@@ -154,18 +159,21 @@ def _chain_of(module: nn.Module, first: tuple[str, ...], second: tuple[str, ...]
     for act in _activations(module, (first, second)):
         for count in (2, 1, 3):
             if _is_chain(module, (first, act, second), count):
-                return _Chain(first, act, second, activation_name(_at(module, act), known))
+                return _Chain(first, act, second, activation_name(_at(module, act), known), count)
     return None
+
+
+def _others(module: nn.Module, paths: tuple[tuple[str, ...], ...], count: int) -> dict[str, nn.Module]:
+    """Stand-ins of the parts with weights that hold none of these layers."""
+    heads = {path[0] for path in paths}
+    return {name: _Other(count) for name, child in module._modules.items()
+            if child is not None and name not in heads and any(p.dim() > 1 for p in child.parameters())}
 
 
 def _is_chain(module: nn.Module, paths: tuple[tuple[str, ...], ...], count: int) -> bool:
     trace = _Trace()
     parts = [_Part(trace, at) for at in range(3)]
-    heads = {path[0] for path in paths}
-    others = {name: _Other(count) for name, child in module._modules.items()
-              if child is not None and name not in heads
-              and any(p.dim() > 1 for p in child.parameters())}
-    own = stand_in(module, parts={**others, **{path[0]: part for path, part in zip(paths, parts)
+    own = stand_in(module, parts={**_others(module, paths, count), **{path[0]: part for path, part in zip(paths, parts)
                                                if len(path) == 1 and path[0] in module._modules}})
     for path, part in zip(paths, parts):
         holder = _at(own, path[:-1])

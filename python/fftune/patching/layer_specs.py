@@ -34,7 +34,7 @@ from .norms import norm_forward, settings_of
 from .quantised import is_quantised, merge, numbers_of, packed_of
 from .recognise import (CUDA_TYPES, SCALES, SETTINGS, Elsewhere, Numbers, Uncertain, Unfit, cast, expect_no_hooks,
                         expect_pieces, expect_plain_parameters, holds, identify, is_close, is_patched, kind_of, of_type,
-                        remembered, replace_forward, stand_in, trying, view_of)
+                        remembered, set_forward, stand_in, trying, view_of)
 from .rotary import angles_of, frequencies, layout_of, rotation_of, scaling
 
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
@@ -124,6 +124,7 @@ class Spec:
     index: int  # of its keys and values in a cache
     window: int | None  # keys that a query sees at most
     angles: Angles | None
+    is_told: bool = True  # whether its decoder tells it the positions of the angles
     packed: frozenset[tuple[str, ...]] = frozenset()  # modules that have weights of 4 bits
     rounded: frozenset[tuple[str, ...]] = frozenset()  # modules that round activations to fp8
 
@@ -410,7 +411,7 @@ def _dense_view(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -
             module.__dict__["_buffers"] = {name: tensor for name, tensor in module._buffers.items()
                                            if not name.startswith("_fftune")}
         if is_patched(module, packed_mlp_forward) or is_patched(module, fp8_mlp_forward):
-            replace_forward(module, gated_mlp_forward, module._fftune)
+            set_forward(module, gated_mlp_forward, module._fftune)
     return view
 
 
@@ -714,7 +715,8 @@ class Recogniser:
                            parallel=order.kind.startswith("parallel"), **heads, **ffn)
             weights = tuple(parts.weights[name] for name in parse(form).weights)
             found[rotation, scale, last] = Spec(form, (heads["kv_heads"], dim), rotation, weights,
-                                                _parts_of(parts.layer), index, window, angles)
+                                                _parts_of(parts.layer), index, window, angles,
+                                                not rotary or self.calls[at].get("position_ids") is not None)
         return found
 
     def _attention(self, parts: _Parts, at: str, attention: nn.Module, grouped: bool) -> dict | None:

@@ -26,8 +26,9 @@ from .quantised import is_quantised
 from .layer_specs import Part, Recogniser, Spec, Weight
 from .recognise import (PatchReport, Unfit, expect_methods, has_hooks, has_kernels, method_of,
                         try_to, undoable, watched)
-from .rotary import angles_of, are_angles, frequencies, gives_angles, read_angles, rotation_of
+from .rotary import angles_of, frequencies, rotation_of, turn_of
 
+_MERGED = ("q_proj", "k_proj", "v_proj")  # whose packed weights are rows of one
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
 # Arguments of a decoder that change nothing between its layers, or are looked at.
@@ -49,7 +50,7 @@ class _Group:
         if path is not None and (
                 decoder.get_submodule(path) is not self.rotary or watched(self.rotary)
                 or not self.rotary_part.is_as_recognised(self.rotary)
-                or rotation_of(self.rotary) and not gives_angles(self.rotary)):
+                or not self.specs[0].is_told and (not rotation_of(self.rotary) or torch.compiler.is_compiling())):
             return False
         for layer, spec in zip(self.layers, self.specs):
             modules = []
@@ -61,6 +62,8 @@ class _Group:
                     return False
                 if path in spec.packed and not is_quantised(module) and not is_packed_mixture(module):
                     return False  # a state dict was loaded
+                if path in spec.packed and path[-1] in _MERGED and "_fftune_shared" not in module.__dict__:
+                    return False  # they got another type
                 if path in spec.rounded and not is_rounded_experts(module) and not (
                         is_rounded_fp8(module) and module.weight.dtype == torch.float8_e4m3fn):
                     return False
@@ -98,9 +101,8 @@ class _Group:
         if spec.rotation is None:
             return None, None
         batch, s, _ = x.shape
-        if spec.rotation == rotation_of(self.rotary) and are_angles(embeddings):
-            angles, rows = embeddings
-            return rows, read_angles(angles).flatten(0, 1)
+        if spec.rotation == rotation_of(self.rotary) and (turn := turn_of(embeddings)) is not None:
+            return turn.rows, turn.angles.flatten(0, 1)
         pairs = position_ids[..., None].float() * frequencies(self.rotary, spec.angles.kind)
         angles = angles_of(pairs, spec.rotation).flatten(0, 1)
         rows = torch.arange(angles.shape[0], dtype=torch.int32, device=x.device)
@@ -182,8 +184,11 @@ class Layers:
                 return False
         return (attentions.masks_nothing_else(options.get("attention_mask"),
                                               kv[specs[0].index].cumulative_length, s)
-                and self.are_called(decoder)
-                and all(group.is_as_recognised(decoder) for group in self.groups))
+                and self.are_as_recognised(decoder))
+
+    def are_as_recognised(self, decoder: nn.Module) -> bool:
+        """Whether the decoder calls its layers as they were, and nobody sees what they are given."""
+        return self.are_called(decoder) and all(group.is_as_recognised(decoder) for group in self.groups)
 
 
 def _lay_out(kv, batch: int, spec: Spec, like: Tensor) -> None:
@@ -258,8 +263,18 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
         mask = options.get("attention_mask")
         mark = torch.empty(_MARK, dtype=torch.int32, device=given.device)
         options["attention_mask"] = dict.fromkeys(mask, mark) if isinstance(mask, dict) else mark
+        known = True
+    else:
+        known = torch.compiler.is_compiling() or not _is_static(cache_of(options)) or layers.are_as_recognised(self)
     forward = layers.inner or type(self).forward
-    return forward(self, input_ids, *arguments, **options)
+    if known:
+        return forward(self, input_ids, *arguments, **options)
+    with attentions.plain_masks():
+        return forward(self, input_ids, *arguments, **options)
+
+
+def _is_static(cache) -> bool:
+    return any(type(own).__name__ in attentions.STATIC_LAYERS for own in getattr(cache, "layers", ()))
 
 
 @undoable

@@ -16,6 +16,7 @@ from .._versions import pytree
 from .decoding import _Given
 from .recognise import (Numbers, Unfit, address_of, are_plain, has_kernels, method_of, trying, undoable, view_of,
                         watched)
+from .trial import Trial, expect_to_run
 
 
 class _Changed(Exception):
@@ -98,7 +99,12 @@ def _is_transformers_loss(model: nn.Module) -> bool:
     return model.loss_function is ForCausalLMLoss
 
 
-def patch_loss(model: nn.Module) -> str | None:
+def _of_head(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    """The loss as a head makes it where it is tried."""
+    return ops.linear_cross_entropy(hidden, self.weight, labels, self.bias)
+
+
+def patch_loss(model: nn.Module, known: dict) -> str | None:
     """Computes the loss of a model in the place of its head and loss function."""
     if not type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) or not hasattr(
             model, "loss_function"):
@@ -119,6 +125,8 @@ def patch_loss(model: nn.Module) -> str | None:
                     f"{head.out_features} logits are no multiples of 8, for which the kernels of a GPU "
                     "are slow")
     _expect_known_forward(model, name, head)
+    expect_to_run(head, _of_head, (), Trial(lambda numbers, like: (
+        numbers(3, head.in_features), torch.arange(3) % head.out_features)), known)
     model.__dict__["_fftune_head"] = name
     # torch.compile cannot trace how a view is made; this one is of the model as it is now.
     model.__dict__["_fftune_view"] = _view(model, name, head)

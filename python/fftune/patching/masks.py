@@ -1,5 +1,6 @@
 """Causal masks that need not be made."""
 import copy
+import inspect
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +9,8 @@ from .._versions import cache_of
 from . import attention as attentions
 from .analytic import INTEGERS, PATCHED, Trace
 from .mlps import required_arguments
-from .recognise import (Numbers, Options, PatchReport, Unfit, expect_alike, expect_pieces, on_one_thread, original,
-                        reason_of, replace_forward, stand_in, trying, undoable)
+from .recognise import (Numbers, Options, PatchReport, Unfit, expect_alike, expect_pieces, has_hooks, on_one_thread, original,
+                        reason_of, set_forward, stand_in, trying, undoable)
 
 
 def patch_masks(model: nn.Module, report: PatchReport, options: Options) -> None:
@@ -32,8 +33,10 @@ def patch_masks(model: nn.Module, report: PatchReport, options: Options) -> None
         with on_one_thread():
             for _, decoder in decoders:
                 _expect_mask_to_be_left_out(decoder)
+        for _, decoder in decoders:
+            decoder.__dict__["_fftune_readers"] = _Readers(decoder)
         for name, decoder in decoders:
-            replace_forward(decoder, _decoder_forward, attentions.config_read_by(decoder))
+            set_forward(decoder, _decoder_forward, attentions.config_read_by(decoder))
             report.replaced.append((name, f"{type(decoder).__name__} without the causal mask"))
             if options.attention:
                 words = f"attention of {type(decoder).__name__} by attention"
@@ -41,6 +44,26 @@ def patch_masks(model: nn.Module, report: PatchReport, options: Options) -> None
     except Exception as error:
         attentions.restore(model)
         report.left.append((name, reason_of(error)))
+
+
+class _Readers:
+    """The attentions of a decoder, and all that stands between, as patch() found them: they know the mask that
+    stands for a causal one. A module that came later, or a user's hook, has to be given what the model makes."""
+
+    def __init__(self, decoder: nn.Module):
+        paths = [name for name, m in decoder.named_modules(remove_duplicate=False) if hasattr(m, "is_causal")]
+        names = {".".join(path.split(".")[:count]) for path in paths for count in range(1, 1 + path.count(".") + 1)}
+        self.modules = [decoder.get_submodule(name) for name in names]
+        for module in self.modules:
+            place = getattr(inspect.unwrap(type(module).forward), "__module__", None) or ""
+            if place.partition(".")[0] not in ("torch", "transformers"):
+                raise Unfit(f"{type(module).__name__} may read the mask: it is no module of transformers")
+        self.places = [(parent, name, child) for parent in (decoder, *self.modules)
+                       for name, child in parent._modules.items() if child in self.modules]
+
+    def are_known(self) -> bool:
+        return all(parent._modules.get(name) is child for parent, name, child in self.places) \
+            and not any(map(has_hooks, self.modules))
 
 
 _MOST_PLACES = 1 << 14  # of an embedding of positions; those of words are not read
@@ -103,6 +126,11 @@ def _compare(decoder: nn.Module, name: str, layer: nn.Module) -> None:
         expect_pieces(trace, lambda: theirs(x), subject)
 
 
+def _makes_all_masks() -> bool:
+    """Whether transformers cannot look if a mask is the causal one, which attention then needs not be given."""
+    return torch.compiler.is_compiling() or torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 @undoable
 def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **options):
     given = input_ids if input_ids is not None else options.get("inputs_embeds")
@@ -113,7 +141,8 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
              and options.get("is_causal") in (None, True)
              and attentions.reads_the_same(self.config, self._fftune)
              and self.config._attn_implementation in attentions.OURS
-             and (window is None or given.shape[1] <= window))
+             and (window is None or given.shape[1] <= window)
+             and _makes_all_masks() and self._fftune_readers.are_known())
     if plain:
         options["attention_mask"] = attentions.without_mask(given.device)
     return original(self, input_ids, *arguments, **options)

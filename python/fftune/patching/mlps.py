@@ -12,8 +12,10 @@ from .quantised import fits, has_codes, is_quantised, ordered, packed_of
 from .recognise import (KNOWN_ACTIVATIONS, SCALES, Elsewhere, Foreign, Numbers, Options, Unfit, activation_name,
                         activation_of, are_plain, calls_dropout, drops, expect_configured_activation,
                         expect_no_hooks, expect_plain, has_kernels, identify, is_patched, kind_of,
-                        original, parts_watched, remembered, replace_forward, stand_in, undoable,
+                        original, parts_watched, remembered, stand_in, undoable,
                         view_of)
+
+from .trial import hidden, replace_forward
 
 
 def required_arguments(module: nn.Module) -> int:
@@ -103,7 +105,7 @@ def patch_gated_mlp(module: nn.Module, known: dict, options: Options) -> str | N
     if linears[form.gate].bias is not None or form.up and linears[form.up].bias is not None:
         raise Unfit("gate and up have biases, for which there is no kernel")
     expect_no_hooks(*list(module.modules())[1:])
-    replace_forward(module, gated_mlp_forward, (form,))
+    replace_forward(module, gated_mlp_forward, (form,), hidden(linears[form.gate].in_features), known)
     return f"{type(module).__name__} by ffn ({form.act})"
 
 
@@ -208,7 +210,8 @@ def patch_coded_mlp(module: nn.Module, known: dict, options: Options) -> str | N
     if not rounded:
         _expect_one_format(gate, up, down)
     expect_no_hooks(*list(module.modules())[1:])
-    replace_forward(module, fp8_mlp_forward if rounded else packed_mlp_forward, (form,))
+    replace_forward(module, fp8_mlp_forward if rounded else packed_mlp_forward, (form,),
+                    hidden(gate._fftune[0].k), known)
     return (f"{type(module).__name__} by ffn of fp8, with rounded activations ({form.act})" if rounded else
             f"{type(module).__name__} by ffn with packed weights ({form.act})")
 
@@ -282,24 +285,31 @@ def patch_plain_mlp(module: nn.Module, known: dict, options: Options) -> str | N
     act = activation_name(activation_of(module), known)
     transposed = is_conv1d(first)
     gelu = act in ("gelu", "gelu-tanh") and first.bias is not None
-    # The op has the first bias only beside the second.
-    plain = not transposed and (first.bias is None or second.bias is not None)
+    # The op has the first bias only beside the second, and as many results as inputs.
+    plain = type(first) is type(second) is nn.Linear and (first.bias is None or second.bias is not None) \
+        and first.in_features == second.out_features
     width = second.weight.shape[0] if is_conv1d(second) else second.in_features
     if width != (first.weight.shape[1] if transposed else first.out_features):
         raise Unfit("an MLP of two layers that is gated, or another product stands between them")
     if not gelu and not plain:
-        raise Unfit(f"an MLP of two layers with {act}: weights that are transposed, or a first bias "
-                    "without a second")
+        raise Unfit(f"an MLP of two layers with {act}: weights that are transposed, a first bias "
+                    "without a second, or another number of results than of inputs")
     expect_plain(module)
     expect_no_hooks(*list(module.modules())[1:])
     remembered(known, kind_of(module),
                lambda: _expect_two_layers(module, first_name, second_name, act))
-    replace_forward(module, plain_mlp_forward, (first_name, second_name, transposed, act, gelu))
+    replace_forward(module, plain_mlp_forward, (first_name, second_name, transposed, act, gelu),
+                    hidden(_width(first)), known)
     name = type(module).__name__
     if not plain:
         return f"bias and gelu of {name} by bias-gelu"
     return (f"{name} by ffn without a gate ({act})"
             + (", with gradients by bias-gelu" if gelu else ", without gradients"))
+
+
+def _width(layer: nn.Module) -> int:
+    """The number of its inputs."""
+    return layer.weight.shape[0 if is_conv1d(layer) else 1]
 
 
 def _without_bias(layer: nn.Module, x: Tensor, transposed: bool) -> Tensor:
@@ -312,8 +322,7 @@ def _expect_two_layers(module, first: str, second: str, act: str) -> bool:
     layers = own._modules[first], own._modules[second]
     known = {name: lambda x, act=function: layers[1](act(layers[0](x)))
              for name, function in KNOWN_ACTIVATIONS.items()}
-    width = layers[0].weight.shape[0 if is_conv1d(layers[0]) else 1]
-    found = identify(own, known, _draw(own, width), subject=type(module).__name__, elsewhere=_elsewhere(own))
+    found = identify(own, known, _draw(own, _width(layers[0])), subject=type(module).__name__, elsewhere=_elsewhere(own))
     if found != act:
         raise Unfit(f"{type(module).__name__} computes {found}, and its activation {act}")
     expect_configured_activation(module, act)
@@ -327,6 +336,7 @@ def plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | Non
     if transposed or torch.is_grad_enabled() or mlp.training \
             or type(first) is not nn.Linear or type(second) is not nn.Linear \
             or parts_watched(mlp) or first.bias is not None and second.bias is None \
+            or first.in_features != second.out_features \
             or not x.dtype == first.weight.dtype == second.weight.dtype or not has_kernels(x):
         return None
     return first, second

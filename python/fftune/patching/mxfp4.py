@@ -12,7 +12,8 @@ from .. import ops, reference
 from .._library import Error
 from .experts import (ExpertsFound, RouterFound, experts_forward, router_forward)
 from .recognise import (Numbers, Options, Unfit, expect_no_hooks, has_kernels, is_close, is_patched,
-                        parts_of, parts_watched, reason_of, replace_forward, undoable)
+                        parts_of, parts_watched, reason_of, set_forward, undoable)
+from .trial import Trial, replace_forward
 
 _NAMES = ("gate", "up", "down")
 _OWN = tuple(f"_fftune_{name}_{part}" for name in _NAMES for part in ("w", "scale"))
@@ -84,7 +85,12 @@ def patch_mxfp4_experts(module: nn.Module, known: dict, options: Options) -> str
     experts.__dict__["_fftune_devices"] = [storage.data.device for storage in _storages(experts)]
     for storage in _storages(experts):
         storage.data = storage.data.cpu()
-    replace_forward(module, _mxfp4_forward, ())
+    try:
+        replace_forward(module, _mxfp4_forward, (), Trial(
+            lambda numbers, like: (numbers(1, 5, experts.hidden_size),), dtype=router.weight.dtype), known)
+    except Unfit:
+        restore_mxfp4_experts(module)
+        raise
     return "Mxfp4GptOssMLP by moe-ffn with packed weights (mxfp4, swiglu-oai)"
 
 
@@ -146,7 +152,7 @@ class DenseExperts(nn.Module):
         for name, own in shapes.items():
             setattr(self, name, nn.Parameter(like.new_zeros(()).expand(own), requires_grad=False))
         self.found = found  # which stand-ins keep
-        replace_forward(self, experts_forward, (found,))
+        set_forward(self, experts_forward, (found,))
 
     def forward(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
         biases = (getattr(self, f"{name}_bias", None) for name in ("gate_up_proj", "down_proj"))
@@ -164,8 +170,8 @@ class DenseMixture(nn.Module):
         self.experts = DenseExperts((experts.num_experts, experts.hidden_size, experts.intermediate_size),
                                     block.router.weight,
                                     ExpertsFound("swiglu-oai", "interleaved", transposed=False, biased=True))
-        replace_forward(self.router, router_forward, (
-            RouterFound("softmax", "after", False, 0, 0, "max", 1.0, None),))
+        set_forward(self.router, router_forward, (
+            RouterFound("softmax", "after", False, 0, 0, "max", 1.0, None), False, False))
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         x = hidden_states.flatten(0, -2)

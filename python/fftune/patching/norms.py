@@ -6,7 +6,9 @@ from torch import Tensor, nn
 
 from .. import ops, reference
 from .recognise import (SCALES, Elsewhere, Foreign, Numbers, Options, Unfit, are_plain, expect_plain, has_kernels,
-                        identify, is_close, kind_of, original, remembered, replace_forward, stand_in, undoable)
+                        identify, is_close, kind_of, original, remembered, stand_in, undoable)
+
+from .trial import hidden, replace_forward
 
 
 def _name_of_eps(module: nn.Module) -> str | None:
@@ -34,7 +36,7 @@ def patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     if len(inspect.signature(type(module).forward).parameters) != 2:
         raise Unfit(f"{type(module).__name__} takes more than hidden states, a gate say")
     convention = remembered(known, kind_of(module), lambda: _convention(module, getattr(module, name)))
-    replace_forward(module, norm_forward, (convention, name))
+    replace_forward(module, norm_forward, (convention, name), hidden(module.weight.numel()), known)
     return f"{type(module).__name__} by rmsnorm ({convention})"
 
 
@@ -134,7 +136,7 @@ def _patch_layernorm(module: nn.LayerNorm, known: dict) -> str:
         raise Unfit("LayerNorm without a weight and a bias of one dimension")
     expect_plain(module)
     remembered(known, kind_of(module), lambda: _expect_layernorm(module))
-    replace_forward(module, layernorm_forward, ())
+    replace_forward(module, layernorm_forward, (), hidden(module.weight.numel()), known)
     return "LayerNorm by layernorm, without gradients"
 
 

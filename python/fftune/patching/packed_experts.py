@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from .. import ops
 from .analytic import INTEGERS
-from .experts import smaller_sizes
+from .experts import of_experts, smaller_sizes
 from .mlps import packed_mlp_forward
-from .quantised import fits, merge, merged_of
+from .quantised import fits, merge, merged_of, take_apart
 from .recognise import (SCALES, Elsewhere, Numbers, Options, Unfit, expect_no_hooks, has_kernels, identify, is_patched,
-                        kind_of, original, parts_watched, remembered, replace_forward, stand_in,
-                        undoable)
+                        kind_of, original, parts_watched, remembered, stand_in, undoable)
+from .trial import replace_forward
 
 _PARTS = ("gate", "up", "down")
 
@@ -43,11 +43,16 @@ def patch_packed_experts(module: nn.Module, known: dict, options: Options) -> st
     (d, h), = sizes
     weigh = remembered(known, ("packed experts", kind_of(module)), lambda: _weighing_of(module, experts, d, h))
     expect_no_hooks(*list(module.modules())[1:])
-    with torch.no_grad():
-        for part in _PARTS:
-            merge(module, [_layer(child, part) for child in experts], part)
+    layers = {part: [_layer(child, part) for child in experts] for part in _PARTS}
     names = tuple(name for name, child in module.named_children() if is_patched(child, packed_mlp_forward))
-    replace_forward(module, packed_experts_forward, (names, weigh))
+    try:
+        with torch.no_grad():
+            for part, own in layers.items():
+                merge(module, own, part)
+        replace_forward(module, packed_experts_forward, (names, weigh), of_experts(len(experts), d), known)
+    except Unfit:
+        take_apart(module, [layer for own in layers.values() for layer in own])
+        raise
     return f"{len(experts)} experts of {type(module).__name__} by moe-ffn with packed weights ({forms.pop().act})"
 
 

@@ -25,11 +25,13 @@ from .._codes import (AWQ_OUTPUTS, AWQ_PLACES, ONLY_GROUP, codes_of_pairs, codes
                       words_of_codes)
 from .._layer_form import WIDE_SCALES
 from .._ops.packed import format_of
+from ..nn import QuantLinear
 from .analytic import INTEGERS, Trace
 from .fp8_experts import is_fp8_experts, patch_fp8_experts
 from .fp8_linear import drop_merged_fp8, is_fp8_linear, is_static_fp8_linear, patch_fp8_linear
 from .recognise import (CodedLayer, Numbers, PatchReport, Unfit, expect_pieces, has_kernels, is_close, is_patched,
-                        reason_of, replace_forward, try_to, undoable, view_of)
+                        reason_of, try_to, undoable, view_of)
+from .trial import hidden, replace_forward
 
 # The codes of a layer [n, k], from the words that it has and back. (A word has eight, so the last one
 # may be padded.)
@@ -107,6 +109,7 @@ class Quantised(CodedLayer):
 
 
 _OWN = ("_fftune_w", "_fftune_scale", "_fftune_zero", "_fftune_order")
+_OF_FFTUNE = "fftune"
 _NOT_FINITE = "its scales are not finite"
 _METHODS = ("_save_to_state_dict", "_load_from_state_dict")
 _SCHEME = ("quantization_scheme", "quantization_status")
@@ -136,7 +139,7 @@ _CODES = ("qweight", "weight_packed", "weight_scale_inv", "weight_scale", "gate_
 
 def has_codes(module: nn.Module) -> bool:
     """Whether it is a layer with codes, replaced or not."""
-    return any(name in tensors for name in _CODES for tensors in (module._buffers, module._parameters)
+    return type(module) is QuantLinear or any(name in tensors for name in _CODES for tensors in (module._buffers, module._parameters)
                ) or _is_of_bitsandbytes(module)
 
 
@@ -147,7 +150,7 @@ def _is_of_bitsandbytes(module: nn.Module) -> bool:
 
 def is_quantised(module: nn.Module | None) -> bool:
     """Whether it is a replaced layer that computes x W^T + b, without rounding x."""
-    return is_patched(module, quantised_forward)
+    return is_patched(module, quantised_forward) or is_patched(module, quant_linear_forward)
 
 
 # what the modules have
@@ -458,12 +461,14 @@ def _as_type(scale: Tensor, dtype: torch.dtype) -> Tensor:
     return own
 
 
-def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
+def _patch(module: nn.Module, dtype: torch.dtype | None, known: dict) -> str | None:
     static = is_static_fp8_linear(module)
     if is_fp8_linear(module) and not static:
-        return patch_fp8_linear(module, dtype)
+        return patch_fp8_linear(module, dtype, known)
+    if type(module) is QuantLinear:
+        return _patch_quant_linear(module, dtype, known)
     if is_fp8_experts(module):
-        return patch_fp8_experts(module)
+        return patch_fp8_experts(module, dtype, known)
     layer = _static_fp8(module) if static else _recognised(module)
     if layer is None:
         return None
@@ -492,9 +497,14 @@ def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
     for name, tensor in zip(_OWN, (*packed[:3], order)):
         module.register_buffer(name, tensor, persistent=False)
     activations = getattr(kept.get(_SCHEME[0]), "input_activations", None)
-    replace_forward(module, static_forward if static else quantised_forward if activations is None else
-                    rounded_forward, (
-        Quantised(layer.n, layer.k, dtype, layer.format, layer.name, group, layer.code, activations),))
+    form = Quantised(layer.n, layer.k, dtype, layer.format, layer.name, group, layer.code, activations)
+    try:
+        replace_forward(module, static_forward if static else quantised_forward if activations is None else
+                        rounded_forward, (form,), hidden(layer.k), known)
+    except Unfit:
+        module.__dict__["_fftune"] = form,
+        restore_quantised(module)
+        raise
     for name, method in zip(_METHODS, (_save, _load)):
         module.__dict__[name] = types.MethodType(method, module)
     groups = f"groups of {group}" if group else "a group a row"
@@ -503,13 +513,65 @@ def _patch(module: nn.Module, dtype: torch.dtype | None) -> str | None:
             f"{', rounded activations' if static or activations is not None else ''})")
 
 
-def patch_quantised(model: nn.Module, report: PatchReport) -> None:
+# This library's own layer. Its tensors have the names of those of other replaced layers meanwhile.
+_TENSORS = ("packed", "scale", "zero")
+
+
+def _patch_quant_linear(module: QuantLinear, dtype: torch.dtype | None, known: dict) -> str:
+    if "forward" in module.__dict__:
+        raise Unfit("its forward was replaced already")
+    if module.packed.is_meta:
+        raise Unfit("its weight has no values yet: it is on the meta device")
+    dtype = module.scale.dtype if module.format == "int4" else dtype or torch.bfloat16
+    form = Quantised(module.out_features, module.in_features, dtype, _OF_FFTUNE, "packed", module.group, module.format)
+    for name, tensor in zip(_OWN, (*module.packed_weight[:3], None)):
+        module.register_buffer(name, tensor, persistent=False)
+    module.__dict__["_fftune_kept"] = {}
+    _put_back_own(module, (None, None, None))
+    try:
+        replace_forward(module, quant_linear_forward, (form,), hidden(form.k), known)
+    except Unfit:
+        module.__dict__["_fftune"] = form,
+        restore_quantised(module)
+        raise
+    for name, method in zip(_METHODS, (_save_own, _load)):
+        module.__dict__[name] = types.MethodType(method, module)
+    module.__dict__["_apply"] = types.MethodType(_apply_to_own, module)
+    return f"QuantLinear by linear with a packed weight ({module.format})"
+
+
+def _put_back_own(module: QuantLinear, tensors) -> None:
+    module._buffers.update(zip(_TENSORS, tensors))
+
+
+def _save_own(self, destination, prefix, keep_vars) -> None:
+    _put_back_own(self, packed_of(self)[:3])
+    try:
+        type(self)._save_to_state_dict(self, destination, prefix, keep_vars)
+    finally:
+        _put_back_own(self, (None, None, None))
+
+
+def _apply_to_own(self, function, *arguments):
+    """As the layer's own, which keeps the scales of most formats as they are: .to(dtype) is for the tokens' type."""
+    before = packed_of(self)[1]
+    keeps = before.is_floating_point() and self.format != "int4" \
+        and function(before.new_empty(0)).dtype != before.dtype
+    if keeps and "_fftune_shared" in self.__dict__:
+        split_off(self)
+    type(self)._apply(self, function, *arguments)
+    if keeps:
+        self._buffers[_OWN[1]] = before.to(self._buffers[_OWN[0]].device)
+    return self
+
+
+def patch_quantised(model: nn.Module, report: PatchReport, known: dict) -> None:
     """All layers of a model, in whose type their scales are kept."""
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point() and p.dim() and
                   p.dtype in (torch.float32, torch.bfloat16, torch.float16)), None)
     with torch.no_grad():  # scales may be parameters
         for name, module in model.named_modules():
-            try_to(report, name, lambda: _patch(module, dtype))
+            try_to(report, name, lambda: _patch(module, dtype, known))
     _keep_from_becoming_dense(model, report)
 
 
@@ -574,11 +636,14 @@ def restore_quantised(module: nn.Module) -> None:
     if "_fftune_kept" not in module.__dict__:
         return
     with torch.no_grad():
-        _put_back(module, _words(module))
+        if type(module) is QuantLinear:
+            _put_back_own(module, packed_of(module)[:3])
+        else:
+            _put_back(module, _words(module))
     for name in _OWN:
         del module._buffers[name]
         module._non_persistent_buffers_set.discard(name)
-    for name in (*_METHODS, "forward", "_fftune", "_fftune_parts", "_fftune_settings", "_fftune_shared"):
+    for name in (*_METHODS, "_apply", "forward", "_fftune", "_fftune_parts", "_fftune_settings", "_fftune_shared"):
         module.__dict__.pop(name, None)
     module.__dict__.update(module.__dict__.pop("_fftune_kept"))
 
@@ -640,6 +705,20 @@ def merged_of(owner: nn.Module, layers: list[nn.Module], part: str = "qkv"
     return ops.PackedWeight(w, _as_packed(scale, format.code), zero, n, format.k, format.group, format.code), bias
 
 
+def take_apart(owner: nn.Module, layers: list[nn.Module]) -> None:
+    """Takes back merge() where the layers stay replaced."""
+    for layer in layers:
+        if layer.__dict__.get("_fftune_shared", (None,))[0] is owner:
+            split_off(layer)
+    restore_merged(owner)
+
+
+def split_off(layer: nn.Module) -> None:
+    """Gives a layer its own weight, which was some rows of a merged one."""
+    layer._buffers.update(zip(_OWN, (None if t is None else t.clone() for t in packed_of(layer)[:3])))
+    del layer.__dict__["_fftune_shared"]
+
+
 def restore_merged(owner: nn.Module) -> None:
     """Takes back what merge() gave, after the layers were restored."""
     drop_merged_fp8(owner)
@@ -682,6 +761,11 @@ def quantised_linear(module: nn.Module, x: Tensor, residual: Tensor | None = Non
 @undoable
 def quantised_forward(self, x: Tensor, *_, **__) -> Tensor:
     return quantised_linear(self, x)
+
+
+@undoable
+def quant_linear_forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    return quantised_linear(self, x, residual)
 
 
 class _Rounded(torch.autograd.Function):

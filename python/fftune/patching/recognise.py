@@ -88,12 +88,21 @@ class CodedLayer:
     dtype: torch.dtype
 
 
-def replace_forward(module: nn.Module, forward, settings: tuple) -> None:
-    """`forward` becomes a method of this instance; its settings are module._fftune."""
+def set_forward(module: nn.Module, forward, settings: tuple) -> None:
+    """`forward` becomes a method of this instance, of a stand-in say; its settings are module._fftune. Modules of
+    users are given it by replace_forward() (trial.py)."""
     module._fftune = settings
     module.__dict__["_fftune_parts"] = tuple((name, type(part)) for name, part in _parts(module))
     module.__dict__["_fftune_settings"] = _settings_of(module)
     module.__dict__["forward"] = method_of(module, forward)
+
+
+def take_back(module: nn.Module) -> None:
+    """Takes back what set_forward() did."""
+    if hasattr(module.__dict__.get("forward"), "_fftune"):
+        del module.forward
+    for name in ("_fftune", "_fftune_parts", "_fftune_settings"):
+        module.__dict__.pop(name, None)
 
 
 # They choose nothing, or are looked at in each call.
@@ -360,7 +369,8 @@ def stand_in(module: nn.Module, sizes: dict[int, int] | None = None,
         nn.Module.__init__(other)
         bare, own_parts = vars(nn.Module()), own_parts or {}
         for name, value in vars(original).items():
-            if name not in bare and name not in ("forward", "_fftune", "_fftune_layers", "__deepcopy__"):
+            if name not in bare and name not in ("forward", "_fftune", "_fftune_layers", "_fftune_reader",
+                                                 "__deepcopy__"):
                 other.__dict__[name] = of_value(value)
         other.__dict__["training"] = False
         for name, parameter in original._parameters.items():

@@ -1,12 +1,14 @@
 """Rotary embeddings by rope, and the projections of attention around them by linear and qkv."""
+import functools
 import inspect
 import types
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from .. import ops, reference
-from .._versions import as_option, in_forward_mode, is_known, name_of_cache, take_cache, updated
+from .._versions import as_option, in_forward_mode, is_known, is_transformed, name_of_cache, take_cache, updated
 from . import attention as attentions
 from .analytic import PATCHED
 from .norms import norm_forward, settings_of
@@ -14,9 +16,10 @@ from .fp8_linear import fp8_linear, is_rounded_fp8, merge_fp8, merged_fp8_of, se
 from .quantised import (fits, is_quantised, merge, merged_of, numbers_of, ordered,
                         quantised_linear)
 from .recognise import (Elsewhere, Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_alike,
-                        expect_no_hooks, expect_plain, has_kernels, identify, is_close,
-                        is_patched, kind_of, original, remembered, replace_forward, stand_in, try_to, trying, undoable,
+                        expect_no_hooks, expect_plain, has_kernels, identify, is_close, is_patched, kind_of, original,
+                        remembered, set_forward, stand_in, take_back, try_to, trying, undoable,
                         watched)
+from .trial import Trial, expect_to_run, replace_forward, shadow
 
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
@@ -52,20 +55,24 @@ def patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> Non
             if "forward" in module.__dict__:
                 raise Unfit(f"the forward of {type(module).__name__} was replaced already")
         functions = {kind: _attention_function(kind, rotary, layout) for kind in {type(m) for _, m in attentions}}
-        rotations = {rotation for _, rotation in functions.values()}
+        rotations = {rotation for _, rotation, _ in functions.values()}
         if len(rotations) > 1:
             raise Unfit("its users rotate in several ways")
         rotation, = rotations
-        scale = float(rotary.attention_scaling)
-        for _, module in attentions:
-            replace_forward(module, functions[type(module)][0], (scale, False, rotation))
-        replace_forward(rotary, rotary_forward, (rotation,))
-        rotary.__dict__["_fftune_users"] = _Users(model, rotary, [m for _, m in attentions])
+        scale, known = float(rotary.attention_scaling), {}
+        replace_forward(rotary, rotary_forward, (rotation, scale), _trial_of_rotary(), known)
+        try:
+            for _, module in attentions:
+                forward, _, theirs = functions[type(module)]
+                replace_forward(module, forward, (scale, False, rotation, theirs, ""), _trial_of(module, rotary), known)
+        except Unfit:
+            for module in (rotary, *(m for _, m in attentions)):
+                take_back(module)
+            raise
         report.replaced.append((name, f"{type(rotary).__name__} by rope"))
         if options.projections:
-            known: dict = {}
             for other, module in attentions:
-                try_to(report, other, lambda: patch_projections(model, module, options, known))
+                try_to(report, other, lambda: patch_projections(model, module, rotary, options, known))
     except Unfit as reason:
         report.left.append((name, str(reason)))
 
@@ -165,9 +172,11 @@ def _attention_function(kind: type, rotary: nn.Module, layout: str):
     scale = float(rotary.attention_scaling)
 
     def apply_rotary_pos_emb(q, k, cos, sin, *arguments, **options):
-        if not are_angles((cos, sin)):
+        turn = turn_of((cos, sin))
+        if turn is None or (turn.rotation, turn.scale) != (rotation, scale) or not has_kernels(q) \
+                or q.dtype != cos.dtype and not torch.is_autocast_enabled(q.device.type):
             return theirs(q, k, cos, sin, *arguments, **options)
-        return rotate(q, k, cos, scale, rotation)
+        return rotate(q, k, turn)
 
     # Without a name of the module torch.compile looks globals up here, not in the module.
     scope = {name: value for name, value in forward.__globals__.items() if name != "__name__"}
@@ -175,7 +184,7 @@ def _attention_function(kind: type, rotary: nn.Module, layout: str):
     function = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__,
                                   forward.__closure__)
     function.__kwdefaults__ = forward.__kwdefaults__
-    return undoable(function), rotation
+    return undoable(function), rotation, theirs
 
 
 def frequencies(rotary: nn.Module, kind: str | None = None) -> Tensor:
@@ -224,109 +233,110 @@ def _pairs(rotary: nn.Module, position_ids: Tensor, kind: str | None = None) -> 
     return position_ids[..., None].float() * frequencies(rotary, kind).to(position_ids.device, torch.float)
 
 
-class _Users:
-    """The attentions of a model that take angles, and all that stands between them and the rotary embedding,
-    as patch() found it. A module that came later, or a user's hook, has to be given cosines and sines."""
+class Turn:
+    """The angles of cosines and sines, which carry them to readers that rotate by the ops. All others have the
+    cosines and sines as the model makes them."""
 
-    def __init__(self, model: nn.Module, rotary: nn.Module, attentions: list[nn.Module]):
-        wanted = {rotary, *attentions}
-        above = {m: None for m in model.modules() if any(part in wanted for part in m.modules())}
-        self.attentions, self.scale = attentions, rotary.attention_scaling
-        self.places = [(m, name, child) for m in above for name, child in m._modules.items()
-                       if child in above]
-        self.lists = [(m, len(m)) for m in above if isinstance(m, nn.ModuleList)]
-        self.readers = [m for m in above if m is not rotary
-                        and "position_embeddings" in inspect.signature(type(m).forward).parameters]
+    def __init__(self, rotation: str, scale: float, sin: Tensor, make):
+        self.rotation, self.scale, self.sin, self._make = rotation, scale, sin, make
 
-    def are_all(self) -> bool:
-        """Whether nobody else sees what the rotary embedding gives."""
-        return (all(parent._modules.get(name) is child for parent, name, child in self.places)
-                and all(len(own) == count for own, count in self.lists)
-                and all("forward" in attention.__dict__ for attention in self.attentions)
-                and not any(map(_sees_options, self.readers)))
+    @functools.cached_property
+    def _made(self) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return self._make()
 
+    @property
+    def angles(self) -> Tensor:
+        """float32 [1 or batch, tokens, features]"""
+        return self._made[0]
 
-def _sees_options(module: nn.Module) -> bool:
-    """Whether a user's forward or hook is given the keyword arguments of its calls. Those of PyTorch,
-    FSDP2's say, pass them on."""
-    forward = module.__dict__.get("forward")
-    return forward is not None and not hasattr(forward, "_fftune") or any(
-        not getattr(module._forward_pre_hooks[key], "__module__", "").startswith("torch.")
-        for key in module._forward_pre_hooks_with_kwargs)
+    @property
+    def rows(self) -> Tensor:
+        """Each token's row of the angles, int32 [batch, tokens]."""
+        return self._made[1]
+
+    def __reduce__(self):
+        return type(None), ()  # copies are cosines alone
 
 
-def gives_angles(rotary: nn.Module) -> bool:
-    """Whether it gives angles in the place of cosines and sines in this call."""
-    users = rotary.__dict__.get("_fftune_users")
-    return (is_patched(rotary, rotary_forward) and not watched(rotary)
-            and rotary.attention_scaling == users.scale and users.are_all())
+def carry(cos: Tensor, turn: Turn) -> None:
+    """Gives cosines the angles that they are of."""
+    turn.versions = _versions((cos, turn.sin))
+    cos._fftune_turn = turn
 
 
-def are_angles(embeddings: tuple[Tensor, Tensor] | None) -> bool:
-    """Whether these are what rotary_forward() gives for angles, and not cosines and sines: those are what
-    attention is given by other modules, or by who calls it alone."""
-    return embeddings is not None and embeddings[0].dtype == torch.int32
+def _versions(tensors: tuple[Tensor, ...]) -> list[int]:
+    """How often each was written to, which those of inference mode do not count."""
+    return [0 if t.is_inference() else t._version for t in tensors]
+
+
+def turn_of(embeddings) -> Turn | None:
+    """The angles of cosines and sines that a replaced rotary embedding gave, if they are as it gave them. A compiler
+    fuses the rotation with what is around it, and cannot look into an op."""
+    if torch.compiler.is_compiling() or not isinstance(embeddings, (tuple, list)) or len(embeddings) != 2:
+        return None
+    cos, sin = embeddings
+    turn = getattr(cos, "_fftune_turn", None)
+    return turn if turn is not None and turn.sin is sin and turn.versions == _versions((cos, sin)) else None
 
 
 @undoable
 def rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Angles [1 or batch, tokens, features], and each token's row of them, [batch, tokens]. Angles are
-    given as bits: mixed precision, FSDP2's say, casts the floating-point arguments of layers."""
-    if position_ids.dim() != 2 or not gives_angles(self):
+    if torch.compiler.is_compiling():
         return original(self, x, position_ids)
-    rotation, = self._fftune
-    with torch.no_grad():
-        angles = angles_of(_pairs(self, position_ids), rotation)
-        # Size.numel() would make a constant of a symbolic size.
-        count = angles.shape[0] * angles.shape[1]
-        rows = torch.arange(count, dtype=torch.int32, device=angles.device)
-        return (angles.view(torch.int32),
-                rows.view(angles.shape[:-1]).expand(x.shape[0], -1).contiguous())
+    # Tensors of inference mode do not count what is written to them.
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+        embeddings = original(self, x, position_ids)
+    rotation, scale = self._fftune
+    if position_ids.dim() != 2 or self.attention_scaling != scale or in_forward_mode() or is_transformed(embeddings[0]):
+        return embeddings
+    batch = x.shape[0]
 
+    def angles() -> tuple[Tensor, Tensor]:
+        own = angles_of(_pairs(self, position_ids), rotation)
+        rows = torch.arange(own.shape[0] * own.shape[1], dtype=torch.int32, device=own.device)
+        return own, rows.view(own.shape[:-1]).expand(batch, -1).contiguous()
 
-def read_angles(bits: Tensor) -> Tensor:
-    """The angles that rotary_forward() gave."""
-    return bits.view(torch.float32)
+    cos, sin = embeddings
+    carry(cos, Turn(rotation, scale, sin, angles))
+    return embeddings
 
 
 def rotation_of(rotary: nn.Module) -> str | None:
-    """The rotation for which it gives angles in the place of cosines and sines; None where it does not."""
+    """The rotation whose angles its cosines and sines carry; None where it is not replaced."""
     return rotary.__dict__["_fftune"][0] if is_patched(rotary, rotary_forward) else None
 
 
-def rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float, rotation: str
-           ) -> tuple[Tensor, Tensor]:
-    """q, k [batch, heads, tokens, features], angles [1 or batch, tokens, features]."""
-    angles = read_angles(angles)
-    # A compiler fuses the rotation with what is around it, and cannot look into an op.
-    if torch.compiler.is_compiling() or not has_kernels(q):
-        return tuple(_rotate_plainly(t, angles, scale, rotation) for t in (q, k))
+def _trial_of_rotary() -> Trial:
+    return Trial(lambda numbers, like: (numbers(2, 3, 4), torch.arange(3).expand(2, -1)))
+
+
+def _trial_of(attention: nn.Module, rotary: nn.Module) -> Trial:
+    """Cosines and sines are those of the rotary embedding that was replaced."""
+    width = next((getattr(child, "in_features", None) for child in attention.modules()
+                  if getattr(child, "in_features", None)), None)
+    if width is None:
+        raise Unfit(f"{type(attention).__name__} has no linear layer")
+
+    def given(numbers: Numbers, like: Tensor) -> dict:
+        x = numbers(2, 3, width, like=like)
+        embeddings = shadow(rotary, {}, like.device).forward(x, torch.arange(3, device=like.device)[None])
+        return dict(hidden_states=x, position_embeddings=embeddings, attention_mask=None)
+    return Trial(given)
+
+
+def rotate(q: Tensor, k: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+    """q, k [batch, heads, tokens, features]."""
+    angles, options = turn.angles, dict(scale=turn.scale, rotation=turn.rotation)
     q, k = q.transpose(1, 2), k.transpose(1, 2)
     batch, rotary = q.shape[0], angles.shape[-1]  # features behind those stay as they are
     if angles.shape[0] == 1:
-        q, k = ops.rope(q, k, angles=angles[0], rotary=rotary, scale=scale, rotation=rotation)
+        q, k = ops.rope(q, k, angles=angles[0], rotary=rotary, **options)
     else:  # every token has a position of its own: a sequence of them all
         flat = lambda t: t.flatten(0, 1).unsqueeze(0)
-        q, k = ops.rope(flat(q), flat(k), angles=angles.flatten(0, 1), rotary=rotary,
-                        scale=scale, rotation=rotation)
+        q, k = ops.rope(flat(q), flat(k), angles=angles.flatten(0, 1), rotary=rotary, **options)
         q, k = (t.squeeze(0).unflatten(0, (batch, -1)) for t in (q, k))
     return q.transpose(1, 2), k.transpose(1, 2)
-
-
-def _rotate_plainly(x: Tensor, angles: Tensor, scale: float, rotation: str) -> Tensor:
-    """As transformers does. In memory the heads of a token lie next to each other, as attention reads
-    them."""
-    x = x.transpose(1, 2)
-    cosines, sines = ((t * scale).to(x.dtype).unsqueeze(2) for t in (angles.cos(), angles.sin()))
-    rotary = angles.shape[-1]
-    part = x[..., :rotary]
-    if rotation == "interleaved":
-        partners = torch.stack((-part[..., 1::2], part[..., 0::2]), -1).flatten(-2)
-    else:
-        first, second = part.chunk(2, -1)
-        partners = torch.cat((-second, first), -1)
-    rotated = torch.cat((part * cosines + partners * sines, x[..., rotary:]), -1)
-    return rotated.transpose(1, 2)
 
 
 # projections of attention
@@ -348,7 +358,8 @@ def _is_in_fused_layer(model: nn.Module, attention: nn.Module) -> bool:
                for forward in forwards)
 
 
-def patch_projections(model: nn.Module, module: nn.Module, options: Options, known: dict) -> str | None:
+def patch_projections(model: nn.Module, module: nn.Module, rotary: nn.Module, options: Options, known: dict
+                      ) -> str | None:
     beside = getattr(getattr(module, "config", None), "_attn_implementation", "one of its own")
     if beside not in _BESIDE:
         raise Unfit(f"projections: they run beside the attention sdpa or {attentions.NAME}, not beside "
@@ -371,14 +382,30 @@ def patch_projections(model: nn.Module, module: nn.Module, options: Options, kno
             (merge if is_quantised(layers[0]) else merge_fp8)(module, layers)
         except Unfit:
             pass  # three products
-    scale, _, rotation = module._fftune
-    # Each by itself: which layers rotate may follow from their numbers.
+    scale, _, rotation, theirs, _ = module._fftune
     with trying(f"projections: {type(module).__name__} needs more than hidden states, rotary embeddings "
                 "and a mask"):
-        _expect_attention(module, known)
-    module._fftune = scale, options.projections, rotation
+        own = remembered(known, ("as patched", kind_of(module)), lambda: _stand_in_as_patched(module))
+        own.layer_idx = _AnyLayer()
+        try:
+            remembered(known, ("attention", kind_of(module)), lambda: _expect_attention(module, own))
+        except Unfit:  # which layers rotate may follow from their numbers
+            own.layer_idx = getattr(module, "layer_idx", None)
+            _expect_attention(module, own)
+    settings = scale, options.projections, rotation, theirs, _rate_of(module)
+    expect_to_run(module, _attention_forward, settings, _trial_of(module, rotary), known)
+    module._fftune = settings
     return f"projections of {type(module).__name__} by linear" + (
         f" up to {_FEW_TOKENS} tokens" if options.projections == "auto" else "")
+
+
+def _rate_of(attention: nn.Module) -> str:
+    """The attribute with the rate of dropout that its forward reads; "" without any."""
+    names = {name for name in inspect.unwrap(type(attention).forward).__code__.co_names
+             if "dropout" in name and isinstance(getattr(attention, name, None), (int, float))}
+    if len(names) > 1:
+        raise Unfit(f"projections: {type(attention).__name__} has several rates of dropout")
+    return next(iter(names), "")
 
 
 def _stand_in_as_patched(module: nn.Module) -> nn.Module:
@@ -387,7 +414,7 @@ def _stand_in_as_patched(module: nn.Module) -> nn.Module:
     Numbers(0).fill(own)
     for one, other in zip(module.modules(), own.modules(), strict=True):
         if hasattr(one.__dict__.get("forward"), "_fftune") and not _has_codes(one):
-            replace_forward(other, one.__dict__["forward"].__func__, one._fftune)
+            set_forward(other, one.__dict__["forward"].__func__, one._fftune)
     return own
 
 
@@ -424,7 +451,16 @@ class _Kept:
         return k, v
 
 
-def _expect_attention(module: nn.Module, known: dict) -> None:
+class _AnyLayer:
+    """In the place of a layer's number: what may go to a cache, and decides nothing."""
+
+    def _used(self, *_):
+        raise Unfit("the number of a layer decides")
+
+    __eq__ = __ne__ = __hash__ = __bool__ = _used
+
+
+def _expect_attention(module: nn.Module, own: nn.Module) -> bool:
     """That attend computes what it does, from the heads that _heads gives."""
     forward, rotated = module.forward.__func__, []
     rotate = forward.__globals__["apply_rotary_pos_emb"]
@@ -433,9 +469,6 @@ def _expect_attention(module: nn.Module, known: dict) -> None:
         rotated.append(rotate(*arguments, **options))
         return rotated[-1]
 
-    own = remembered(known, kind_of(module), lambda: _stand_in_as_patched(module))
-    if hasattr(module, "layer_idx"):
-        own.layer_idx = module.layer_idx
     recording = types.FunctionType(
         forward.__code__, {**forward.__globals__, "apply_rotary_pos_emb": recorded},
         forward.__name__, forward.__defaults__, forward.__closure__)
@@ -445,26 +478,30 @@ def _expect_attention(module: nn.Module, known: dict) -> None:
         numbers = Numbers(1)
         x = numbers(2, 3, module.q_proj.in_features, like=like)
         residual = numbers(2, 3, module.o_proj.out_features, like=like)
-        angles = angles_of(numbers(1, 3, module.head_dim // 2), module._fftune[2]).view(torch.int32)
+        scale, _, rotation, *_ = module._fftune
+        angles = angles_of(numbers(1, 3, module.head_dim // 2), rotation)
         rows = torch.arange(3, dtype=torch.int32).repeat(2, 1)
+        embeddings = angles.cos() * scale, angles.sin() * scale
+        carry(embeddings[0], Turn(rotation, scale, embeddings[1], lambda: (angles, rows)))
         caches = [_Kept(), _Kept()]
         kept = [as_option(cache, module) if name_of_cache(type(module).forward) else {} for cache in caches]
 
         def theirs(x: Tensor) -> Tensor:
-            y = recording(module, hidden_states=x, position_embeddings=(angles, rows), attention_mask=None, **kept[0])[0]
+            y = recording(module, hidden_states=x, position_embeddings=embeddings, attention_mask=None, **kept[0])[0]
             # Small weights hide in the result which heads were rotated.
             if len(rotated) != 1:
                 raise Unfit(f"projections: this {type(module).__name__} does not rotate")
             return y + residual
 
         subject = f"projections: {type(module).__name__}"
-        expect_alike(theirs, lambda x: attend(module, x, residual, (angles, rows), **kept[1]), x,
+        expect_alike(theirs, lambda x: attend(module, x, residual, embeddings, **kept[1]), x,
                      subject=subject, free=(PATCHED,), reason=f"{subject} does not compute what is known")
         given, own_given = (cache.given for cache in caches)
         if len(given) != len(own_given) or not all(map(is_close, given, own_given)):
             raise Unfit(f"{subject} keeps something else in its cache")
-        if not all(map(is_close, _heads(module, x, angles, rows), rotated[0])):
+        if not all(map(is_close, _heads(module, x, embeddings), rotated[0])):
             raise Unfit(f"{subject} does not compute what is known")
+    return True
 
 
 def projects(attention: nn.Module, x: Tensor, options: dict) -> bool:
@@ -473,7 +510,8 @@ def projects(attention: nn.Module, x: Tensor, options: dict) -> bool:
     # In the module itself: a wrapper that passes attributes on has to be called.
     settings = attention.__dict__.get("_fftune")
     if settings is None or not settings[1] or drops(attention) or in_forward_mode() \
-            or not are_angles(options.get("position_embeddings")):
+            or turn_of(options.get("position_embeddings")) is None and not (
+                torch.compiler.is_compiling() and options.get("position_embeddings") is not None):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
     # A layer of compressed-tensors is a Linear without a weight.
@@ -508,32 +546,31 @@ def _is_over_all_heads(norm: nn.Module, layer: nn.Linear) -> bool:
     return weight is not None and weight.shape == (layer.out_features,)
 
 
-def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
-           ) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(attention: nn.Module, x: Tensor, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v [batch, heads, tokens, features], normalised and rotated."""
-    layers, angles = (attention.q_proj, attention.k_proj, attention.v_proj), read_angles(angles)
-    scale, _, rotation = attention._fftune
-    norms = _head_norms(attention)
+    layers, turn = (attention.q_proj, attention.k_proj, attention.v_proj), turn_of(embeddings)
+    scale, _, rotation, theirs, _ = attention._fftune
+    norms = None if turn is None else _head_norms(attention)
     biases = [layer.bias for layer in layers]
     merged, rounded = merged_of(attention, layers), merged_fp8_of(attention, layers, x)
     if (rounded is not None or merged is not None and fits(merged[0], x)) and norms is not None \
-            and not torch.is_grad_enabled() and rows.dtype == torch.int32 and has_kernels(x) \
+            and not torch.is_grad_enabled() and has_kernels(x) \
             and not torch.is_autocast_enabled(x.device.type):
         weights, eps = norms
         w, w_scale, bias = rounded or (merged[0], None, merged[1])
         heads, kv_heads = (layer._fftune[0].n // attention.head_dim for layer in layers[:2])
         parts = ops.qkv(x if rounded else ordered(layers[0], x), w, heads, kv_heads, bias=bias, norms=weights,
-                        eps=eps, positions=rows, angles=angles.flatten(0, 1), rotary=angles.shape[-1],
+                        eps=eps, positions=turn.rows, angles=turn.angles.flatten(0, 1), rotary=turn.angles.shape[-1],
                         scale=scale, rotation=rotation, w_scale=w_scale)
         return tuple(t.transpose(1, 2) for t in parts)
-    if norms is not None and not torch.is_grad_enabled() and rows.dtype == torch.int32 \
+    if norms is not None and not torch.is_grad_enabled() \
             and not any(map(_has_codes, layers)) and len({b is None for b in biases}) == 1:
         weights, eps = norms
         heads, kv_heads = (layer.out_features // attention.head_dim for layer in layers[:2])
         parts = ops.qkv(x, tuple(layer.weight for layer in layers), heads, kv_heads,
                         bias=None if biases[0] is None else tuple(biases), norms=weights, eps=eps,
-                        positions=rows, angles=angles.flatten(0, 1), rotary=angles.shape[-1],
-                        scale=scale, rotation=rotation)
+                        positions=turn.rows, angles=turn.angles.flatten(0, 1),
+                        rotary=turn.angles.shape[-1], scale=scale, rotation=rotation)
         return tuple(t.transpose(1, 2) for t in parts)
 
     def project(layer: nn.Linear, norm: str) -> Tensor:
@@ -546,21 +583,28 @@ def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
 
     q, k, v = (project(layer, f"{name}_norm").transpose(1, 2)
                for name, layer in zip("qkv", layers))
-    return *rotate(q, k, angles, scale, rotation), v
+    return *(theirs(q, k, *embeddings) if turn is None else rotate(q, k, turn)), v
 
 
-def attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,
+def attend(self: nn.Module, hidden_states: Tensor, residual: Tensor | None,
             position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None = None,
             **options) -> Tensor:
     """o_proj(attention) + residual."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    q, k, v = _heads(self, hidden_states, *position_embeddings)
+    *_, rate = self._fftune
+    q, k, v = _heads(self, hidden_states, position_embeddings)
     cache = take_cache(options)
     if cache is not None:
         k, v = updated(cache, k, v, self.layer_idx, options)
     attention = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
     y, _ = attention(self, q, k, v, attention_mask, scaling=self.scaling,
-                     dropout=self.attention_dropout if self.training else 0.0,
+                     dropout=getattr(self, rate) if rate and self.training else 0.0,
                      sliding_window=getattr(self, "sliding_window", None), **options)
     return _linear(self.o_proj, y.reshape(*hidden_states.shape[:-1], -1), residual)
+
+
+def _attention_forward(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor],
+                       attention_mask: Tensor | None) -> tuple[Tensor, None]:
+    """The attention alone, as it is tried."""
+    return attend(self, hidden_states, None, position_embeddings, attention_mask), None

@@ -1,0 +1,133 @@
+"""patch() runs each replacement before it makes it, in all modes, and leaves nothing behind."""
+import copy
+import itertools
+import random
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import fftune
+from fftune import ops
+from fftune.patching import trial
+from test_left_alone import GPT2, SIZES, close, logits, make
+
+MIXTURE = dict(SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+
+
+class Projector(nn.Module):
+    """Two layers that may give another number of features than they take."""
+
+    def __init__(self, first: int, hidden: int, last: int, act=nn.GELU, biases=(True, True)):
+        super().__init__()
+        self.linear_1 = nn.Linear(first, hidden, biases[0])
+        self.act = act()
+        self.linear_2 = nn.Linear(hidden, last, biases[1])
+
+    def forward(self, features):
+        return self.linear_2(self.act(self.linear_1(features)))
+
+
+def modes():
+    return itertools.product((False, True), (torch.no_grad, torch.enable_grad, torch.inference_mode))
+
+
+@pytest.mark.parametrize("sizes", [(32, 64, 64), (64, 64, 32), (32, 48, 32), (24, 24, 24), (32, 96, 16)])
+@pytest.mark.parametrize("act", [nn.GELU, nn.ReLU, nn.SiLU])
+@pytest.mark.parametrize("biases", [(True, True), (False, False), (True, False)])
+def test_two_layers_of_any_widths(sizes, act, biases):
+    torch.manual_seed(0)
+    module = Projector(*sizes, act, biases)
+    own = copy.deepcopy(module)
+    report = fftune.patch(own)
+    for training, mode in modes():
+        module.train(training), own.train(training)
+        with mode():
+            x = torch.randn(2, 5, sizes[0])
+            assert close(own(x), module(x), 1e-5), (training, mode, str(report))
+
+
+def test_two_layers_whose_widths_change_later():
+    torch.manual_seed(0)
+    module = Projector(32, 48, 32).eval()
+    fftune.patch(module)
+    module.linear_2 = nn.Linear(48, 16)
+    with torch.no_grad():
+        assert module(torch.randn(2, 32)).shape == (2, 16)
+
+
+# The op that runs in a part of a model, in these modes: training, and whether gradients are computed.
+OPS = [("LlamaConfig", SIZES, "ffn", "LlamaMLP"), ("LlamaConfig", SIZES, "rope", "LlamaAttention"),
+       ("LlamaConfig", SIZES, "rmsnorm", "LlamaRMSNorm"), ("Qwen3MoeConfig", MIXTURE, "moe_ffn", "Qwen3MoeExperts"),
+       ("Qwen3MoeConfig", MIXTURE, "moe_route", "Qwen3MoeTopKRouter"), ("GPT2Config", GPT2, "bias_gelu", "GPT2MLP")]
+
+
+@pytest.mark.parametrize("kind, sizes, op, part", OPS)
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_raises_in_one_mode_is_left_alone(kind, sizes, op, part, training, grad, monkeypatch):
+    model = make(kind, **sizes)
+    right, own = logits(model), getattr(ops, op)
+    state = []
+
+    def failing(*arguments, **options):
+        # A stand-in of the trial is in training where the test's modes are.
+        if state and state[-1] == (training, torch.is_grad_enabled()) and torch.is_grad_enabled() == grad:
+            raise fftune.Error(f"{op}: it does not run here")
+        return own(*arguments, **options)
+
+    train = nn.Module.train
+
+    def training_as(module, mode=True):
+        state.append((mode, grad))
+        return train(module, mode)
+
+    monkeypatch.setattr(ops, op, failing)
+    monkeypatch.setattr(nn.Module, "train", training_as)
+    report = fftune.patch(model)
+    monkeypatch.undo()
+    assert not any(part in words and "residual" not in words for _, words in report.replaced), str(report)
+    assert any("does not run" in words for _, words in report.left), str(report)
+    assert close(logits(model), right)
+
+
+def test_nothing_is_replaced_that_was_not_tried(monkeypatch):
+    def refuse(*_):
+        raise trial.Unfit("it was not tried")
+
+    monkeypatch.setattr(trial, "_expect_to_run", refuse)
+    for kind, sizes in (("LlamaConfig", SIZES), ("GPT2Config", GPT2), ("Qwen3MoeConfig", MIXTURE),
+                        ("T5Config", dict(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=64)),
+                        ("BartConfig", dict(d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=64,
+                                            decoder_ffn_dim=64, encoder_attention_heads=4, decoder_attention_heads=4,
+                                            vocab_size=64))):
+        torch.manual_seed(0)
+        config = getattr(transformers, kind)(**sizes)
+        model = transformers.AutoModel.from_config(config)
+        report = fftune.patch(model, projections=True, whole_layers=True)
+        # Decoders were run with masks and without, as stand-ins.
+        assert all("mask" in words or "generate" in name for name, words in report.replaced), str(report)
+        assert any("not tried" in words for _, words in report.left)
+
+
+@pytest.mark.parametrize("kind, sizes", [("LlamaConfig", SIZES), ("GPT2Config", GPT2), ("Qwen3MoeConfig", MIXTURE)])
+@pytest.mark.parametrize("training", [False, True])
+def test_nothing_is_left_behind(kind, sizes, training):
+    model = make(kind, **sizes).train(training)
+    model.register_buffer("count", torch.zeros(()))
+    called = []
+    model.base_model.register_forward_hook(lambda *_: called.append(1))
+    tensors = {name: (t.clone(), t._version, t.data_ptr())
+               for name, t in (*model.named_parameters(), *model.named_buffers())}
+    hooks = {name: len(m._forward_hooks) + len(m._forward_pre_hooks) for name, m in model.named_modules()}
+    states = torch.get_rng_state(), random.getstate()
+    fftune.patch(model, whole_layers=True, projections=True)
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    for name, t in (*model.named_parameters(), *model.named_buffers()):
+        before, version, place = tensors[name]
+        assert torch.equal(t, before) and t.grad is None, name
+        # Weights that lie in memory the other way round are written there.
+        assert t.data_ptr() != place or t._version == version, name
+    assert hooks == {name: len(m._forward_hooks) + len(m._forward_pre_hooks) for name, m in model.named_modules()}
+    assert not called and all(m.training == training for m in model.modules())
