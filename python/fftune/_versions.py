@@ -107,7 +107,11 @@ def as_option(cache, module: nn.Module) -> dict:
 
 def cache_of(options: Mapping):
     """The cache that a call is given, or None."""
-    return next((options[name] for name in CACHE_NAMES if options.get(name) is not None), None)
+    for name in CACHE_NAMES:  # PyTorch 2.6 cannot trace next()
+        cache = options.get(name)
+        if cache is not None:
+            return cache
+    return None
 
 
 def updated(cache, k: Tensor, v: Tensor, layer: int, options: dict) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,7 @@ def device_line(device: str | torch.device | None = None) -> str:
 
 
 class OtherWork:
-    """What other processes take of this one's cores, from its making until it is read: "" or a line that says
+    """How much other processes take of this one's cores, from its making until it is read: "" or a line that says
     so. Beside them times are too long."""
 
     def __init__(self):

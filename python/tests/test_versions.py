@@ -129,6 +129,17 @@ def test_hooks_of_all_modules_are_called():
         assert seen.count(type(model.model.layers[0].mlp)) == 2
 
 
+def test_models_are_compiled_as_one_graph():
+    """PyTorch 2.6 traces transformers 4, not 5."""
+    if torch.__version__.startswith("2.6.") and IS_5:
+        pytest.skip("PyTorch 2.6 does not trace transformers 5")
+    model, own, _ = pair("llama")
+    given = inputs("llama")
+    compiled = torch.compile(own, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert close(compiled(**given, use_cache=False).logits, model(**given).logits)
+
+
 def test_compiled_models():
     model, own, _ = pair("llama")
     given = inputs("llama")
@@ -199,6 +210,18 @@ def test_training():
         own(**given, labels=given["input_ids"]).loss.backward()
         optimizer.step()
     assert own(**given, labels=given["input_ids"]).loss.item() < before
+
+
+def test_logits_of_outputs_are_those_that_are_put_there():
+    _, own, _ = pair("llama")
+    given = inputs("llama")
+    for names in ((), ("logits",)):
+        outputs = own.train()(**given, labels=given["input_ids"])
+        for name in names:
+            setattr(outputs, name, torch.zeros(1))
+        other = type(outputs)(**outputs)
+        assert torch.equal(other.logits, outputs.logits) and torch.equal(outputs[1], outputs.logits)
+        assert torch.equal(outputs.to_tuple()[0], outputs.loss)
 
 
 def test_copies_and_files():

@@ -354,7 +354,7 @@ def config_read_by(decoder: nn.Module) -> tuple[tuple[str, object], ...]:
 
 def reads_the_same(config, settings: tuple[tuple[str, object], ...]) -> bool:
     """Whether a configuration still has these settings."""
-    own = vars(config)
+    own = config.__dict__  # PyTorch 2.6 does not trace vars()
     return all(own.get(name) == value for name, value in settings)
 
 

@@ -5,6 +5,7 @@ makes the loss from these and the head's weights. Logits are computed where some
 """
 import functools
 import weakref
+from collections import OrderedDict
 
 import torch
 import torch.nn.functional as F
@@ -269,6 +270,11 @@ def _lazy(kind: type) -> type:
                 object.__setattr__(self, "_fftune_logits", nn.functional.linear(hidden, *weights))
         return self.__dict__.get("_fftune_logits")
 
+    def put(self, value):
+        object.__setattr__(self, "_fftune_logits", value)
+        if value is not None and len(self):  # behind __init__; transformers 4 does it for its keys alone
+            OrderedDict.__setitem__(self, "logits", value)
+
     def plain(self):
         return kind(**{**dict(self.items()), "logits": self.logits})
 
@@ -284,8 +290,7 @@ def _lazy(kind: type) -> type:
         "__reduce__": lambda self: plain(self).__reduce__(),
         "__post_init__": post_init, "to_tuple": lambda self: plain(self).to_tuple(),
         "get": lambda self, key, default=None: self[key] if key in self or key == "logits" else default,
-        "logits": property(logits, lambda self, value: object.__setattr__(
-            self, "_fftune_logits", value))})
+        "logits": property(logits, put)})
 
     def of_items(values, context):
         keys, held = context
