@@ -431,11 +431,27 @@ TEST_CASE("a search that resumes says what of its journal is damaged") {
   sandbox.tuned("1");
   const auto state =
       sandbox.folder() / ".local/state/fftune" / device_folder(sandbox, "presets").filename();
-  for (const auto& journal : std::filesystem::directory_iterator(state))
-    write_text(journal.path(), text_of(journal.path()) + "nonsense\n{\"torn");
+  const auto path = std::filesystem::directory_iterator(state)->path();
+  const std::string whole = text_of(path);
+  write_text(path, whole + "nonsense\n{\"torn");
+  const auto lines = std::count(whole.begin(), whole.end(), '\n');
   const Finished done = sandbox.fftune(sweep + " --resume");
   CHECK(done.code == 0);
-  CHECK(done.err.find(": 2 lines could not be read") != std::string::npos);
+  CHECK_THAT(done.err, ContainsSubstring(fmt::format("damaged and skipped: lines {} and {};",
+                                                     lines + 1, lines + 2)));
+
+  // Another letter in the hash of the results' bits, which records hold.
+  std::string changed = whole;
+  const auto bits = changed.find("\"bits\":\"");
+  REQUIRE(bits != changed.npos);
+  changed[bits + 8] = 'q';
+  write_text(path, changed);
+  const auto line =
+      1 + std::count(changed.begin(), changed.begin() + static_cast<long>(bits), '\n');
+  const Finished again = sandbox.fftune(sweep + " --resume");
+  CHECK(again.code == 0);
+  CHECK_THAT(again.err, ContainsSubstring(fmt::format("damaged and skipped: line {};", line)));
+  CHECK(again.out.find("wrote ") != std::string::npos);
 }
 
 TEST_CASE("no input of any kind is waited for, read for ever, or takes all memory") {

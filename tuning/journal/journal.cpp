@@ -67,6 +67,7 @@ Journal Journal::open(const std::filesystem::path& folder, const DeviceFacts& fa
   const JournalHeader header{FFTUNE_VERSION, facts.name, facts.driver, facts.toolkit, data};
   Journal journal;
   journal.path_ = folder;
+  journal.header_hash_ = hash_of(header);
   try {
     const OwnFolder state(folder, OwnFolder::Writers::group);
     journal.path_ = folder / facts.slug();
@@ -78,7 +79,7 @@ Journal Journal::open(const std::filesystem::path& folder, const DeviceFacts& fa
       name = present.back();
       journal.path_ = own_folder.path() / name;
       file = own_folder.append(name);
-      journal.read_back(header, file.value());
+      journal.read_back(file.value());
     } else {
       std::tie(name, file) = new_journal(own_folder, op);
       journal.path_ = own_folder.path() / name;
@@ -96,24 +97,22 @@ Journal Journal::open(const std::filesystem::path& folder, const DeviceFacts& fa
   return journal;
 }
 
-void Journal::read_back(const JournalHeader& own, int descriptor) {
+void Journal::read_back(int descriptor) {
   JournalText text =
       parse_journal(InputFile(FileDescriptor(::dup(descriptor))).read_whole(most_journal_bytes));
-  damaged_lines_ = text.damaged_lines;
+  damaged_lines_ = std::move(text.damaged_lines);
   if (text.whole_bytes < text.bytes &&
       ::ftruncate(descriptor, static_cast<off_t>(text.whole_bytes)) != 0)
     throw Error(ErrorKind::io, fmt::format("cannot be repaired: {}", std::strerror(errno)));
-  bool ours = false;  // the lines after a header of this very device, driver, toolkit and data
   for (JournalEntry& entry : text.entries) switch (entry.kind) {
       case JournalEntry::Kind::header:
-        ours = entry.header == own;
         break;
       case JournalEntry::Kind::launch:
         interrupted_ = {entry.ids.begin(), entry.ids.end()};
         break;
       case JournalEntry::Kind::outcome:
         interrupted_.erase(entry.outcome.id);
-        if (ours)
+        if (entry.header_hash == header_hash_)
           known_[{entry.problem, entry.sources, entry.outcome.first_stage, entry.outcome.id}] =
               std::move(entry.outcome);
     }
@@ -127,13 +126,13 @@ std::optional<Outcome> Journal::known(const Problem& problem, const std::string&
 }
 
 void Journal::launch(const Problem& problem, const std::vector<std::string>& ids) {
-  if (file_) write_line(journal_line(problem.text(), ids));
+  if (file_) write_line(journal_line(header_hash_, problem.text(), ids));
 }
 
 void Journal::add(const Problem& problem, const std::string& source_hash, const Outcome& outcome) {
   if (!file_) return;
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begun_;
-  write_line(journal_line(problem.text(), source_hash, seconds.count(), outcome));
+  write_line(journal_line(header_hash_, problem.text(), source_hash, seconds.count(), outcome));
 }
 
 void Journal::sync() {

@@ -45,9 +45,9 @@ class Journal {
   /// The variants in flight when the resumed sweep was interrupted: launched last, without an
   /// outcome.
   const std::set<std::string>& interrupted() const { return interrupted_; }
-  /// How many outcomes were read back, and how many lines could not be.
+  /// How many outcomes were read back, and the numbers of the lines that could not be.
   std::size_t known_count() const { return known_.size(); }
-  std::size_t damaged_lines() const { return damaged_lines_; }
+  const std::vector<std::size_t>& damaged_lines() const { return damaged_lines_; }
 
  private:
   using Key = std::tuple<std::string, std::string, std::size_t, std::string>;
@@ -55,15 +55,16 @@ class Journal {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
 
-  void read_back(const JournalHeader& own, int descriptor);
+  void read_back(int descriptor);
   void write_line(const std::string& line);
   void sync();
 
   std::filesystem::path path_;
+  std::string header_hash_;  // its own
   std::unique_ptr<std::FILE, Close> file_;
   std::map<Key, Outcome> known_;
   std::set<std::string> interrupted_;
-  std::size_t damaged_lines_ = 0;
+  std::vector<std::size_t> damaged_lines_;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point synced_{};
 };

@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/error.hpp"
 #include "core/file_access.hpp"
+#include "core/hash.hpp"
 #include "store/json.hpp"
 #include "store/renamed_parameters.hpp"
+#include "tuning/journal/line_sum.hpp"
 
 namespace fftune {
 namespace {
@@ -68,6 +72,7 @@ JournalEntry entry_of(const JsonValue& line) {
     return entry;
   }
   entry.problem = field_as<std::string>(line, "problem");
+  entry.header_hash = field_or<std::string>(line, "header", "");
   if (line.find("launch")) {
     entry.kind = JournalEntry::Kind::launch;
     for (const auto& id : field_as<std::vector<std::string>>(line, "launch"))
@@ -94,41 +99,66 @@ JournalText read_journal(const std::filesystem::path& path) {
 JournalText parse_journal(const std::string& text) {
   JournalText journal;
   journal.bytes = text.size();
-  // Whatever follows the last newline was torn off in the middle of being written.
   journal.whole_bytes = text.rfind('\n') == text.npos ? 0 : text.rfind('\n') + 1;
-  if (journal.whole_bytes < text.size()) ++journal.damaged_lines;
-  for (std::size_t begin = 0; begin < journal.whole_bytes;) {
+  bool any_sum = false;  // an older version's lines come first
+  std::size_t number = 1;
+  for (std::size_t begin = 0; begin < journal.whole_bytes; ++number) {
     const std::size_t end = text.find('\n', begin);
     const std::string_view own = std::string_view(text).substr(begin, end - begin);
     begin = end + 1;
     try {
+      const LineSum sum = sum_of_line(own);
+      any_sum = any_sum || sum == LineSum::right;
+      if (sum == LineSum::wrong || (sum == LineSum::none && any_sum))
+        throw Error(ErrorKind::invalid_input, "a line that was changed");
       journal.entries.push_back(entry_of(parse_json(own)));
     } catch (const Error&) {
-      ++journal.damaged_lines;
+      journal.damaged_lines.push_back(number);
     }
   }
+  // Whatever follows the last newline was torn off in the middle of being written.
+  if (journal.whole_bytes < text.size()) journal.damaged_lines.push_back(number);
   return journal;
 }
 
+std::string line_numbers(const std::vector<std::size_t>& lines) {
+  constexpr std::size_t most = 8;
+  const std::size_t named = std::min(lines.size(), most);
+  const std::size_t others = lines.size() - named;
+  // "1, 2 and 3"
+  const std::size_t in_list = others == 0 && named > 1 ? named - 1 : named;
+  std::string text = fmt::format(
+      "{}{}", lines.size() == 1 ? "line " : "lines ",
+      fmt::join(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(in_list), ", "));
+  if (others > 0) return text + fmt::format(" and {} more", others);
+  return in_list < named ? text + fmt::format(" and {}", lines.back()) : text;
+}
+
 std::string journal_line(const JournalHeader& header) {
-  return json_line({{"fftune", header.fftune},
-                    {"device", header.device},
-                    {"driver", header.driver},
-                    {"toolkit", header.toolkit},
-                    {"data", header.data}});
+  return summed_line({{"fftune", header.fftune},
+                      {"device", header.device},
+                      {"driver", header.driver},
+                      {"toolkit", header.toolkit},
+                      {"data", header.data}});
 }
 
-std::string journal_line(const std::string& problem, const std::vector<std::string>& launched) {
-  return json_line({{"launch", launched}, {"problem", problem}});
+std::string hash_of(const JournalHeader& header) {
+  return hex(fnv1a(journal_line(header)));
 }
 
-std::string journal_line(const std::string& problem, const std::string& sources, double seconds,
-                         const Outcome& outcome) {
+std::string journal_line(const std::string& header_hash, const std::string& problem,
+                         const std::vector<std::string>& launched) {
+  return summed_line({{"launch", launched}, {"problem", problem}, {"header", header_hash}});
+}
+
+std::string journal_line(const std::string& header_hash, const std::string& problem,
+                         const std::string& sources, double seconds, const Outcome& outcome) {
   JsonValue line = outcome_to_json(outcome);
   line["problem"] = problem;
   line["sources"] = sources;
   line["seconds"] = seconds;
-  return json_line(line);
+  line["header"] = header_hash;
+  return summed_line(line);
 }
 
 }  // namespace fftune

@@ -14,6 +14,7 @@
 #include "core/utc.hpp"
 #include "store/json.hpp"
 #include "store/renamed_parameters.hpp"
+#include "tuning/journal/line_sum.hpp"
 #include "tuning/log.hpp"
 
 namespace fftune {
@@ -52,6 +53,7 @@ Quarantine::Quarantine(const std::filesystem::path& folder, const DeviceFacts& f
     logging::warn("the quarantine {} {}", path_.string(), unreadable.what());
   }
   for (std::string text; std::getline(in, text);) {
+    if (sum_of_line(text) == LineSum::wrong) continue;
     try {
       const JsonValue line = parse_json(text);
       if (field_as<std::string>(line, "driver") != driver_) continue;
@@ -117,7 +119,7 @@ void Quarantine::append(const Quarantined& entry, bool released) {
                        {"driver", driver_},    {"date", entry.date},
                        {"cause", entry.cause}, {"released", released}};
   try {
-    append_line(own_folder(), json_line(line));
+    append_line(own_folder(), summed_line(line));
   } catch (const Error& error) {
     logging::warn("the quarantine {} cannot be written: {}", path_.string(), error.what());
   }

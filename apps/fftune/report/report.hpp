@@ -61,10 +61,10 @@ struct SearchSummary {
 
 /// One summary for each problem of the journal, in the order in which they were searched. Throws
 /// Error(invalid_input) for a file that is not a journal. `damaged`, if it is not null, becomes the
-/// number of lines that cannot be read, without one that was torn off at the end.
+/// numbers of the lines that cannot be read, without one that was torn off at the end.
 std::vector<SearchSummary> summarise_journal(const std::filesystem::path& path,
                                              const Catalog& catalog,
-                                             std::size_t* damaged = nullptr);
+                                             std::vector<std::size_t>* damaged = nullptr);
 
 struct ReportedFile {
   std::size_t path = 0;  // which of the paths it came from

@@ -50,12 +50,12 @@ void add_file(PresetFile file, std::size_t path, ReportInput& input) {
 }
 
 void add_journal(const fs::path& journal, const Catalog& catalog, ReportInput& input) try {
-  std::size_t damaged = 0;
+  std::vector<std::size_t> damaged;
   for (SearchSummary& summary : summarise_journal(journal, catalog, &damaged))
     input.searches.push_back(std::move(summary));
-  if (damaged > 0)
+  if (!damaged.empty())
     input.left_out.push_back(
-        fmt::format("{}: {} of it cannot be read", journal.string(), counted(damaged, "line")));
+        fmt::format("{}: damaged and skipped: {}", journal.string(), line_numbers(damaged)));
 } catch (const Error& error) {
   input.left_out.emplace_back(error.what());
 }

@@ -135,21 +135,21 @@ GroupSearch group_of(const std::string& stages, const Lines& lines) {
 }  // namespace
 
 std::vector<SearchSummary> summarise_journal(const std::filesystem::path& path,
-                                             const Catalog& catalog, std::size_t* damaged) {
-  const JournalText text = read_journal(path);
+                                             const Catalog& catalog,
+                                             std::vector<std::size_t>* damaged) {
+  JournalText text = read_journal(path);
   // A search that was killed leaves a torn end.
-  if (damaged) *damaged = text.damaged_lines - (text.whole_bytes < text.bytes ? 1 : 0);
+  if (text.whole_bytes < text.bytes) text.damaged_lines.pop_back();
+  if (damaged) *damaged = std::move(text.damaged_lines);
   std::vector<std::string> problems;  // in the order of the search
   std::map<std::string, std::map<std::string, Lines>> lines;
   JournalHeader header;
   std::map<std::string, double> begins;  // of each problem: when the one before it ended
   double before = 0;                     // what the parts before the last header took
   double last = 0;
-  bool any_header = false;
   for (const JournalEntry& entry : text.entries) {
     if (entry.kind == JournalEntry::Kind::header) {
       header = entry.header;
-      any_header = true;
       before += std::exchange(last, 0);
     }
     if (entry.kind != JournalEntry::Kind::outcome) continue;
@@ -159,7 +159,7 @@ std::vector<SearchSummary> summarise_journal(const std::filesystem::path& path,
     last = std::max(last, entry.seconds);
     read_line(entry, before - begin, groups[stages_of(entry.problem, entry.outcome.id, catalog)]);
   }
-  if (!any_header)
+  if (text.entries.empty())
     throw Error(ErrorKind::invalid_input,
                 fmt::format("{} is not a journal of a search: give one that `fftune OP -v` names",
                             path.string()));

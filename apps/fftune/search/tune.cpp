@@ -166,9 +166,9 @@ Sweep sweep(const SearchedOp& searched, Evaluator& evaluator,
   if (options.resume)
     logging::info("resuming from {}: {} outcomes are known, {} variants were in flight",
                   journal.path().string(), journal.known_count(), journal.interrupted().size());
-  if (journal.damaged_lines() > 0)
-    logging::warn("{}: {} could not be read: what they knew is done again", journal.path().string(),
-                  counted(journal.damaged_lines(), "line"));
+  if (!journal.damaged_lines().empty())
+    logging::warn("{}: damaged and skipped: {}; what they told is measured again",
+                  journal.path().string(), line_numbers(journal.damaged_lines()));
   Quarantine quarantine(session.environment.state_folder, facts);
   SweepProgress progress(status, std::string(op.token_size()));
   tuning.progress = &progress;
