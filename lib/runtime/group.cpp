@@ -29,19 +29,24 @@
 
 #include "core/error.hpp"
 #include "core/fork.hpp"
+#include "core/pending_connections.hpp"
+#include "core/socket.hpp"
 
 namespace fftune {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint64_t protocol = 0x35304f5254554646;  // "FFUTRO05"
+constexpr std::uint64_t protocol = 0x36304f5254554646;  // "FFUTRO06"
+/// All but the number, which tells a rank of another version from a stranger.
+constexpr std::uint64_t protocol_name = ~std::uint64_t{0} >> 16;
 
 enum class Kind : std::uint32_t { hello, ready, go, failure, gone, value };
 
-/// All that ranks tell each other, one packet each.
+/// All that ranks tell each other, one packet each. Every version's begins like this one's.
 struct Message {
   std::uint64_t version = protocol;
+  std::array<char, 128> group = {};  // the name of the rank's group
   Kind kind = Kind::hello;
   std::int32_t rank = 0, ranks = 0;
   std::uint32_t device_kind = 0;
@@ -55,32 +60,6 @@ struct Message {
   double value = 0;                   // of `value`
   std::uint32_t nccl = 0;             // whether the rank wants a communicator
   CommunicatorOptions::Id id = {};    // its name, from rank 0
-  std::array<char, 128> group = {};   // the name of the rank's group
-};
-
-/// A descriptor of this process alone: a child of fork() closes it.
-class Socket {
- public:
-  explicit Socket(int descriptor = -1) : descriptor_(descriptor) {
-    if (descriptor_ >= 0) closes_in_children(descriptor_);
-  }
-  ~Socket() {
-    if (descriptor_ < 0 || forks_ != fork_count()) return;
-    closes_in_children(descriptor_, false);
-    ::close(descriptor_);
-  }
-  Socket(Socket&& other) noexcept
-      : descriptor_(std::exchange(other.descriptor_, -1)), forks_(other.forks_) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    std::swap(forks_, other.forks_);
-    return *this;
-  }
-  int get() const { return descriptor_; }
-  explicit operator bool() const { return descriptor_ >= 0; }
-
- private:
-  int descriptor_, forks_ = fork_count();
 };
 
 struct Received {
@@ -126,10 +105,23 @@ bool send_message(const Socket& socket, const Message& message, int descriptor =
   return ::sendmsg(socket.get(), &header, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof copy);
 }
 
+/// Nothing: the `bytes` that came are no rank's. Takes the descriptor that came with them.
+std::optional<Received> received_as(Message message, std::size_t bytes, FileDescriptor attached) {
+  if (bytes < sizeof message.version || ((message.version ^ protocol) & protocol_name) != 0)
+    return {};
+  if (message.version != protocol) return Received{.message = {}, .other_version = true};
+  if (bytes != sizeof message) return {};
+  message.text.back() = '\0';
+  message.device.back() = '\0';
+  message.library.back() = '\0';
+  message.group.back() = '\0';
+  return Received{message, attached.release()};
+}
+
 /// Nothing: the other end is gone, or is no rank.
 std::optional<Received> receive_message(const Socket& socket) {
-  Received received;
-  iovec part{&received.message, sizeof received.message};
+  Message message;
+  iovec part{&message, sizeof message};
   msghdr header{};
   header.msg_iov = &part;
   header.msg_iovlen = 1;
@@ -140,26 +132,18 @@ std::optional<Received> receive_message(const Socket& socket) {
   // A rank that ends without reading all resets the connection, behind what it sent.
   do bytes = ::recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC | MSG_WAITALL);
   while (bytes < 0 && (errno == EINTR || errno == ECONNRESET));
-  const cmsghdr* const rights = bytes > 0 ? CMSG_FIRSTHDR(&header) : nullptr;
-  if (rights && rights->cmsg_type == SCM_RIGHTS)
-    std::memcpy(&received.descriptor, CMSG_DATA(rights), sizeof received.descriptor);
-  if (bytes != static_cast<ssize_t>(sizeof received.message) ||
-      received.message.version != protocol) {
-    if (received.descriptor >= 0) ::close(received.descriptor);
-    constexpr std::uint64_t but_the_number = ~std::uint64_t{0} >> 16;
-    received.other_version = bytes >= static_cast<ssize_t>(sizeof protocol) &&
-                             ((received.message.version ^ protocol) & but_the_number) == 0;
-    received.descriptor = -1;
-    return received.other_version ? std::optional(received) : std::nullopt;
-  }
-  received.message.text.back() = '\0';
-  received.message.device.back() = '\0';
-  received.message.library.back() = '\0';
-  received.message.group.back() = '\0';
-  return received;
+  int descriptor = -1;
+  if (const cmsghdr* const rights = bytes > 0 ? CMSG_FIRSTHDR(&header) : nullptr;
+      rights && rights->cmsg_type == SCM_RIGHTS)
+    std::memcpy(&descriptor, CMSG_DATA(rights), sizeof descriptor);
+  return received_as(message, static_cast<std::size_t>(std::max<ssize_t>(bytes, 0)),
+                     FileDescriptor(descriptor));
 }
 
 constexpr std::string_view tcp_scheme = "tcp://";
+
+/// Connections that the kernel keeps until rank 0 takes them, strangers among them.
+constexpr int most_waiting = 4096;
 
 /// Address of a socket in the abstract namespace, or of its file: a name that begins with a slash;
 /// or of a port, from "tcp://host:port/word".
@@ -181,14 +165,14 @@ struct Address {
   Socket open() const {
     Socket socket(
         ::socket(value.ss_family, (is_tcp ? SOCK_STREAM : SOCK_SEQPACKET) | SOCK_CLOEXEC, 0));
-    if (is_tcp) watch_line(socket);
+    if (is_tcp) watch_line(socket.get());
     return socket;
   }
   /// A connection over a network: a host that is gone is known within 20 s, packets go at once, and
   /// nothing that is half sent is waited for. (Local sockets end with their process.)
-  static void watch_line(const Socket& socket) {
+  static void watch_line(int socket) {
     const auto set = [&](int level, int option, int number) {
-      ::setsockopt(socket.get(), level, option, &number, sizeof number);
+      ::setsockopt(socket, level, option, &number, sizeof number);
     };
     set(SOL_SOCKET, SO_REUSEADDR, 1);
     set(SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -199,7 +183,7 @@ struct Address {
     set(IPPROTO_TCP, TCP_NODELAY, 1);
     const timeval limit{5, 0};
     for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO})
-      ::setsockopt(socket.get(), SOL_SOCKET, option, &limit, sizeof limit);
+      ::setsockopt(socket, SOL_SOCKET, option, &limit, sizeof limit);
   }
   /// A socket's file that a process left which is gone; false: there is none such. Another file
   /// refuses connections too, and stays.
@@ -242,11 +226,11 @@ struct Address {
 };
 
 /// Whether the process at the other end is of this user, where the socket tells.
-bool is_own_user(const Address& address, const Socket& socket) {
+bool is_own_user(const Address& address, int socket) {
   if (address.is_tcp) return true;
   ucred peer{};
   socklen_t bytes = sizeof peer;
-  return ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 &&
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 &&
          peer.uid == ::geteuid();
 }
 
@@ -254,9 +238,28 @@ bool is_own_user(const Address& address, const Socket& socket) {
   throw Error(ErrorKind::unavailable, why);
 }
 
-/// By errno, as where the process has too many open files.
-std::string cannot_meet(const std::string& name) {
-  return fmt::format("group '{}': no socket for the ranks to meet: {}", name, reason());
+/// As where the process has too many open files.
+std::string cannot_meet(const std::string& name, const std::string& why) {
+  return fmt::format("group '{}': no socket for the ranks to meet: {}", name, why);
+}
+
+/// What a connection to rank 0 begins with. The word in the name of a group that goes over a
+/// network is its secret: who does not know it is a stranger, whatever else it says.
+Introduction introduction_of(std::string_view bytes, const Address& address,
+                             const std::string& name) {
+  Message message;
+  const std::size_t count = std::min(bytes.size(), sizeof message);
+  std::memcpy(&message, bytes.data(), count);
+  if (count < sizeof message.version)
+    return address.is_tcp ? Introduction::incomplete : Introduction::refused;
+  if (((message.version ^ protocol) & protocol_name) != 0) return Introduction::refused;
+  // A packet of a process of this user, which came whole.
+  if (!address.is_tcp) return Introduction::accepted;
+  // Another version may have the name elsewhere.
+  const bool knows_word = bytes.find(name + '\0') != bytes.npos;
+  if (count == sizeof message && !knows_word) return Introduction::refused;
+  const bool whole = knows_word && (message.version != protocol || count == sizeof message);
+  return whole ? Introduction::accepted : Introduction::incomplete;
 }
 
 }  // namespace
@@ -464,7 +467,7 @@ class Group::Members {
     const Socket listener = address.open();
     const auto binds = [&] { return ::bind(listener.get(), address.get(), address.bytes) == 0; };
     if (!listener || !(binds() || (errno == EADDRINUSE && address.remove_left() && binds())) ||
-        ::listen(listener.get(), GroupTable::most_ranks) != 0)
+        ::listen(listener.get(), most_waiting) != 0)
       refuse(fmt::format("rank 0 cannot listen for group '{}': {}: {}", options_.name, reason(),
                          address.is_tcp ? "give an address of this host and a port that is free"
                          : errno == EADDRINUSE || !address.is_file
@@ -474,27 +477,34 @@ class Group::Members {
       const Address& address;
       ~Removal() { address.remove(); }
     } removal{address};
+    PendingConnections pending(
+        listener.get(),
+        {.judge =
+             [&](std::string_view bytes) { return introduction_of(bytes, address, options_.name); },
+         .most_bytes = sizeof(Message),
+         .admits =
+             [&](int socket) {
+               // Others may connect to a name that anyone can see: they are not heard.
+               if (!is_own_user(address, socket)) return false;
+               if (address.is_tcp) Address::watch_line(socket);
+               return true;
+             }});
     std::vector<Received> members;
     std::size_t came = 1;  // ranks, this one and those that failed among them
     const Message own = hello(backend);
     while (came < static_cast<std::size_t>(options_.ranks)) {
-      if (!wait_readable(listener.get(), deadline_)) {
+      auto connection = next_of(pending);
+      if (!connection) {
         if (failed) break;
         call_off(fmt::format("group '{}': {} of {} ranks came within {} s: start all of them",
                              options_.name, came, options_.ranks, seconds()));
       }
-      Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      // One that waits is not taken by waiting for it.
-      if (!socket && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
-        call_off(cannot_meet(options_.name));
-      // Others may connect to a name that anyone can see: they are not heard.
-      if (!socket || !is_own_user(address, socket)) continue;
-      if (address.is_tcp) Address::watch_line(socket);
-      if (!wait_readable(socket.get(), std::min(deadline_, Clock::now() + std::chrono::seconds(5))))
-        continue;
-      const auto received = receive_message(socket);
+      Socket socket = std::move(connection->socket);
+      Message first;
+      std::memcpy(&first, connection->bytes.data(), connection->bytes.size());
+      const auto received =
+          received_as(first, connection->bytes.size(), std::move(connection->attached));
       if (!received) continue;
-      // The word of a name that goes over a network is its secret.
       if (address.is_tcp && !received->other_version && received->message.group != own.group)
         continue;
       if (received->other_version) {
@@ -537,13 +547,22 @@ class Group::Members {
     }
   }
 
+  /// The next connection of a rank, if one comes in time.
+  std::optional<PendingConnections::Introduced> next_of(PendingConnections& pending) {
+    try {
+      return pending.next(deadline_);
+    } catch (const Error& error) {
+      call_off(cannot_meet(options_.name, error.what()), error.kind());
+    }
+  }
+
   /// Another rank: finds rank 0, and takes all handles; or tells it why this rank has no memory.
   void join(Backend& backend, const std::optional<Error>& failed) {
     const Address address(options_.name);
     Socket socket;
     for (;;) {
       socket = address.open();
-      if (!socket) refuse(cannot_meet(options_.name));
+      if (!socket) refuse(cannot_meet(options_.name, reason()));
       if (::connect(socket.get(), address.get(), address.bytes) == 0) break;
       if (Clock::now() > deadline_ && failed) throw *failed;
       if (Clock::now() > deadline_)
@@ -551,7 +570,7 @@ class Group::Members {
                            options_.name, seconds()));
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
-    if (!is_own_user(address, socket))
+    if (!is_own_user(address, socket.get()))
       refuse(fmt::format("group '{}': rank 0 is a process of another user", options_.name));
     connections_[0] = std::move(socket);
     if (failed) {

@@ -17,6 +17,7 @@
 #include "runtime/group.hpp"
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
+#include "support/strangers.hpp"
 
 namespace fftune::cuda {
 namespace {
@@ -311,6 +312,92 @@ TEST_CASE("a rank with another word is not heard") {
   CHECK_THAT(error, ContainsSubstring("1 of 2 ranks came"));
   CHECK_THAT(stranger,
              ContainsSubstring("rank 0 died while the group was made, or it is of another group"));
+}
+
+namespace {
+
+/// The first bytes of a rank of version `number`, which has the group's name at `offset`.
+std::string hello_of(const char* number, const std::string& name, std::size_t offset = 8) {
+  std::string text(std::string("FFUTRO") + number);
+  text.resize(offset);
+  text += name;
+  text.resize(2000);
+  return text;
+}
+
+std::uint16_t port_of(const std::string& name) {
+  const auto colon = name.rfind(':');
+  return static_cast<std::uint16_t>(std::stoi(name.substr(colon + 1, name.rfind('/') - colon - 1)));
+}
+
+}  // namespace
+
+TEST_CASE("strangers at the port of a group change nothing: no answer, no delay, no end") {
+  fresh_nccl();
+  const std::string name = free_place("word");
+  const std::string place = name.substr(0, name.rfind('/'));
+  std::array<std::string, 3> errors;
+  const auto join = [&](std::size_t rank) {
+    errors[rank] = error_of([&] {
+      Device device;
+      const Group group(device, rank_of(name, static_cast<int>(rank), 3, 20s));
+      group.largest(0);
+      group.check();
+    });
+  };
+  const fftune::testing::Strangers strangers(
+      port_of(name),
+      {"", "F", "FFUTRO05", "FFUTRO06", "FFUTRO07", hello_of("05", ""), hello_of("06", ""),
+       hello_of("06", place + "/wor"), hello_of("07", place + "/words"), hello_of("06", "word"),
+       std::string(100000, 'x'), "GET / HTTP/1.1\r\nHost: a\r\n\r\n", "\x16\x03\x01\x02"},
+      hello_of("06", place + "/wor"));
+  std::thread first([&] { join(0); });
+  strangers.wait_until_there();
+  const auto begin = Clock::now();
+  std::thread second([&] { join(1); });
+  std::this_thread::sleep_for(300ms);  // while those that came with the ranks are heard
+  join(2);
+  first.join();
+  second.join();
+  CHECK(errors == std::array<std::string, 3>{});
+  CHECK(Clock::now() - begin < 5s);
+  CHECK(strangers.answered() == 0);
+}
+
+TEST_CASE("strangers do not put off the end of a group whose ranks do not come") {
+  fresh_nccl();
+  Device device;
+  const std::string name = free_place("word");
+  const fftune::testing::Strangers strangers(port_of(name), {"FFUTRO07", ""}, "FFUTRO07 and more");
+  const auto begin = Clock::now();
+  const std::string error = error_of([&] { const Group group(device, rank_of(name, 0, 2, 1s)); });
+  CHECK_THAT(error, ContainsSubstring("1 of 2 ranks came within 1 s"));
+  CHECK(Clock::now() - begin < 4s);
+  CHECK(strangers.answered() == 0);
+}
+
+TEST_CASE("a rank of another version that knows the word of the group is named on both") {
+  fresh_nccl();
+  // Version 5 had the name of the group elsewhere.
+  for (const std::size_t offset : {8, 800}) {
+    const std::string name = free_place("word");
+    std::thread other([&] {
+      int socket = -1;
+      while ((socket = fftune::testing::connect_to_port(port_of(name))) < 0)
+        std::this_thread::yield();
+      const std::string hello = hello_of(offset == 8 ? "99" : "05", name, offset);
+      CHECK(::send(socket, hello.data(), hello.size(), MSG_NOSIGNAL) > 0);
+      std::array<char, 6> answer{};
+      CHECK(::recv(socket, answer.data(), answer.size(), MSG_WAITALL) == 6);
+      CHECK(std::string(answer.data(), answer.size()) == "FFUTRO");
+      ::close(socket);
+    });
+    Device device;
+    const std::string error =
+        error_of([&] { const Group group(device, rank_of(name, 0, 2, 10s)); });
+    other.join();
+    CHECK_THAT(error, ContainsSubstring("several versions of fftune"));
+  }
 }
 
 TEST_CASE("options of a group across hosts that are wrong are one line") {

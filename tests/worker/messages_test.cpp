@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "support/catch.hpp"
+#include "support/strangers.hpp"
 #include "tuning/protocol/line_channel.hpp"
 #include "tuning/remote/remote_channel.hpp"
 #include "tuning/remote/remote_evaluator.hpp"
@@ -218,6 +219,32 @@ TEST_CASE("a caller is heard whose first line comes in pieces") {
   ::close(caller);
   REQUIRE(heard);
   CHECK(heard->name == "rank 1");
+}
+
+TEST_CASE("strangers at the port of a search on several hosts hold no rank up") {
+  Listener listener;
+  const std::string& invitation = listener.invitation();
+  const auto space = invitation.find(' ');
+  const testing::Strangers strangers(
+      static_cast<std::uint16_t>(std::stoi(invitation.substr(space + 1))),
+      {"", "x", std::string(32, 'a') + " rank 2\n", "GET / HTTP/1.1\r\n\r\n",
+       std::string(100000, 'b'), "\n"},
+      std::string(32, 'c'));
+  const auto begin = std::chrono::steady_clock::now();
+  std::unique_ptr<LineChannel> channel;
+  std::thread rank([&] {
+    strangers.wait_until_there();
+    channel = connect_to(invitation, "rank 1");
+    channel->send("and its first message");
+  });
+  const auto caller = listener.accept(20);
+  rank.join();
+  REQUIRE(caller);
+  CHECK(caller->name == "rank 1");
+  CHECK(caller->channel->receive(5) == "and its first message");
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
+  CHECK_FALSE(listener.accept(0.2));
+  CHECK(strangers.answered() == 0);
 }
 
 TEST_CASE("a launch is seen by the other process until it lands") {

@@ -3,13 +3,16 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace fftune {
 
 /// The end of a socket that is closed on destruction.
 class LineChannel {
  public:
-  explicit LineChannel(int descriptor) : descriptor_(descriptor) {}
+  /// `read`: what was read from it before.
+  explicit LineChannel(int descriptor, std::string read = {})
+      : descriptor_(descriptor), pending_(std::move(read)) {}
   ~LineChannel();
   LineChannel(const LineChannel&) = delete;
   LineChannel& operator=(const LineChannel&) = delete;

@@ -5,7 +5,6 @@
 #include <ifaddrs.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,7 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// A caller that does not say who it is in this time is none.
-constexpr double introduction_seconds = 5;
+constexpr int introduction_seconds = 5;
 
 [[noreturn]] void fail(const std::string& what) {
   throw Error(ErrorKind::unavailable,
@@ -63,51 +62,43 @@ std::string random_word() {
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
 
-/// The first line of a caller, which may come in several pieces.
-std::optional<std::string> introduction(LineChannel& channel) {
-  const auto until = Clock::now() + std::chrono::duration<double>(introduction_seconds);
-  for (;;) {
-    const std::chrono::duration<double> left = until - Clock::now();
-    auto line = channel.receive(left.count());
-    if (line || channel.closed() || left.count() <= 0) return line;
-  }
+/// A caller's first line is the word, a space and its name.
+Introduction introduction_of(std::string_view bytes, const std::string& word) {
+  const std::string start = word + " ";
+  if (bytes.substr(0, start.size()) != std::string_view(start).substr(0, bytes.size()))
+    return Introduction::refused;
+  return bytes.find('\n') == bytes.npos ? Introduction::incomplete : Introduction::accepted;
 }
 
 }  // namespace
 
 Listener::Listener()
-    : descriptor_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), word_(random_word()) {
-  if (descriptor_ < 0) fail("a socket");
+    : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)),
+      word_(random_word()),
+      pending_(socket_.get(),
+               {.judge = [this](std::string_view bytes) { return introduction_of(bytes, word_); },
+                .patience = std::chrono::seconds(introduction_seconds)}) {
+  if (!socket_) fail("a socket");
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_ANY);
   socklen_t size = sizeof address;
-  if (::bind(descriptor_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      ::listen(descriptor_, 128) != 0 ||
-      ::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) != 0)
+  if (::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      ::listen(socket_.get(), 4096) != 0 ||
+      ::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
     fail("a port");
   invitation_ = fmt::format("{} {} {}", own_addresses(), ntohs(address.sin_port), word_);
 }
 
-Listener::~Listener() {
-  ::close(descriptor_);
-}
-
 std::optional<Caller> Listener::accept(double seconds) {
-  const auto until = Clock::now() + std::chrono::duration<double>(seconds);
-  for (;;) {
-    const std::chrono::duration<double, std::milli> left = until - Clock::now();
-    if (left.count() <= 0) return {};
-    pollfd readable{descriptor_, POLLIN, 0};
-    if (::poll(&readable, 1, static_cast<int>(left.count()) + 1) <= 0) continue;
-    const int descriptor = ::accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (descriptor < 0) continue;
-    keep_alive(descriptor);
-    auto channel = std::make_unique<LineChannel>(descriptor);
-    const auto line = introduction(*channel);
-    if (line && line->starts_with(word_ + " "))
-      return Caller{std::move(channel), line->substr(word_.size() + 1)};
-  }
+  auto caller = pending_.next(Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                 std::chrono::duration<double>(seconds)));
+  if (!caller) return {};
+  const auto end = caller->bytes.find('\n');
+  const std::string name = caller->bytes.substr(word_.size() + 1, end - word_.size() - 1);
+  keep_alive(caller->socket.get());
+  return Caller{
+      std::make_unique<LineChannel>(caller->socket.release(), caller->bytes.substr(end + 1)), name};
 }
 
 std::unique_ptr<LineChannel> connect_to(const std::string& invitation, const std::string& name) {
@@ -124,7 +115,7 @@ std::unique_ptr<LineChannel> connect_to(const std::string& invitation, const std
     const int descriptor = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (descriptor < 0) fail("a socket");
     // An address of another network may never answer.
-    const timeval patience{static_cast<time_t>(introduction_seconds), 0};
+    const timeval patience{introduction_seconds, 0};
     ::setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     if (::connect(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
       keep_alive(descriptor);
