@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/hash.hpp"
 
 namespace fftune {
 namespace {
@@ -203,42 +204,96 @@ Target target_of(const fs::path& given) {
   return target;
 }
 
-/// Names of files beside the one that they are for: this, and 16 random digits.
+// Files beside the one that they are for: ".fftune-", eight digits of the kernel that runs, a dash
+// and 16 random ones. Their owner holds a lock on them, so that what a killed process left is
+// known.
 constexpr std::string_view temporary_start = ".fftune-";
 constexpr std::size_t random_digits = 16;
-/// A temporary file this old has no owner any more.
+/// One of another host or of an older version, whose lock is not seen here, has no owner any more.
 constexpr std::time_t orphaned_seconds = 24 * 3600;
+
+/// Of names whose locks this process sees: hosts that share a folder may not share its locks.
+std::string temporary_start_here() {
+  const std::string boot = text_of_file("/proc/sys/kernel/random/boot_id");
+  return fmt::format("{}{}-", temporary_start, hex(fnv1a(boot)).substr(0, 8));
+}
 
 /// Nobody can have predicted the name, and laid a link there.
 fs::path new_name_beside(const Target& target) {
   std::random_device random;
   const std::uint64_t number = std::uint64_t{random()} << 32 | random();
-  return target.folder / fmt::format("{}{:0{}x}", temporary_start, number, random_digits);
+  return target.folder / fmt::format("{}{:0{}x}", temporary_start_here(), number, random_digits);
 }
 
-/// A new file beside `target`; sets `path` to its name. A file of a new name gets the mode that the
-/// umask leaves.
+/// Whether the path names the open file.
+bool is_named(const FileDescriptor& file, const fs::path& path) {
+  struct stat open {
+  }, named{};
+  return ::fstat(file.value(), &open) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         same_file(open, named);
+}
+
+/// A new file beside `target`, locked; sets `path` to its name. A file of a new name gets the mode
+/// that the umask leaves.
 FileDescriptor create_beside(const Target& target, fs::path& path) {
-  const fs::path name = new_name_beside(target);
-  FileDescriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
-                             target.exists ? 0600 : 0666));
-  if (file.value() < 0) fail("create a file beside", target.path, errno);
-  path = name;
+  for (;;) {
+    const fs::path name = new_name_beside(target);
+    FileDescriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
+                               target.exists ? 0600 : 0666));
+    if (file.value() < 0) fail("create a file beside", target.path, errno);
+    // Another process may have taken it for one that nobody holds before this one could lock it.
+    while (::flock(file.value(), LOCK_EX) != 0 && errno == EINTR) {
+    }
+    if (!is_named(file, name)) continue;
+    path = name;
+    return file;
+  }
+}
+
+/// A lock that says that the file is in use; none where it cannot be opened or locked.
+FileDescriptor in_use(const fs::path& path) {
+  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (file.value() >= 0 && ::flock(file.value(), LOCK_SH | LOCK_NB) != 0) file.close();
   return file;
 }
 
-void remove_orphans(const fs::path& folder) noexcept try {
+/// Whether no process of this host holds it; errno is EWOULDBLOCK where one does.
+FileDescriptor taken_over(const fs::path& path) {
+  constexpr int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  // NFS locks only what is open for writing.
+  FileDescriptor file(::open(path.c_str(), O_RDWR | flags));
+  if (file.value() < 0) file = FileDescriptor(::open(path.c_str(), O_RDONLY | flags));
+  if (file.value() < 0 || ::flock(file.value(), LOCK_EX | LOCK_NB) != 0) {
+    const int code = errno;
+    file = FileDescriptor();
+    errno = code;
+  }
+  return file;
+}
+
+/// Removes what no living process holds, judged beside `own`, a file just made there: its time is
+/// by the clock of the file system.
+void remove_orphans(const fs::path& folder, const FileDescriptor& own) noexcept try {
+  struct stat own_status {};
+  if (::fstat(own.value(), &own_status) != 0) return;
+  const std::string here = temporary_start_here();
   std::error_code error;
-  const std::time_t now = std::time(nullptr);
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
        entry.increment(error)) {
-    const auto name = entry->path().filename().string();
+    const fs::path& path = entry->path();
+    const std::string name = path.filename().string();
+    const bool is_here = name.starts_with(here) && name.size() == here.size() + random_digits;
+    const bool is_elsewhere = !is_here && name.starts_with(temporary_start) &&
+                              (name.size() == here.size() + random_digits ||
+                               name.size() == temporary_start.size() + random_digits);
     struct stat status {};
-    if (name.starts_with(temporary_start) &&
-        name.size() == temporary_start.size() + random_digits &&
-        ::lstat(entry->path().c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
-        status.st_uid == ::geteuid() && now - status.st_ctime > orphaned_seconds)
-      ::unlink(entry->path().c_str());
+    if (!(is_here || is_elsewhere) || ::lstat(path.c_str(), &status) != 0 ||
+        !S_ISREG(status.st_mode) || status.st_uid != ::geteuid())
+      continue;
+    const FileDescriptor file = taken_over(path);
+    if (file.value() < 0 && errno == EWOULDBLOCK) continue;
+    const bool is_free = is_here && file.value() >= 0 && is_named(file, path);
+    if (is_free || own_status.st_ctime - status.st_ctime > orphaned_seconds) ::unlink(path.c_str());
   }
 } catch (const std::exception&) {
   // They can stay.
@@ -251,6 +306,7 @@ void require_replaceable(const fs::path& path) {
   // Permission bits alone do not tell (root, read-only mounts, quotas): only writing does.
   fs::path probe;
   FileDescriptor file = create_beside(target, probe);
+  remove_orphans(target.folder, file);
   int code = write_all(file.value(), "probe");
   if (const int closing = file.close(); code == 0) code = closing;
   ::unlink(probe.c_str());
@@ -261,12 +317,14 @@ StagedFile::StagedFile(const fs::path& given, std::string_view text) {
   const Target target = target_of(given);
   path_ = target.path;
   folder_ = target.folder;
-  remove_orphans(folder_);
-  FileDescriptor file = create_beside(target, temporary_);
-  int code = write_all(file.value(), text);
-  if (target.exists && code == 0 && ::fchmod(file.value(), target.status.st_mode & 07777) != 0)
+  held_ = create_beside(target, temporary_);
+  remove_orphans(folder_, held_);
+  int code = write_all(held_.value(), text);
+  if (target.exists && code == 0 && ::fchmod(held_.value(), target.status.st_mode & 07777) != 0)
     code = errno;
-  if (const int closing = file.close(); code == 0) code = closing;
+  // Some file systems tell of a failed write when a descriptor is closed; the other keeps the lock.
+  FileDescriptor second(::dup(held_.value()));
+  if (const int closing = second.close(); code == 0) code = closing;
   if (code == 0) return;
   ::unlink(temporary_.c_str());
   fail("write", path_, code);
@@ -286,9 +344,12 @@ void StagedFile::sync_folder() const {
 
 void StagedFile::publish() {
   const Target target = target_of(path_);
+  if (target.exists) old_held_ = in_use(path_);
   if (target.exists &&
       ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) {
     old_ = std::exchange(temporary_, {});
+    // Another process may have replaced the file since.
+    if (!is_named(old_held_, old_)) old_held_ = in_use(old_);
   } else {
     // File systems that cannot exchange two files may have second names for one.
     const fs::path second = new_name_beside(target);
@@ -296,6 +357,7 @@ void StagedFile::publish() {
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("write", path_, errno);
     temporary_.clear();
   }
+  held_.close();  // for the next one that replaces it
   existed_ = target.exists;
   published_ = true;
   try {

@@ -73,8 +73,9 @@ std::string text_of_file(const std::filesystem::path& path);
 
 /// A file that is written beside the one it is to replace, under a name of its own, so that several
 /// may write at once; the last to publish wins. Where `path` is a link, the file that it points to
-/// is replaced; the file's mode stays. An unpublished file leaves no trace; one that a crash left
-/// behind is removed a day later.
+/// is replaced; the file's mode stays. An unpublished file leaves no trace. One that a killed
+/// process left behind is removed by the next writer in the folder, or a day later if that process
+/// ran on another host or before the machine started again.
 class StagedFile {
  public:
   /// Writes and syncs the text. Throws Error(io) that says what to do.
@@ -95,6 +96,8 @@ class StagedFile {
   std::filesystem::path folder_;
   std::filesystem::path temporary_;
   std::filesystem::path old_;  // the old file, under another name, once published
+  FileDescriptor held_;        // the lock on the new one
+  FileDescriptor old_held_;    // the lock on the old one
   bool existed_ = false;
   bool published_ = false;
 };

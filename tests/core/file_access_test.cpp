@@ -4,12 +4,15 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <set>
 #include <string>
 #include <thread>
@@ -154,6 +157,63 @@ TEST_CASE("a staged file takes its place, and goes back to what was there") {
   REQUIRE(::stat(path.c_str(), &status) == 0);
   CHECK((status.st_mode & 07777) == 0640);
   CHECK(names_in(folder.path()) == std::set<std::string>{"a"});
+}
+
+TEST_CASE("a killed writer's file is removed by the next writer, and a living one's is not") {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "a", other = folder.path() / "b";
+  // Those of other hosts, of older versions and of other programs are not this writer's to judge.
+  const std::set<std::string> foreign = {".fftune-0123456789abcdef",
+                                         ".fftune-00000000-0123456789abcdef", ".fftune-notes"};
+  for (const std::string& name : foreign) write(folder.path() / name, "theirs");
+  const auto temporaries = [&] {
+    std::set<std::string> found;
+    for (const std::string& name : names_in(folder.path()))
+      if (name.starts_with(".fftune-") && !foreign.contains(name)) found.insert(name);
+    return found;
+  };
+  const std::function<void()> writers[] = {[&] { replace_file(other, "new"); },
+                                           [&] { require_replaceable(other); }};
+  for (const bool published : {false, true}) {
+    write(path, "old");
+    for (const auto& next_writer : writers) {
+      int ready[2];
+      REQUIRE(::pipe(ready) == 0);
+      const pid_t child = ::fork();
+      if (child == 0) {
+        StagedFile file(path, "new");
+        if (published) file.publish();
+        if (::write(ready[1], "", 1) != 1) ::_exit(1);
+        for (;;) ::pause();
+      }
+      char byte = 0;
+      REQUIRE(::read(ready[0], &byte, 1) == 1);
+      const auto held = temporaries();
+      CHECK(held.size() == 1);
+      next_writer();
+      CHECK(temporaries() == held);
+      REQUIRE(::kill(child, SIGKILL) == 0);
+      REQUIRE(::waitpid(child, nullptr, 0) == child);
+      next_writer();
+      CHECK(temporaries().empty());
+      ::close(ready[0]);
+      ::close(ready[1]);
+    }
+  }
+  for (const std::string& name : foreign) CHECK(read_whole_file(folder.path() / name) == "theirs");
+}
+
+TEST_CASE("a file that is put back was not taken for one that nobody holds") {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "a";
+  write(path, "old");
+  StagedFile file(path, "new");
+  replace_file(folder.path() / "b", "another");
+  file.publish();
+  replace_file(folder.path() / "b", "another");
+  CHECK(read_whole_file(path) == "new");
+  file.withdraw();
+  CHECK(read_whole_file(path) == "old");
 }
 
 TEST_CASE("names of any length and of any bytes are replaced") {
