@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <string_view>
@@ -20,6 +22,7 @@
 #include "apps/fftune/compile/compile_units.hpp"
 #include "apps/fftune/terminal/interrupt.hpp"
 #include "apps/fftune/terminal/progress.hpp"
+#include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "core/parallel_until.hpp"
 #include "cuda/open.hpp"
@@ -141,18 +144,43 @@ std::string dtypes_of(const Op& op, std::vector<std::string> words) {
   return fmt::format("{}", fmt::join(words, ","));
 }
 
+/// More programs than these are announced, with the time that they take.
+constexpr std::size_t few_programs = 200;
+
+/// The units in the order in which they are compiled: `first` evenly spread ones, by which the time
+/// of all is estimated, then the others.
+std::vector<std::size_t> spread_first(std::size_t count, std::size_t first) {
+  const std::size_t step = std::max<std::size_t>(count / std::max<std::size_t>(first, 1), 1);
+  std::vector<std::size_t> order(count);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_partition(order.begin(), order.end(),
+                        [&](std::size_t i) { return i % step == 0 && i / step < first; });
+  return order;
+}
+
 /// Compiles on `jobs` threads; a unit that was not begun before an interrupt has no result.
 std::vector<UnitResult> compile_all(Compiler& compiler, const std::vector<CompileUnit>& units,
                                     int jobs, const std::atomic<bool>& cancel,
-                                    const std::string& arch, StatusLine& status) {
+                                    const std::string& what, StatusLine& status) {
   std::vector<UnitResult> results(units.size());
-  std::atomic<std::size_t> failed{0};
-  ProgressBar progress(status, "compile " + arch, units.size(), static_cast<double>(units.size()));
-  parallel_until(units.size(), static_cast<std::size_t>(jobs), [&](std::size_t i) {
+  std::atomic<std::size_t> failed{0}, done{0};
+  const std::size_t probes = std::max<std::size_t>(16, 4 * static_cast<std::size_t>(jobs));
+  const auto order = spread_first(units.size(), probes);
+  const auto begun = std::chrono::steady_clock::now();
+  ProgressBar progress(status, "compile " + what, units.size(), static_cast<double>(units.size()));
+  parallel_until(units.size(), static_cast<std::size_t>(jobs), [&](std::size_t place) {
     if (cancel) return false;
+    const std::size_t i = order[place];
     results[i] = {true, compiler.compile(units[i].program)};
     if (!results[i].report.failure.empty()) ++failed;
     progress.step(1, fmt::format("{}, {} failed", units[i].family, failed.load()));
+    if (++done == probes && units.size() > few_programs) {
+      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begun;
+      const auto left = static_cast<double>(units.size() - probes);
+      logging::info("{}: about {} on {}, by the first {} programs", what,
+                    seconds_text(spent.count() * left / static_cast<double>(probes)),
+                    counted(static_cast<std::size_t>(jobs), "thread"), probes);
+    }
     return true;
   });
   status.clear();
@@ -190,15 +218,22 @@ int run(const CompileOptions& options, const Session& session) {
     for (const Op* op : ops) {
       chosen.dtypes = dtypes_of(*op, dtypes);
       if (chosen.dtypes.empty() && !dtypes.empty()) continue;
+      const std::string what = fmt::format("{} {}", arch, op->name());
+      // Some ops have 10⁵ variants, and take seconds.
+      status.update(what + ": listing programs", true);
       const auto units =
           compile_units(*op, facts, options.family, chosen, sample, interrupt.requested());
+      status.clear();
       if (units.empty()) continue;
       if (!compiler) {
         compiler = make_cuda_compiler(arch, *session.catalog.sources, cuda);
         for (const std::string& warning : compiler->warnings()) logging::warn("{}", warning);
       }
+      if (units.size() > few_programs)
+        logging::info("{}: {} programs{}", what, units.size(),
+                      sample > 0 ? "" : "; --sample 4 compiles 4 of each family instead");
       summary.add(arch, units,
-                  compile_all(*compiler, units, jobs, interrupt.requested(), arch, status));
+                  compile_all(*compiler, units, jobs, interrupt.requested(), what, status));
       if (interrupt.requested()) break;
     }
     if (interrupt.requested()) break;
