@@ -66,8 +66,9 @@ std::string version_text(bool as_json) {
 }
 
 int report(int code, const std::string& message) {
-  const std::string line = fmt::format(
-      "{}fftune: {}\n", is_terminal(stderr) && !dumb_terminal() ? clear_line : "", shown(message));
+  const std::string line =
+      fmt::format("{}{}\n", is_terminal(stderr) && !dumb_terminal() ? clear_line : "",
+                  message_text("fftune: " + message));
   std::fwrite(line.data(), 1, line.size(), stderr);
   return code;
 }

@@ -1,10 +1,13 @@
 #include "process.hpp"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -77,6 +80,41 @@ Finished Process::wait() {
   ended_ = true;
   return {WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_),
           text_of(folder_ / "stdout"), text_of(folder_ / "stderr")};
+}
+
+Finished run_on_terminal(const std::vector<std::string>& words,
+                         const std::vector<std::string>& environment,
+                         const std::filesystem::path& folder, int columns) {
+  const auto arguments = pointers(words);
+  const auto variables = pointers(environment);
+  const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  winsize size{};
+  size.ws_row = 40;
+  size.ws_col = static_cast<unsigned short>(columns);
+  if (terminal < 0 || ::grantpt(terminal) != 0 || ::unlockpt(terminal) != 0 ||
+      ::ioctl(terminal, TIOCSWINSZ, &size) != 0)
+    throw std::runtime_error("there is no terminal to run on");
+  const std::string name = ::ptsname(terminal);
+  const int held = ::open(name.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  const pid_t id = ::fork();
+  if (id == 0) {
+    for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+      if (::dup2(held, descriptor) < 0) ::_exit(126);
+    if (::chdir(folder.c_str()) != 0) ::_exit(126);
+    ::execve(arguments[0], arguments.data(), variables.data());
+    ::_exit(127);
+  }
+  ::close(held);
+  Finished done;
+  char bytes[4096];
+  // Once the last process has closed it, reading is an error.
+  for (ssize_t count; (count = ::read(terminal, bytes, sizeof bytes)) > 0;)
+    done.out.append(bytes, static_cast<std::size_t>(count));
+  ::close(terminal);
+  int status = 0;
+  ::waitpid(id, &status, 0);
+  done.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return done;
 }
 
 }  // namespace fftune::testing

@@ -43,4 +43,9 @@ class Process {
   int status_ = 0;
 };
 
+/// Runs a program on a terminal of so many columns; `out` is all that it printed there.
+Finished run_on_terminal(const std::vector<std::string>& words,
+                         const std::vector<std::string>& environment,
+                         const std::filesystem::path& folder, int columns);
+
 }  // namespace fftune::testing

@@ -35,20 +35,30 @@ std::unique_ptr<Process> Sandbox::start(const std::string& words) const {
   return start_by({}, words, {});
 }
 
-std::unique_ptr<Process> Sandbox::start_by(std::vector<std::string> program,
-                                           const std::string& words,
-                                           const std::vector<std::string>& more) const {
-  std::vector<std::string> environment{
+std::vector<std::string> Sandbox::environment() const {
+  std::vector<std::string> variables{
       "HOME=" + folder().string(), "FFTUNE_CACHE=" + (folder() / "cache").string(),
       "PATH=/usr/bin:/bin",
       // The BLAS keeps its threads' memory to the end; a fault of the tool itself must still show.
       "ASAN_OPTIONS=detect_leaks=0"};
   // The kernels that an OpenBLAS takes which does not know the processor (docs/environment.md).
   if (const char* const core = std::getenv("OPENBLAS_CORETYPE"))
-    environment.push_back("OPENBLAS_CORETYPE=" + std::string(core));
-  environment.insert(environment.end(), more.begin(), more.end());
-  return std::make_unique<Process>(command(std::move(program), tool_, words), environment,
-                                   folder());
+    variables.push_back("OPENBLAS_CORETYPE=" + std::string(core));
+  return variables;
+}
+
+std::unique_ptr<Process> Sandbox::start_by(std::vector<std::string> program,
+                                           const std::string& words,
+                                           const std::vector<std::string>& more) const {
+  auto variables = environment();
+  variables.insert(variables.end(), more.begin(), more.end());
+  return std::make_unique<Process>(command(std::move(program), tool_, words), variables, folder());
+}
+
+Finished Sandbox::on_terminal(int columns, const std::string& words) const {
+  auto variables = environment();
+  variables.push_back("TERM=xterm");
+  return run_on_terminal(command({}, tool_, words), variables, folder(), columns);
 }
 
 Finished Sandbox::fftune(const std::string& words) const {

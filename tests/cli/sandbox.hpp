@@ -27,12 +27,17 @@ class Sandbox {
   /// either.
   bool open_to_others();
 
+  /// The tool on a terminal of so many columns; `out` is all that it printed there.
+  Finished on_terminal(int columns, const std::string& words) const;
+
   /// Tunes ffn d=32 h=64 at the given tokens on the CPU and returns the preset file's path.
   std::filesystem::path tuned(const std::string& tokens) const;
   /// The only <device>/ffn.json below `presets`, or an empty path.
   std::filesystem::path preset_file(const std::string& presets = "presets") const;
 
  private:
+  std::vector<std::string> environment() const;
+
   TemporaryFolder folder_;
   std::filesystem::path tool_ = FFTUNE_TOOL;
 };

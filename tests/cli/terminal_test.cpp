@@ -3,6 +3,7 @@
 #include "apps/fftune/terminal/text.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <set>
 #include <sstream>
 #include <string>
@@ -77,6 +78,113 @@ TEST_CASE("every page and table fits into the columns that are there") {
       CHECK_FALSE(done.out.empty());
       CHECK(too_wide(done.out, static_cast<std::size_t>(columns)) == std::vector<std::string>{});
     }
+}
+
+namespace {
+
+/// What a terminal shows in the end of what was printed on it, and the lines that were wider than
+/// it at any time, which it would have broken.
+struct Screen {
+  Screen(const std::string& printed, std::size_t columns) {
+    std::string line;
+    for (std::size_t i = 0; i < printed.size(); ++i) {
+      if (printed[i] == '\033') {  // a colour, or the end of the line is cleared
+        while (i < printed.size() && std::isalpha(static_cast<unsigned char>(printed[i])) == 0) ++i;
+      } else if (printed[i] == '\r') {
+        if (i + 1 < printed.size() && printed[i + 1] == '\n') continue;
+        line.clear();  // as what is printed next clears it
+      } else if (printed[i] == '\n') {
+        text += line + "\n";
+        line.clear();
+      } else {
+        line += printed[i];
+        if (display_width(line) == columns + 1) broken.push_back(line);
+      }
+    }
+    text += line;
+  }
+
+  std::string text;
+  std::vector<std::string> broken;
+};
+
+}  // namespace
+
+TEST_CASE("no line on a terminal is wider than it, of no command and no warning") {
+  const Sandbox sandbox;
+  REQUIRE_FALSE(sandbox.tuned("1").empty());
+  const std::vector<std::string> commands{
+      "",
+      "--help",
+      "ffn --help",
+      "list ffn --d 1024 --h 2048 --arch sm_90a",
+      "devices",
+      "presets show presets " + preset_path,
+      "ffn --d 32 --h 64 --m 1,2 --device cpu --budget 0.1s --max-variants 4 -v",
+      "ffn --d 32 --h 64 --m 1,2 --device cpu --budget 4s --max-variants 4 --resume -v",
+      "bench ffn --d 32 --h 64 --m 1 --device cpu --samples 3 --budget 1s",
+      "check --device cpu --presets presets",
+      "report presets --out page.html",
+      "tune-vllm no/such/model/in/any/folder/that/this/process/could/read --device cpu",
+      "ffn --d 32 --h 64 --strategy no-strategy-of-this-name --device cpu",
+      "ffn --d 32"};
+  for (const int columns : {70, 100})
+    for (const std::string& words : commands) {
+      const Screen screen(sandbox.on_terminal(columns, words).out,
+                          static_cast<std::size_t>(columns));
+      CAPTURE(columns, words, screen.text);
+      CHECK_FALSE(screen.text.empty());
+      CHECK(screen.broken == std::vector<std::string>{});
+    }
+}
+
+TEST_CASE("words on a terminal are the words of a wide one") {
+  const Sandbox sandbox;
+  const auto words_of = [](const std::string& text) {
+    std::istringstream stream(text);
+    std::vector<std::string> words;
+    for (std::string word; stream >> word;) words.push_back(word);
+    return words;
+  };
+  for (const char* const words :
+       {"ffn --d 32", "ffn --d 32 --h 64 --strategy none --device cpu", "list rmsnorm --bad 7"}) {
+    const auto wide = words_of(Screen(sandbox.on_terminal(10000, words).out, 10000).text);
+    CHECK(wide.size() > 8);
+    CHECK(words_of(Screen(sandbox.on_terminal(40, words).out, 40).text) == wide);
+  }
+}
+
+TEST_CASE("help has commands before ops, and the ops by what they are for") {
+  const Sandbox sandbox;
+  const std::string help = sandbox.fftune("--help").out;
+  CHECK(help.find("Commands:") < help.find("Ops for "));
+  CHECK(help.find("Other ops") == std::string::npos);
+  const auto place = [&](const std::string& op) { return help.find("\n  " + op + " "); };
+  const auto heading = [&](const std::string& op) {
+    REQUIRE(place(op) != std::string::npos);
+    const auto begin = help.rfind("\nOps for ", place(op));
+    return help.substr(begin + 1, help.find(':', begin) - begin - 1);
+  };
+  CHECK(heading("ffn") == heading("moe-ffn"));
+  CHECK(heading("qkv") == heading("masked-softmax"));
+  CHECK(heading("ffn") != heading("qkv"));
+  CHECK(place("decode") != std::string::npos);
+}
+
+TEST_CASE("help of an op has what governs it first, and one meaning for each option") {
+  const Sandbox sandbox;
+  for (const char* const op : {"ffn", "linear", "attention", "layer", "cross-entropy"}) {
+    const std::string help = sandbox.fftune(std::string(op) + " --help").out;
+    CAPTURE(op);
+    const auto problem = help.find("\nProblem:\n");
+    REQUIRE(problem != std::string::npos);
+    CHECK(help.find("--pass WORD") == help.find("--", problem));
+    CHECK(help.find("--device NAME") < help.find("--json"));
+  }
+  const std::string help = sandbox.fftune("ffn --help").out;
+  const auto weights = help.find("--weights WORD");
+  const std::string own = help.substr(weights, help.find("--group", weights) - weights);
+  CHECK(own.find("saved model") == std::string::npos);
 }
 
 TEST_CASE("fftune alone prints its help") {

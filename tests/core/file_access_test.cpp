@@ -3,6 +3,7 @@
 #include "core/file_access.hpp"
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -181,6 +182,7 @@ TEST_CASE("a killed writer's file is removed by the next writer, and a living on
       REQUIRE(::pipe(ready) == 0);
       const pid_t child = ::fork();
       if (child == 0) {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
         StagedFile file(path, "new");
         if (published) file.publish();
         if (::write(ready[1], "", 1) != 1) ::_exit(1);

@@ -22,7 +22,8 @@ Option help_option() {
           .type = {},
           .help = "print this help",
           .group = default_group,
-          .value = std::monostate()};
+          .value = std::monostate(),
+          .common = true};
 }
 
 bool is_help(const Option& option) {
@@ -117,10 +118,11 @@ Command& CommandLine::add_group(Command& parent, std::string name, std::string s
 Command& CommandLine::add(Command& parent, std::string name, std::string summary, Run run) {
   Command& command = add_group(parent, std::move(name), std::move(summary));
   command.run = std::move(run);
-  command.flag("--json", flags_.json, "print the result as one JSON document");
-  command.flag("-v,--verbose", flags_.verbose, "say more");
-  command.flag("-q,--quiet", flags_.quiet, "print the result and errors alone").excludes =
-      "--verbose";
+  command.flag("--json", flags_.json, "print the result as one JSON document").common = true;
+  command.flag("-v,--verbose", flags_.verbose, "say more").common = true;
+  Option& quiet = command.flag("-q,--quiet", flags_.quiet, "print the result and errors alone");
+  quiet.common = true;
+  quiet.excludes = "--verbose";
   return command;
 }
 

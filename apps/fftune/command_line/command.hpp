@@ -29,6 +29,7 @@ struct Option {
   bool required = false;
   std::string needs = {};     // an option that must be given too
   std::string excludes = {};  // an option that must not be given too
+  bool common = false;        // of every command: the last of its group in --help
 
   bool takes_words() const { return !names.front().starts_with('-'); }
 };

@@ -4,9 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "apps/fftune/command_line/command.hpp"
+#include "apps/fftune/command_line/op_purposes.hpp"
 #include "apps/fftune/terminal/text.hpp"
 
 namespace fftune::tool {
@@ -15,6 +17,8 @@ namespace {
 
 constexpr std::size_t widest_page = 100;  // longer lines are hard to read
 constexpr std::size_t left_width = 26;
+
+constexpr const char* commands_title = "Commands";
 
 using Entry = std::pair<std::string, std::string>;  // left and right column
 
@@ -60,6 +64,8 @@ std::string usage_text(const Command& command) {
   std::string usage = "Usage: " + command.path();
   if (!shown_commands(command).empty()) usage += command.takes_op() ? " OP" : " COMMAND";
   usage += " [OPTIONS]";
+  if (command.parent == nullptr)
+    usage += "\n       fftune OP [OPTIONS]: search, and write presets";
   for (const Option& option : command.options)
     if (option.takes_words()) usage += " [" + option.names.front() + "...]";
   return usage + "\n";
@@ -72,18 +78,22 @@ std::string help_text(const Command& command, std::size_t width) {
       command.group == ops_group ? "search this device and write presets: " : "";
   std::string text = usage_text(command) + "\n" + wrapped(kind + command.summary, 0, width) + "\n";
 
-  for (const char* const title : {ops_group, "Commands"}) {
-    std::vector<Entry> entries;
-    for (const Command* below : shown_commands(command))
-      if (below->group == title) entries.emplace_back(below->name, below->summary);
-    text += entries_text(command.takes_op() ? "Ops" : title, entries, width);
+  const std::vector<std::string> ops = command.op_names();
+  std::map<std::string, std::vector<Entry>> entries;
+  for (const Command* below : shown_commands(command)) {
+    const bool is_op = std::find(ops.begin(), ops.end(), below->name) != ops.end();
+    entries[is_op ? purpose_of(below->name) : commands_title].emplace_back(below->name,
+                                                                           below->summary);
   }
+  text += entries_text(commands_title, entries[commands_title], width);
+  for (const std::string& title : op_purposes()) text += entries_text(title, entries[title], width);
 
   for (const std::string& group : groups_of(command)) {
-    std::vector<Entry> entries;
-    for (const Option& option : command.options)
-      if (option.group == group) entries.push_back(entry_of(option));
-    text += entries_text(group, entries, width);
+    std::vector<Entry> own;
+    for (const bool common : {false, true})
+      for (const Option& option : command.options)
+        if (option.group == group && option.common == common) own.push_back(entry_of(option));
+    text += entries_text(group, own, width);
   }
   return text + "\n" + wrapped(exit_code_footer, 0, width) + "\n";
 }

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 
@@ -74,20 +75,9 @@ std::vector<std::string> long_names(const CLI::App& app) {
   return names;
 }
 
-std::string line_for(const CLI::App& app, const Command& command, const std::string& word) {
+/// A word that is no option, also where it begins with a dash behind "--".
+std::string line_for_word(const CLI::App& app, const Command& command, const std::string& word) {
   const std::string help = command.path() + " --help";
-  if (word.rfind('-', 0) == 0) {
-    const std::string name = word.substr(0, word.find('='));
-    const std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
-    // -h is help where no op has a size h; CLI11 then takes it before it comes to this.
-    if (name == "-h") return "unknown option -h: give --help, or --h and a size";
-    if (command.takes_op())
-      return fmt::format("{} needs an op before {}: see {}", command.name, name, help);
-    const std::string near = nearest(bare, long_names(app));
-    return near.empty()
-               ? fmt::format("unknown option {}: see {}", name, help)
-               : fmt::format("unknown option {}: did you mean --{}? See {}", name, near, help);
-  }
   const std::vector<std::string> names = command_names(command);
   if (names.empty()) {
     const auto has = [](const std::vector<std::string>& all, const std::string& one) {
@@ -103,15 +93,51 @@ std::string line_for(const CLI::App& app, const Command& command, const std::str
              : fmt::format("unknown command '{}'{} See {}", word, near, help);
 }
 
-/// The first word that no command took, as a line with a suggestion; or nothing.
-std::optional<std::string> unexpected_word(const CLI::App& root, const Apps& apps) {
-  const CLI::App* app = &root;
-  while (true) {
-    const std::vector<std::string> words = app->remaining();
-    if (!words.empty()) return line_for(*app, *apps.at(app), words.front());
-    if (app->get_subcommands().empty()) return std::nullopt;
-    app = app->get_subcommands().front();
+std::string line_for(const CLI::App& app, const Command& command, const std::string& word) {
+  if (word.rfind('-', 0) != 0) return line_for_word(app, command, word);
+  const std::string help = command.path() + " --help";
+  const std::string name = word.substr(0, word.find('='));
+  const std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
+  // -h is help where no op has a size h; CLI11 then takes it before it comes to this.
+  if (name == "-h") return "unknown option -h: give --help, or --h and a size";
+  if (command.takes_op())
+    return fmt::format("{} needs an op before {}: see {}", command.name, name, help);
+  const std::string near = nearest(bare, long_names(app));
+  return near.empty()
+             ? fmt::format("unknown option {}: see {}", name, help)
+             : fmt::format("unknown option {}: did you mean --{}? See {}", name, near, help);
+}
+
+/// The first word that no command took, as a line with a suggestion; or nothing. "--" ends the
+/// options, and CLI11 gives what follows it to the root.
+std::optional<std::string> unexpected_word(const CLI::App& root, const Apps& apps,
+                                           const std::vector<std::string>& words) {
+  const auto end_of_options = std::find(words.begin(), words.end(), "--");
+  const CLI::App& last = deepest(root);
+  for (const CLI::App* app = &last; app != nullptr; app = app->get_parent())
+    for (const std::string& word : app->remaining()) {
+      if (word == "--") continue;
+      const bool is_behind = std::find(words.begin(), end_of_options, word) == end_of_options;
+      return is_behind ? line_for_word(last, *apps.at(&last), word)
+                       : line_for(*app, *apps.at(app), word);
+    }
+  return std::nullopt;
+}
+
+/// The words of a command line. A "--" in front of the name of a command goes behind it.
+std::vector<std::string> words_of(const Command& root, int argc, const char* const* argv) {
+  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  const Command* command = &root;
+  for (auto word = words.begin(); word != words.end(); ++word) {
+    const auto name = *word == "--" ? std::next(word) : word;
+    const auto below = std::find_if(
+        command->commands.begin(), command->commands.end(),
+        [&](const Command& each) { return name != words.end() && each.name == *name; });
+    if (below == command->commands.end()) break;
+    command = &*below;
+    std::iter_swap(word, name);
   }
+  return words;
 }
 
 /// The error if an option took another option as its value, as in `--d --h 16`; or nothing.
@@ -120,8 +146,8 @@ std::optional<std::string> option_as_value(const CLI::App& app, const Command& c
   for (const CLI::Option* option : app.get_options())
     for (const std::string& value : option->results())
       if (option->get_type_size() != 0 && value.starts_with("--") &&
-          std::find(names.begin(), names.end(), value.substr(2, value.find('=') - 2)) !=
-              names.end())
+          (value == "--" || std::find(names.begin(), names.end(),
+                                      value.substr(2, value.find('=') - 2)) != names.end()))
         return fmt::format("{} lacks its value: {} follows it; see {} --help", option->get_name(),
                            value, command.path());
   return std::nullopt;
@@ -158,9 +184,10 @@ Given parse(const Command& root, int argc, const char* const* argv) {
   CLI::App app("", root.name);
   Apps apps;
   fill(app, root, apps);
+  const std::vector<std::string> words = words_of(root, argc, argv);
   std::optional<std::string> wrong;
   try {
-    app.parse(argc, argv);
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // as CLI11 wants them
   } catch (const CLI::CallForHelp&) {
     return {.command = apps.at(&deepest(app)), .help = true};
   } catch (const CLI::ParseError& error) {
@@ -171,7 +198,7 @@ Given parse(const Command& root, int argc, const char* const* argv) {
   // A word that nothing took is most often why something else is missing.
   if (const auto first = option_as_value(given, command))
     wrong = first;
-  else if (const auto second = unexpected_word(app, apps))
+  else if (const auto second = unexpected_word(app, apps, words))
     wrong = second;
   else if (!wrong)
     wrong = empty_option(given, command);

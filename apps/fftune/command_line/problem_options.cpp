@@ -124,6 +124,15 @@ std::string spelled(std::string_view name, std::string_view type) {
 }  // namespace
 
 void add_problem_options(Command& command, const Op& op, Sizes sizes, ProblemOptions& values) {
+  // What governs the others comes first: the pass decides which there are.
+  command.option("--pass WORD", values.pass,
+                 fmt::format("{} (default: {})", fmt::join(op.passes(), ", "), op.passes().at(0)),
+                 group);
+  command.option("--dtype LIST", values.dtypes,
+                 fmt::format("element types, a list (GPU: {}; CPU: {}; default: the first)",
+                             fmt::join(dtype_names(op, DeviceKind::cuda), ", "),
+                             fmt::join(dtype_names(op, DeviceKind::cpu), ", ")),
+                 group);
   for (const SizeField& field : op.sizes()) {
     const bool tokens = field.name == op.token_size();
     command.option(spelled(field.name, tokens ? "LIST" : "N"), values.sizes[field.name],
@@ -158,14 +167,6 @@ void add_problem_options(Command& command, const Op& op, Sizes sizes, ProblemOpt
                                              : "WORD";
     command.option(spelled(field.name, type), values.options[field.name], help, group);
   }
-  command.option("--dtype LIST", values.dtypes,
-                 fmt::format("element types, a list (GPU: {}; CPU: {}; default: the first)",
-                             fmt::join(dtype_names(op, DeviceKind::cuda), ", "),
-                             fmt::join(dtype_names(op, DeviceKind::cpu), ", ")),
-                 group);
-  command.option("--pass WORD", values.pass,
-                 fmt::format("{} (default: {})", fmt::join(op.passes(), ", "), op.passes().at(0)),
-                 group);
 }
 
 namespace {

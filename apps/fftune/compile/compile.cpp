@@ -219,10 +219,13 @@ int run(const CompileOptions& options, const Session& session) {
       chosen.dtypes = dtypes_of(*op, dtypes);
       if (chosen.dtypes.empty() && !dtypes.empty()) continue;
       const std::string what = fmt::format("{} {}", arch, op->name());
-      // Some ops have 10⁵ variants, and take seconds.
-      status.update(what + ": listing programs", true);
-      const auto units =
-          compile_units(*op, facts, options.family, chosen, sample, interrupt.requested());
+      std::vector<CompileUnit> units;
+      {
+        // Some ops have 10⁵ variants, and take ten seconds and more.
+        ProgressBar progress(status, "compile " + what, 1, 1);
+        progress.show_if_long("listing programs");
+        units = compile_units(*op, facts, options.family, chosen, sample, interrupt.requested());
+      }
       status.clear();
       if (units.empty()) continue;
       if (!compiler) {

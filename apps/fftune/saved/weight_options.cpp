@@ -1,5 +1,6 @@
 #include "apps/fftune/saved/weight_options.hpp"
 
+#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -15,11 +16,15 @@ namespace fftune::tool {
 void add_weight_options(Command& command, WeightOptions& values) {
   const char* group = "Saved values";
   // An option of ffn and others is called weights too.
-  Option* const own = command.find("--weights");
-  if (own != nullptr) own->help += "; or the path of a saved model, as --saved-weights";
-  command.option(own ? "--saved-weights PATH" : "--weights,--saved-weights PATH", values.weights,
-                 "take the weights, and the sizes that are not given, from a saved model: a "
-                 ".safetensors file, or a folder of them with or without an index",
+  const bool has_own = command.find("--weights") != nullptr;
+  command.option(has_own ? "--saved-weights PATH" : "--weights,--saved-weights PATH",
+                 values.weights,
+                 fmt::format("take the weights, and the sizes that are not given, from a saved "
+                             "model: a .safetensors file, or a folder of them with or without an "
+                             "index{}",
+                             has_own ? "; --weights PATH is the same where PATH is none of the "
+                                       "formats of --weights above"
+                                     : ""),
                  group);
   command.option("--layer N", values.layer, "layer of the saved model (default: 0)", group);
   command.option("--input FILE", values.input,

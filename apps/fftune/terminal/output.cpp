@@ -1,5 +1,6 @@
 #include "apps/fftune/terminal/output.hpp"
 
+#include <fmt/format.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 
@@ -28,6 +29,13 @@ std::string fitted(std::string_view text) {
 }
 
 }  // namespace
+
+std::string message_text(std::string_view text) {
+  constexpr std::size_t indent = 2;  // of the second line
+  const std::string line = shown(text);
+  const bool fits = !is_terminal(stderr) || display_width(line) <= terminal_width(stderr);
+  return fits ? line : wrapped(line, indent, terminal_width(stderr));
+}
 
 void print(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
@@ -67,11 +75,15 @@ class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
     std::string line;
     // A live progress line may stand there; it is drawn again below.
     if (terminal_) line += clear_line;
-    if (message.level >= spdlog::level::err)
-      line += styled("error: ", Style::bad, color_);
-    else if (message.level == spdlog::level::warn)
-      line += styled("warning: ", Style::caution, color_);
-    line += shown({message.payload.data(), message.payload.size()}) + "\n";
+    const bool is_error = message.level >= spdlog::level::err;
+    const std::string_view kind = is_error                               ? "error:"
+                                  : message.level == spdlog::level::warn ? "warning:"
+                                                                         : "";
+    const std::string text =
+        message_text(fmt::format("{}{}{}", kind, kind.empty() ? "" : " ",
+                                 std::string_view(message.payload.data(), message.payload.size())));
+    line += styled(kind, is_error ? Style::bad : Style::caution, color_) +
+            text.substr(kind.size()) + "\n";
     std::fwrite(line.data(), 1, line.size(), stderr);
   }
   void flush_() override { std::fflush(stderr); }

@@ -18,6 +18,9 @@ struct OutputFlags {
   bool quiet = false;
 };
 
+/// The text as it is shown on stderr: on a terminal in lines that fit, wrapped between words.
+std::string message_text(std::string_view text);
+
 /// Text on stdout as it is. Throws Error(io) if it cannot be written whole.
 void print(std::string_view text);
 

@@ -107,4 +107,9 @@ void ProgressBar::show(const std::string& now, bool always) {
   if (always || line_.due()) line_.update(text(), always);
 }
 
+void ProgressBar::show_if_long(const std::string& now) {
+  const std::lock_guard lock(mutex_);
+  now_ = now;
+}
+
 }  // namespace fftune::tool

@@ -55,6 +55,8 @@ class ProgressBar {
   void step(double weight, const std::string& now);
   /// Shows the current item, with no step done.
   void show(const std::string& now, bool always = false);
+  /// The same where the step takes a second or more.
+  void show_if_long(const std::string& now);
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;

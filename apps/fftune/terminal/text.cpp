@@ -121,21 +121,58 @@ std::string truncated(std::string_view text, std::size_t width) {
   return std::string(text.substr(0, end)).append(width == 0 ? "" : "…");
 }
 
+namespace {
+
+bool is_word_letter(char letter) {
+  return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z');
+}
+
+/// In ids of variants and names of devices, but not in options, numbers and intervals.
+bool breaks_after(const std::string& text, std::size_t i) {
+  if (text[i] == ',' || text[i] == '/' || text[i] == '+' || text[i] == ';') return true;
+  return text[i] == '-' && i > 0 && is_word_letter(text[i - 1]) && i + 1 < text.size() &&
+         is_word_letter(text[i + 1]);
+}
+
+}  // namespace
+
+std::vector<std::string> breakable_parts(const std::string& text) {
+  std::vector<std::string> words;
+  std::string word;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    word += text[i];
+    if (text[i] != ' ' && !breaks_after(text, i)) continue;
+    words.push_back(std::move(word));
+    word.clear();
+  }
+  if (!word.empty()) words.push_back(std::move(word));
+  return words;
+}
+
 std::string wrapped(const std::string& text, std::size_t indent, std::size_t width) {
   std::istringstream words(text);
   std::string result;
   std::string word;
   std::size_t column = indent;
-  while (words >> word) {
-    if (column > indent && column + 1 + display_width(word) > width) {
+  const auto add = [&](const std::string& part, bool behind_space) {
+    const std::size_t needed = display_width(part) + (behind_space ? 1 : 0);
+    if (column > indent && column + needed > width) {
       result += "\n" + std::string(indent, ' ');
       column = indent;
-    } else if (column > indent) {
+    } else if (column > indent && behind_space) {
       result += ' ';
       ++column;
     }
-    result += word;
-    column += display_width(word);
+    result += part;
+    column += display_width(part);
+  };
+  while (words >> word) {
+    if (indent + display_width(word) <= width) {
+      add(word, true);
+      continue;
+    }
+    bool first = true;
+    for (const std::string& part : breakable_parts(word)) add(part, std::exchange(first, false));
   }
   return result;
 }

@@ -35,7 +35,12 @@ std::string truncated(std::string_view text, std::size_t width);
 /// Moves to the start of the line and clears it.
 constexpr std::string_view clear_line = "\r\033[K";
 
+/// The parts of a text that stay whole, each with the space that follows it, if any: words, and the
+/// parts of ids of variants, names of devices and paths, but not of options, numbers and intervals.
+std::vector<std::string> breakable_parts(const std::string& text);
+
 /// Words of `text` in lines of at most `width` columns; all but the first start at column `indent`.
+/// A word that no line has room for is broken into its parts.
 std::string wrapped(const std::string& text, std::size_t indent, std::size_t width);
 
 /// "1 file", "2 files".

@@ -17,31 +17,6 @@ constexpr std::size_t readable = 16;
 /// A text that would take more lines than these beside other columns goes below its row.
 constexpr std::size_t most_lines = 2;
 
-bool is_word_letter(char letter) {
-  return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z');
-}
-
-/// In ids of variants and names of devices, but not in options, numbers and intervals.
-bool breaks_after(const std::string& text, std::size_t i) {
-  if (text[i] == ',' || text[i] == '/' || text[i] == '+' || text[i] == ';') return true;
-  return text[i] == '-' && i > 0 && is_word_letter(text[i - 1]) && i + 1 < text.size() &&
-         is_word_letter(text[i + 1]);
-}
-
-/// The parts of a text that stay whole, each with the space that follows it, if any.
-std::vector<std::string> words_of(const std::string& text) {
-  std::vector<std::string> words;
-  std::string word;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    word += text[i];
-    if (text[i] != ' ' && !breaks_after(text, i)) continue;
-    words.push_back(std::move(word));
-    word.clear();
-  }
-  if (!word.empty()) words.push_back(std::move(word));
-  return words;
-}
-
 std::string without_last_spaces(std::string text) {
   while (!text.empty() && text.back() == ' ') text.pop_back();
   return text;
@@ -49,7 +24,7 @@ std::string without_last_spaces(std::string text) {
 
 std::size_t longest_word(const std::string& text) {
   std::size_t longest = 0;
-  for (const std::string& word : words_of(text))
+  for (const std::string& word : breakable_parts(text))
     longest = std::max(longest, display_width(without_last_spaces(word)));
   return longest;
 }
@@ -58,7 +33,7 @@ std::size_t longest_word(const std::string& text) {
 std::vector<std::string> broken(const std::string& text, std::size_t width) {
   if (display_width(text) <= width) return {text};
   std::vector<std::string> lines{""};
-  for (const std::string& word : words_of(text)) {
+  for (const std::string& word : breakable_parts(text)) {
     const std::string longer = lines.back() + word;
     if (!lines.back().empty() && display_width(without_last_spaces(longer)) > width)
       lines.push_back(word);
