@@ -212,7 +212,8 @@ constexpr std::size_t random_digits = 16;
 /// One of another host or of an older version, whose lock is not seen here, has no owner any more.
 constexpr std::time_t orphaned_seconds = 24 * 3600;
 
-/// Of names whose locks this process sees: hosts that share a folder may not share its locks.
+/// The start of the names whose locks this process sees: hosts that share a folder may not share
+/// its locks.
 std::string temporary_start_here() {
   const std::string boot = text_of_file("/proc/sys/kernel/random/boot_id");
   return fmt::format("{}{}-", temporary_start, hex(fnv1a(boot)).substr(0, 8));

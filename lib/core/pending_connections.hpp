@@ -15,7 +15,7 @@
 
 namespace fftune {
 
-/// What the first bytes of a connection are.
+/// The verdict on the first bytes of a connection.
 enum class Introduction {
   incomplete,  // more may come
   accepted,

@@ -5,6 +5,7 @@
 
 #include "support/catch.hpp"
 #include "support/json.hpp"
+#include "tuning/decide/merged_texts.hpp"
 
 using namespace fftune;
 using namespace fftune::tool;
@@ -50,6 +51,40 @@ TEST_CASE("the last line of a search has no bar of a phase that was cut short") 
   CHECK(progress_text(progress, "m").find("combine [####") != std::string::npos);
   progress.phase = Phase::done;
   CHECK(progress_text(progress, "m").find("done, 0 compiled") != std::string::npos);
+}
+
+TEST_CASE("texts that differ in numbers alone are one, with their ranges") {
+  const auto texts = [](const std::vector<std::string>& given) {
+    std::vector<std::string> merged;
+    for (const MergedText& each : merged_texts(given)) merged.push_back(each.text);
+    return merged;
+  };
+  using Texts = std::vector<std::string>;
+  CHECK(texts({}) == Texts{});
+  CHECK(texts({"a 2.5% of 3", "b", "a 10% of 3", "a 1.25% of 3"}) ==
+        Texts{"a 1.25 to 10% of 3", "b"});
+  CHECK(texts({"the same", "the same"}) == Texts{"the same"});
+  CHECK(texts({"(7 of 9), 2.50x:", "(8 of 9), 0.70x:"}) == Texts{"(7 to 8 of 9), 0.70 to 2.50x:"});
+  // Names, ids and sizes are no numbers.
+  const Texts names{"f/rows=2 ran", "f/rows=3 ran", "sm90 is", "sm80 is",
+                    "2x3 is",       "2x4 is",       "1.2.3",   "1.2.4"};
+  CHECK(texts(names) == names);
+}
+
+TEST_CASE("notes of several problems that say the same are one line") {
+  const auto result = [](std::int64_t m, DType dtype, std::vector<std::string> notes) {
+    TuneResult found;
+    found.problem = {"ffn", "fwd", dtype, {{"m", m}, {"d", 32}, {"h", 64}}, {}};
+    found.notes = std::move(notes);
+    return found;
+  };
+  using Lines = std::vector<std::string>;
+  CHECK(note_lines({result(1, DType::f32, {"undecided: the noise floor of 3.1% is high", "alone"}),
+                    result(16, DType::f32, {"undecided: the noise floor of 9.3% is high"})},
+                   "m", false) ==
+        Lines{"m=1,16: undecided: the noise floor of 3.1 to 9.3% is high", "m=1: alone"});
+  CHECK(note_lines({result(1, DType::f32, {"busy", "busy"}), result(1, DType::bf16, {"busy"})}, "m",
+                   false) == Lines{"m=1 f32,1 bf16: busy"});
 }
 
 TEST_CASE("undecided problems of a busy machine have one line that says what to do") {

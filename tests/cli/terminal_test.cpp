@@ -82,8 +82,8 @@ TEST_CASE("every page and table fits into the columns that are there") {
 
 namespace {
 
-/// What a terminal shows in the end of what was printed on it, and the lines that were wider than
-/// it at any time, which it would have broken.
+/// The text that a terminal shows in the end, and the lines that were wider than it at any time:
+/// it would have broken them.
 struct Screen {
   Screen(const std::string& printed, std::size_t columns) {
     std::string line;

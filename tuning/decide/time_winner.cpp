@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "registry/catalog.hpp"
+#include "tuning/decide/merged_texts.hpp"
 
 namespace fftune {
 namespace {
@@ -120,9 +121,12 @@ bool time_winner(Session& session, const EndToEnd& winner, Summary before, Verdi
     if (!session.stop_reason().empty()) break;
     before = now;
   }
-  if (!verdict.disturbances.empty())
+  std::vector<std::string> disturbances;
+  for (MergedText& each : merged_texts(verdict.disturbances))
+    disturbances.push_back(std::move(each.text));
+  if (!disturbances.empty())
     result.notes.push_back(
-        fmt::format("measured while disturbed: {}", fmt::join(verdict.disturbances, ", ")));
+        fmt::format("measured while disturbed: {}", fmt::join(disturbances, ", ")));
   take_baselines(candidates, timings, verdict, result);
   return true;
 }

@@ -124,7 +124,7 @@ std::string spelled(std::string_view name, std::string_view type) {
 }  // namespace
 
 void add_problem_options(Command& command, const Op& op, Sizes sizes, ProblemOptions& values) {
-  // What governs the others comes first: the pass decides which there are.
+  // The pass and the types come first: they decide which other options there are.
   command.option("--pass WORD", values.pass,
                  fmt::format("{} (default: {})", fmt::join(op.passes(), ", "), op.passes().at(0)),
                  group);

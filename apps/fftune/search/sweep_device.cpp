@@ -16,6 +16,7 @@
 #include "apps/fftune/command_line/values.hpp"
 #include "apps/fftune/commands.hpp"
 #include "apps/fftune/saved/saved_inputs.hpp"
+#include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "runtime/devices.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
@@ -94,9 +95,16 @@ std::vector<MultiDeviceEvaluator::Device> gather_devices(Listener& listener, int
   std::vector<MultiDeviceEvaluator::Device> devices;
   std::map<int, int> missing;  // devices, by rank
   for (int rank = 1; rank < ranks; ++rank) missing[rank] = -1;
+  bool told = false;
   while (!missing.empty()) {
     const std::chrono::duration<double> left = until - Clock::now();
-    auto caller = listener.accept(left.count());
+    auto caller = listener.accept(told ? left.count() : std::min(left.count(), 1.0));
+    if (!caller && !told && left.count() > 1) {
+      told = true;
+      logging::info("waiting for the devices of {}, {} s at most",
+                    counted(missing.size(), "other rank"), gathering_seconds);
+      continue;
+    }
     if (!caller) break;
     std::istringstream words(caller->name);
     int rank = 0, count = 0;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -13,6 +14,7 @@
 #include "apps/fftune/terminal/progress.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "store/preset_file.hpp"
+#include "tuning/decide/merged_texts.hpp"
 
 namespace fftune::tool {
 
@@ -141,20 +143,40 @@ void print_sweep(const std::vector<TuneResult>& results, const std::string& toke
   }
   output.table(table);
   if (output.quiet()) return;
-  std::set<DType> dtypes;
-  for (const TuneResult& result : results) dtypes.insert(result.problem.dtype);
+  for (const std::string& line : note_lines(results, token_size, output.verbose()))
+    output.line(line);
+  if (const std::string advice = busy_advice(results, token_size); !advice.empty())
+    output.line(advice);
+}
+
+std::vector<std::string> note_lines(const std::vector<TuneResult>& results,
+                                    const std::string& token_size, bool verbose) {
+  std::vector<std::string> notes;
+  std::vector<const TuneResult*> subjects;  // of the notes
   for (const TuneResult& result : results) {
-    const Problem& problem = result.problem;
-    const auto dtype = dtypes.size() > 1 ? fmt::format(" {}", dtype_name(problem.dtype)) : "";
     const auto say = [&](const std::string& text) {
-      output.line(fmt::format("{}={}{}: {}", token_size, problem.size(token_size), dtype, text));
+      notes.push_back(text);
+      subjects.push_back(&result);
     };
     if (result.record && !result.stopped.empty()) say("ended early: " + result.stopped);
     for (const std::string& note : result.notes) say(note);
-    if (output.verbose()) say_failures(result, say);
+    if (verbose) say_failures(result, say);
   }
-  if (const std::string advice = busy_advice(results, token_size); !advice.empty())
-    output.line(advice);
+  std::set<DType> dtypes;
+  for (const TuneResult& result : results) dtypes.insert(result.problem.dtype);
+  std::vector<std::string> lines;
+  for (const MergedText& note : merged_texts(notes)) {
+    std::vector<std::string> names;
+    for (const std::size_t i : note.from) {
+      const Problem& problem = subjects[i]->problem;
+      std::string name = fmt::format("{}", problem.size(token_size));
+      if (dtypes.size() > 1) name += fmt::format(" {}", dtype_name(problem.dtype));
+      if (std::find(names.begin(), names.end(), name) == names.end())
+        names.push_back(std::move(name));
+    }
+    lines.push_back(fmt::format("{}={}: {}", token_size, fmt::join(names, ","), note.text));
+  }
+  return lines;
 }
 
 std::string busy_advice(const std::vector<TuneResult>& results, const std::string& token_size) {

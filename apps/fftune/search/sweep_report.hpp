@@ -40,6 +40,11 @@ void print_sweep(const std::vector<TuneResult>& results, const std::string& toke
 
 Json sweep_json(const std::vector<TuneResult>& results);
 
+/// The notes of all problems, a line for all that say the same: "m=1,16: undecided: the noise floor
+/// of 3.1 to 9.3% is above the tie band of 2.0%".
+std::vector<std::string> note_lines(const std::vector<TuneResult>& results,
+                                    const std::string& token_size, bool verbose);
+
 /// One line that says what to do about the problems that are undecided because the machine was
 /// busy; empty if there are none.
 std::string busy_advice(const std::vector<TuneResult>& results, const std::string& token_size);
