@@ -3,6 +3,7 @@ import importlib
 import json
 import logging
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -47,10 +48,15 @@ class Times:
 
 
 def choice_of(faster, counts, runs, **options):
-    from contextlib import nullcontext
-
     return faster.choice_of("a kind", lambda count: nullcontext((lambda: runs.append(count), lambda: None)), counts,
                             "sizes", **options)
+
+
+def test_a_measurement_draws_no_random_numbers_of_the_engine(faster, monkeypatch):
+    Times(monkeypatch, faster, 3.0, 2.0)
+    before = torch.get_rng_state()
+    faster.choice_of("a kind", lambda count: nullcontext((lambda: torch.rand(count), lambda: None)), (1, 8))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_choice_is_kept_for_the_next_start(faster, monkeypatch, tmp_path):

@@ -255,3 +255,14 @@ def test_on_a_gpu_in_a_captured_graph(linears, device):
     x.normal_()
     graph.replay()
     assert error(y, x @ kernel.dense) < 0.01
+
+
+def test_the_test_of_a_layer_draws_no_random_numbers_of_the_engine(linears):
+    from fftune import ops
+    from fftune.vllm import products
+
+    w = torch.randn(48, 64)
+    product = products.Product("a kind of a test", lambda x, w, bias: ops.linear(x, w), (w,), 48, 64)
+    before = torch.get_rng_state()
+    products.serve(nn.Module(), product, lambda x: x @ w.T + 0 * torch.rand(()), torch.float32, 64)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from .._untouched import same_random_numbers
 from .logs import log
 
 # fftune's kernels run where they take at most this part of vLLM's time.
@@ -145,6 +146,7 @@ def store(key: str, what: str, choice: Choice) -> None:
         log(f"the choice for {what} is not kept for the next start: {error}")
 
 
+@same_random_numbers()
 def choice_of(what: str, both: Callable[[int], AbstractContextManager[tuple[Callable, Callable]]], rows: Iterable[int],
               *key: object, outside: Callable[[], float] = lambda: 0.0) -> Choice:
     """The choice of an earlier start, or the times that are measured now.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _run as running
+from .._untouched import same_random_numbers
 from ..ops import PackedWeight
 from . import faster, plans
 from .logs import Unfit, log_once, reason_of
@@ -75,6 +76,7 @@ def _(x, tensors, bias, kind, n):
     return x.new_empty(*x.shape[:-1], n)
 
 
+@same_random_numbers()
 def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], dtype: torch.dtype, most: int,
           measured: bool = True) -> None:
     """Gives the module the tensors of a product that computes what `own(x)` does for x of the type `dtype`; Unfit if it
