@@ -167,15 +167,20 @@ def test_a_measurement_leaves_no_trace(measured, stand_in):  # noqa: F811
     assert plain is not None
 
 
-def test_the_cache_of_a_profile_run_is_no_place_to_measure(measured, stand_in, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(sys.modules["test_vllm_layers"], "BLOCKS", 64)
+@pytest.mark.parametrize("queries", [1, 4])
+def test_a_profile_run_is_vllms(measured, stand_in, monkeypatch, queries):  # noqa: F811
+    """It has a block for each of 8 sequences: too few for the new tokens alone of sequences that verify drafts."""
+    monkeypatch.setattr(sys.modules["test_vllm_layers"], "BLOCKS", 8)
     model = counting(graphed(stand_in))
-    step(model, *batch_of(model))
-    assert not measured.rows
+    if queries > 1:
+        model.vllm_config.speculative_config = layers_tests.verifying(queries - 1)
+    metadata, positions = batch_of(model, (5,) * 2, 0, [queries] * 2)
+    step(model, metadata, positions)
+    assert model.calls == 1 and not measured.rows and not measured.layers._states[model].tested
     monkeypatch.setattr(sys.modules["test_vllm_layers"], "BLOCKS", 200)
     for layer in model.layers:
         layer.self_attn.attn.kv_cache = layers_tests.cache_of()
-    step(model, *batch_of(model))
+    step(model, *batch_of(model, (5,) * 2, 0, [queries] * 2))
     assert measured.rows
 
 

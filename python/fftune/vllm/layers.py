@@ -117,7 +117,7 @@ def _own_run(original, model: nn.Module, arguments: tuple, named: dict, parts: t
     batch = None if of_pieces or has_adapters(model) else _batch_of(state, *arguments, **named)
     if batch is None:
         return None
-    if batch.offsets is not None and not _serves_prompts(state, parts):
+    if batch.offsets is not None and not _serves_prompts(state, parts) or _is_profiled(state, model):
         return None
     # A stream that is being captured cannot be waited for.
     is_captured = is_capturing(batch.slots)
@@ -163,6 +163,13 @@ def _run_or_leave(original, state: _State, model: nn.Module, arguments: tuple, n
 
 def _mode_of(context) -> str:
     return getattr(getattr(context, "cudagraph_runtime_mode", None), "name", "NONE")
+
+
+def _is_profiled(state: _State, model: nn.Module) -> bool:
+    """Whether vLLM profiles its memory now: graphs are captured on a cache of a block for each sequence, and both are
+    thrown away."""
+    most = min(state.graphed, model.vllm_config.scheduler_config.max_num_seqs)
+    return len(_cache_of(state.model.layers[0])) <= most
 
 
 def _has_pieces(state: _State, context) -> bool:
@@ -341,10 +348,8 @@ def _choose(original, state: _State, model: nn.Module, context, batch: "_Batch")
     cache, config = _cache_of(state.model.layers[0]), model.vllm_config
     if not _is_measured(state) or batch.queries in state.choices:
         return
-    most = max(state.graphed, batch.rows) // batch.queries
-    # vLLM profiles its memory on a small cache, where all batches run here.
-    if cache.shape[0] < 2 * most:
-        return
+    # A sequence has a block at least, beside the one that vLLM gives to none.
+    most = min(max(state.graphed, batch.rows) // batch.queries, len(cache) - 1)
     block = _pages_of(state, state.model.layers[0]).block
 
     @contextmanager
