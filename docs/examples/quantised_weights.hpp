@@ -69,20 +69,16 @@ class QuantisedWeights {
     if (!own.value("transform_config", json::object()).empty())
       fail("quantization_config has a transform_config, which turns activations");
     has_bytes_ = method_ == "fp8" || layout == "int-quantized" || layout == "float-quantized";
-    block_ = own.value("weight_block_size", json(nullptr));
-    std::vector<json> bits{own.value("bits", json(has_bytes_ ? 8 : 4))};
-    if (own.contains("config_groups")) bits.clear();
+    bits_ = own.value("bits", 4);
+    const auto add_block = [&](const json& holder, const char* key) {
+      const json block = holder.value(key, json(nullptr));
+      if (block.is_array() && block.size() == 2)
+        blocks_.emplace(block.at(0).get<std::int64_t>(), block.at(1).get<std::int64_t>());
+    };
+    add_block(own, "weight_block_size");
     const json groups = own.value("config_groups", json::object());
-    for (const auto& [name, group] : groups.items()) {
-      const json& weights = group.at("weights");
-      bits.push_back(weights.at("num_bits"));
-      if (block_.is_null()) block_ = weights.value("block_structure", json(nullptr));
-    }
-    for (const json& number : bits)
-      if (number != (has_bytes_ ? 8 : 4))
-        fail("weights of " + number.dump() +
-             " bits: this example runs those of 4, and of 8 that "
-             "have a byte each");
+    for (const auto& [name, group] : groups.items())
+      add_block(group.at("weights"), "block_structure");
   }
 
   /// Whether the module of this name has codes.
@@ -122,28 +118,34 @@ class QuantisedWeights {
 
  private:
   using Words = std::vector<std::uint32_t>;
-  const Tensor& matrix(const std::string& name, const char* dtype) const {
+  /// A tensor of this type and shape: the only way to its bytes.
+  Bytes read(const std::string& name, const char* dtype, const Shape& shape) const {
     const Tensor& tensor = files_.at(name);
-    if (tensor.dtype != dtype || tensor.shape.size() != 2)
-      fail(name + " is " + tensor.dtype + " " + json(tensor.shape).dump());
-    return tensor;
+    if (tensor.dtype != dtype || tensor.shape != shape)
+      fail(name + " is " + tensor.dtype + " " + json(tensor.shape).dump() + " instead of " + dtype +
+           " " + json(shape).dump());
+    return tensor.read(0, tensor.bytes);
+  }
+  Shape matrix(const std::string& name) const {
+    const Shape shape = files_.at(name).shape;
+    if (shape.size() != 2 || shape[0] < 1 || shape[1] < 1)
+      fail(name + " is " + json(shape).dump() + ", not a matrix");
+    return shape;
   }
   Words words(const std::string& name, std::int64_t rows, std::int64_t columns) const {
-    const Tensor& tensor = matrix(name, "I32");
-    if (tensor.shape != Shape{rows, columns})
-      fail(name + " is " + json(tensor.shape).dump() + " instead of " +
-           json(Shape{rows, columns}).dump());
-    const Bytes bytes = tensor.read(0, tensor.bytes);
+    const Bytes bytes = read(name, "I32", {rows, columns});
     Words words(bytes.size() / 4);
     std::memcpy(words.data(), bytes.data(), bytes.size());
     return words;
   }
-  static std::uint8_t nibble(std::uint32_t word, std::int64_t at) {
-    return static_cast<std::uint8_t>(word >> 4 * at & 15);
+  /// The field at `place` of a word.
+  static std::uint8_t field(std::uint32_t word, std::int64_t place, std::int64_t bits) {
+    return static_cast<std::uint8_t>(word >> bits * place & ((1u << bits) - 1));
   }
-  std::vector<float> numbers(const Tensor& tensor) const {
-    const Bytes bytes = tensor.read(0, tensor.bytes);
-    const Dtype& dtype = dtype_of(tensor.dtype);
+  /// Numbers of a tensor of this shape.
+  std::vector<float> numbers(const std::string& name, const Shape& shape) const {
+    const Dtype& dtype = dtype_of(files_.at(name).dtype);
+    const Bytes bytes = read(name, dtype.saved.c_str(), shape);
     return numbers_of(dtype, bytes.data(), bytes.size() / dtype.bytes);
   }
   /// The group of each input, from a tensor of that name or in their order.
@@ -151,11 +153,8 @@ class QuantisedWeights {
     const std::int64_t size = (codes.k + codes.groups - 1) / codes.groups;
     codes.group.resize(static_cast<std::size_t>(codes.k));
     for (std::int64_t i = 0; i < codes.k; ++i) codes.group[static_cast<std::size_t>(i)] = i / size;
-    const Tensor* const index = files_.find(name);
-    if (index == nullptr || codes.groups == 1) return;
-    if (index->dtype != "I32" || index->shape != Shape{codes.k})
-      fail(name + " is no group of each input");
-    const Bytes bytes = index->read(0, index->bytes);
+    if (files_.find(name) == nullptr || codes.groups == 1) return;
+    const Bytes bytes = read(name, "I32", {codes.k});
     for (std::size_t i = 0; i < codes.group.size(); ++i) {
       std::int32_t group = 0;
       std::memcpy(&group, bytes.data() + 4 * i, 4);
@@ -164,27 +163,48 @@ class QuantisedWeights {
     }
   }
 
-  /// GPTQ and AWQ: scales [groups, n], zero points packed along n.
+  /// Integers of 8 bits as the library takes them: with a sign, and without zero points.
+  static void expect_signed(const std::string& module, Codes& codes) {
+    codes.format = "int8";
+    for (const std::uint8_t zero : codes.zero)
+      if (zero != 128) fail(module + " has zero points of 8 bits");
+    codes.zero.clear();
+    for (std::uint8_t& code : codes.q) code ^= 128;
+  }
+
+  /// GPTQ and AWQ: scales [groups, n], zero points packed along n. A module of GPTQ may have bits
+  /// and groups of its own.
   Codes by_columns(const std::string& module, bool with_q) const {
     Codes codes;
-    const Tensor& scales = files_.at(module + ".scales");
-    const Shape packed = matrix(module + ".qweight", "I32").shape;
-    if (scales.shape.size() != 2) fail(module + ".scales is no matrix");
-    codes.groups = scales.shape[0], codes.n = scales.shape[1];
+    const Shape packed = matrix(module + ".qweight"), zeros = matrix(module + ".qzeros");
+    const Shape scales = matrix(module + ".scales");
+    codes.groups = scales[0], codes.n = scales[1];
     const bool awq = method_ == "awq";
     const Tensor* const index = files_.find(module + ".g_idx");
-    codes.k = awq ? packed[0] : index != nullptr ? index->shape.at(0) : packed[0] * 8;
-    const std::int64_t n = codes.n, k = codes.k, columns = (n + 7) / 8;
+    const std::int64_t n = codes.n;
+    std::int64_t bits = 0;
+    for (const std::int64_t each : {bits_, std::int64_t{4}, std::int64_t{8}})
+      if (bits == 0 && (each == 4 || (each == 8 && !awq)) && zeros[1] == (n * each + 31) / 32 &&
+          (awq || index == nullptr || index->shape.size() != 1 ||
+           packed[0] == (index->shape[0] * each + 31) / 32))
+        bits = each;
+    if (bits == 0) fail(module + " has codes of neither 4 nor 8 bits");
+    const std::int64_t fields = 32 / bits, columns = (n + fields - 1) / fields;
+    codes.k = awq                                            ? packed[0]
+              : index != nullptr && index->shape.size() == 1 ? index->shape[0]
+                                                             : packed[0] * fields;
+    const std::int64_t k = codes.k;
     constexpr std::int64_t places[] = {0, 4, 1, 5, 2, 6, 3, 7};
-    const Words q = words(module + ".qweight", awq ? k : (k + 7) / 8, awq ? columns : n);
+    const Words q =
+        words(module + ".qweight", awq ? k : (k + fields - 1) / fields, awq ? columns : n);
     const Words z = words(module + ".qzeros", codes.groups, columns);
     codes.q.resize(static_cast<std::size_t>(with_q ? n * k : 0));
     for (std::int64_t row = 0; with_q && row < n; ++row)
       for (std::int64_t i = 0; i < k; ++i)
         codes.q[static_cast<std::size_t>(row * k + i)] =
-            awq ? nibble(q[static_cast<std::size_t>(i * columns + row / 8)], places[row % 8])
-                : nibble(q[static_cast<std::size_t>(i / 8 * n + row)], i % 8);
-    const std::vector<float> numbers_of_columns = numbers(scales);
+            awq ? field(q[static_cast<std::size_t>(i * columns + row / 8)], places[row % 8], 4)
+                : field(q[static_cast<std::size_t>(i / fields * n + row)], i % fields, bits);
+    const std::vector<float> numbers_of_columns = numbers(module + ".scales", {codes.groups, n});
     codes.scale.resize(static_cast<std::size_t>(n * codes.groups));
     codes.zero.resize(codes.scale.size());
     for (std::int64_t row = 0; row < n; ++row)
@@ -192,10 +212,12 @@ class QuantisedWeights {
         const auto place = static_cast<std::size_t>(row * codes.groups + group);
         codes.scale[place] = numbers_of_columns[static_cast<std::size_t>(group * n + row)];
         // The first version of GPTQ keeps one less, of the whole word.
-        const std::uint32_t word = z[static_cast<std::size_t>(group * columns + row / 8)] +
-                                   (version_ == 1 ? 0x11111111u : 0u);
-        codes.zero[place] = nibble(word, awq ? places[row % 8] : row % 8);
+        const std::uint32_t one = version_ == 2 ? 0 : bits == 4 ? 0x11111111u : 0x01010101u;
+        const std::uint32_t word =
+            z[static_cast<std::size_t>(group * columns + row / fields)] + one;
+        codes.zero[place] = field(word, awq ? places[row % 8] : row % fields, bits);
       }
+    if (bits == 8) expect_signed(module, codes);
     set_groups(codes, module + ".g_idx");
     return codes;
   }
@@ -203,65 +225,80 @@ class QuantisedWeights {
   /// e4m3 or integers of 8 bits [n, k], with a scale of the tensor, of rows or of blocks.
   Codes bytes(const std::string& module, bool with_q) const {
     Codes codes;
-    const Tensor& weight = files_.at(module + ".weight");
-    codes.format = weight.dtype == "I8" ? "int8" : "fp8";
-    if (weight.shape.size() != 2 || (weight.dtype != "I8" && weight.dtype != "F8_E4M3"))
-      fail(module + ".weight is " + weight.dtype + " " + json(weight.shape).dump());
-    const std::int64_t n = weight.shape[0], k = weight.shape[1];
+    const std::string weight = module + ".weight";
+    const Shape shape = matrix(weight);
+    codes.format = files_.at(weight).dtype == "I8" ? "int8" : "fp8";
+    const std::int64_t n = shape[0], k = shape[1];
     codes.n = n, codes.k = k;
-    const auto saved =
-        numbers(files_.at(module + (method_ == "fp8" ? ".weight_scale_inv" : ".weight_scale")));
-    std::int64_t rows = n, columns = k;
-    if (block_.is_array())
-      rows = block_.at(0), columns = block_.at(1);
-    else if (static_cast<std::int64_t>(saved.size()) == n)
-      rows = 1;
-    if (rows < 1 || columns < 1) fail("a weight_block_size of " + block_.dump());
-    codes.groups = (k + columns - 1) / columns;
-    if (static_cast<std::int64_t>(saved.size()) != (n + rows - 1) / rows * codes.groups)
-      fail(module + " has " + std::to_string(saved.size()) + " scales, not those of blocks of " +
-           std::to_string(rows) + " x " + std::to_string(columns));
+    const std::string name = module + (method_ == "fp8" ? ".weight_scale_inv" : ".weight_scale");
+    const Shape scales = files_.at(name).shape;
+    const auto grid = [&](const std::pair<std::int64_t, std::int64_t>& block) {
+      return Shape{(n + block.first - 1) / block.first, (k + block.second - 1) / block.second};
+    };
+    std::pair<std::int64_t, std::int64_t> block{0, 0};
+    if (scales.empty() || scales == Shape{1} || scales == Shape{1, 1})
+      block = {n, k};
+    else if (scales == Shape{n} || scales == Shape{n, 1})
+      block = {1, k};
+    else
+      for (const auto& each : blocks_)
+        if (each.first > 0 && each.second > 0 && scales == grid(each)) {
+          if (block.first > 0) fail(name + " has as many scales as blocks of two sizes");
+          block = each;
+        }
+    if (block.first < 1)
+      fail(name + " is " + json(scales).dump() +
+           ": it has no scale of the tensor, of rows, or of " +
+           "the blocks of quantization_config");
+    const std::vector<float> saved = numbers(name, scales);
+    codes.groups = grid(block)[1];
     for (std::int64_t row = 0; row < n; ++row)
       for (std::int64_t group = 0; group < codes.groups; ++group)
-        codes.scale.push_back(saved[static_cast<std::size_t>(row / rows * codes.groups + group)]);
-    for (std::int64_t i = 0; i < k; ++i) codes.group.push_back(i / columns);
+        codes.scale.push_back(
+            saved[static_cast<std::size_t>(row / block.first * codes.groups + group)]);
+    for (std::int64_t i = 0; i < k; ++i) codes.group.push_back(i / block.second);
     if (!with_q) return codes;
-    const Bytes elements = weight.read(0, weight.bytes);
+    const Bytes elements = read(weight, codes.format == "int8" ? "I8" : "F8_E4M3", shape);
     codes.q.assign(elements.begin(), elements.end());
     for (const std::uint8_t code : codes.q)
-      if (codes.format == "fp8" && (code & 127) == 127) fail(module + ".weight has NaN");
+      if (codes.format == "fp8" && (code & 127) == 127) fail(weight + " has NaN");
     return codes;
   }
 
   Codes compressed(const std::string& module, bool with_q) const {
     Codes codes;
-    const Tensor& shape = files_.at(module + ".weight_shape");
     std::int64_t sizes[2] = {};
-    if (shape.dtype != "I64" || shape.bytes != sizeof sizes)
-      fail(module + ".weight_shape is no pair of sizes");
-    std::memcpy(sizes, shape.read(0, sizeof sizes).data(), sizeof sizes);
+    std::memcpy(sizes, read(module + ".weight_shape", "I64", {2}).data(), sizeof sizes);
     codes.n = sizes[0], codes.k = sizes[1];
-    const std::int64_t n = codes.n, k = codes.k, columns = (k + 7) / 8;
-    if (n < 1 || k < 1) fail(module + ".weight_shape has no sizes");
-    const Words q = words(module + ".weight_packed", n, columns);
+    const std::int64_t n = codes.n, k = codes.k;
+    if (n < 1 || k < 1 || n > std::int64_t{1} << 40 || k > std::int64_t{1} << 40)
+      fail(module + ".weight_shape has no sizes");
+    const std::string packed = module + ".weight_packed";
+    const std::int64_t bits = matrix(packed)[1] == (k + 7) / 8 ? 4 : 8, fields = 32 / bits;
+    const std::int64_t columns = (k + fields - 1) / fields;
+    const Words q = words(packed, n, columns);
     codes.q.resize(static_cast<std::size_t>(with_q ? n * k : 0));
     for (std::int64_t row = 0; with_q && row < n; ++row)
       for (std::int64_t i = 0; i < k; ++i)
         codes.q[static_cast<std::size_t>(row * k + i)] =
-            nibble(q[static_cast<std::size_t>(row * columns + i / 8)], i % 8);
-    codes.scale = numbers(files_.at(module + ".weight_scale"));
-    if (codes.scale.size() == 1) codes.scale.resize(static_cast<std::size_t>(n), codes.scale[0]);
-    if (codes.scale.empty() || codes.scale.size() % static_cast<std::size_t>(n) != 0)
-      fail(module + ".weight_scale has no number for each row");
-    codes.groups = static_cast<std::int64_t>(codes.scale.size()) / n;
+            field(q[static_cast<std::size_t>(row * columns + i / fields)], i % fields, bits);
+    const std::string scale = module + ".weight_scale";
+    const Shape scales = files_.at(scale).shape;
+    const bool one = scales.empty() || scales == Shape{1} || scales == Shape{1, 1};
+    if (!one && (matrix(scale)[0] != n || k % scales[1] != 0))
+      fail(scale + " is " + json(scales).dump() + ", not a scale of groups of each row");
+    codes.scale = numbers(scale, scales);
+    if (one) codes.scale.resize(static_cast<std::size_t>(n), codes.scale[0]);
+    codes.groups = one ? 1 : scales[1];
     if (files_.find(module + ".weight_zero_point")) {
-      const Words z = words(module + ".weight_zero_point", (n + 7) / 8, codes.groups);
+      const Words z = words(module + ".weight_zero_point", (n + fields - 1) / fields, codes.groups);
       codes.zero.resize(codes.scale.size());
       for (std::int64_t row = 0; row < n; ++row)
         for (std::int64_t group = 0; group < codes.groups; ++group)
-          codes.zero[static_cast<std::size_t>(row * codes.groups + group)] =
-              nibble(z[static_cast<std::size_t>(row / 8 * codes.groups + group)], row % 8);
+          codes.zero[static_cast<std::size_t>(row * codes.groups + group)] = field(
+              z[static_cast<std::size_t>(row / fields * codes.groups + group)], row % fields, bits);
     }
+    if (bits == 8) expect_signed(module, codes);
     set_groups(codes, module + ".weight_g_idx");
     return codes;
   }
@@ -270,7 +307,8 @@ class QuantisedWeights {
   std::string method_;
   int version_ = 2;
   bool has_bytes_ = false;
-  json block_;  // rows and columns with one scale
+  std::int64_t bits_ = 4;
+  std::set<std::pair<std::int64_t, std::int64_t>> blocks_;  // rows and columns with one scale
 };
 
 /// The rows of several weights one after the other, in the order of kernels, by the op pack-weight.

@@ -92,21 +92,82 @@ inline const std::vector<std::string>& modules_of(std::string_view weight) {
   return entry == modules.end() ? none : entry->second;
 }
 
+// ---- the configuration --------------------------------------------------------------------------
+
+/// The configuration with what transformers takes for keys that it does not have. A key with which
+/// transformers computes what the ops do not is refused.
+inline json completed(const std::string& type, const json& config) {
+  const json silu{{"hidden_act", "silu"}, {"rms_norm_eps", 1e-6}, {"rope_theta", 10000.0}};
+  const json gemma{{"head_dim", 256}, {"rms_norm_eps", 1e-6}, {"rope_theta", 10000.0}};
+  const auto with = [](json base, const json& more) {
+    base.update(more);
+    return base;
+  };
+  const json qwen = with(silu, {{"num_key_value_heads", 32},
+                                {"sliding_window", 4096},
+                                {"use_sliding_window", false},
+                                {"max_window_layers", 28}});
+  const json gemma2 = with(gemma, {{"hidden_activation", "gelu_pytorch_tanh"},
+                                   {"num_key_value_heads", 4},
+                                   {"sliding_window", 4096},
+                                   {"query_pre_attn_scalar", 256}});
+  const std::map<std::string, json> defaults{
+      {"llama", silu},
+      {"mistral", with(silu, {{"num_key_value_heads", 8}, {"sliding_window", 4096}})},
+      {"qwen2", qwen},
+      {"qwen3", with(qwen, {{"head_dim", 128}})},
+      {"qwen3_moe",
+       with(qwen,
+            {{"num_key_value_heads", 4}, {"num_experts_per_tok", 8}, {"norm_topk_prob", false}})},
+      {"mixtral", with(silu, {{"num_key_value_heads", 8},
+                              {"rms_norm_eps", 1e-5},
+                              {"rope_theta", 1e6},
+                              {"num_experts_per_tok", 2}})},
+      {"gemma", with(gemma, {{"hidden_act", "gelu_pytorch_tanh"}, {"num_key_value_heads", 16}})},
+      {"gemma2",
+       with(gemma2, {{"attn_logit_softcapping", 50.0}, {"final_logit_softcapping", 30.0}})},
+      {"gemma3_text", with(gemma2, {{"rope_theta", 1e6}, {"rope_local_base_freq", 10000.0}})},
+      {"phi", json{{"hidden_act", "gelu_new"},
+                   {"layer_norm_eps", 1e-5},
+                   {"rope_theta", 10000.0},
+                   {"partial_rotary_factor", 0.5}}},
+      {"phi3", with(silu, {{"rms_norm_eps", 1e-5}})},
+      {"gpt2", json{{"activation_function", "gelu_new"}, {"layer_norm_epsilon", 1e-5}}}};
+  const auto entry = defaults.find(type);
+  if (entry == defaults.end()) {
+    std::string all;
+    for (const auto& [name, keys] : defaults) all += (all.empty() ? "" : ", ") + name;
+    fail("model_type " + type + " is not one of " + all);
+  }
+  json own = with(entry->second, config);
+  for (const auto& [key, neutral] : {std::pair<const char*, json>{"is_causal", true},
+                                     {"use_bidirectional_attention", false},
+                                     {"attention_chunk_size", nullptr},
+                                     {"per_layer_config", nullptr},
+                                     {"qk_layernorm", false},
+                                     {"add_cross_attention", false},
+                                     {"scale_attn_by_inverse_layer_idx", false},
+                                     {"mlp_bias", false}})
+    if (const json value = own.value(key, json(nullptr)); !value.is_null() && value != neutral)
+      fail(std::string("config.json has ") + key + " " + value.dump() +
+           ", which this example does not compute");
+  // The first checkpoints of Gemma say so, and mean the other.
+  if (type == "gemma" && own.at("hidden_act") == "gelu") own["hidden_act"] = "gelu_pytorch_tanh";
+  own.erase(type == "gemma2" || type == "gemma3_text" ? "hidden_act" : "hidden_activation");
+  if (type == "gpt2") own.erase("hidden_act");
+  // It has the key, and computes without it.
+  if (type == "gemma3_text") own.erase("attn_logit_softcapping");
+  return own;
+}
+
 // ---- the model ----------------------------------------------------------------------------------
 
 class SavedModel {
  public:
   explicit SavedModel(const std::filesystem::path& folder)
       : files_(folder), config_(read_json(folder / "config.json")), quantised_(files_, config_) {
-    type_ = config_.at("model_type");
-    const std::set<std::string> known{"llama", "mistral", "qwen2",       "qwen3",
-                                      "gemma", "gemma2",  "gemma3_text", "phi",
-                                      "phi3",  "gpt2",    "mixtral",     "qwen3_moe"};
-    if (!known.contains(type_)) {
-      std::string all;
-      for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
-      fail("model_type " + type_ + " is not one of " + all);
-    }
+    type_ = config_.value("model_type", "");
+    config_ = completed(type_, config_);
     is_gpt2_ = type_ == "gpt2";
     // Without its head a model has no prefix.
     const std::string start = is_gpt2_ ? "transformer." : "model.";
@@ -163,8 +224,7 @@ class SavedModel {
       problem["softcap"] = json(cap).dump();
     if (const double scalar = value({"query_pre_attn_scalar"}, 0.0); scalar > 0)
       problem["scale"] = json(1 / std::sqrt(scalar)).dump();
-    if (value({"scale_attn_by_inverse_layer_idx"}, false))
-      fail("scale_attn_by_inverse_layer_idx is not known to this example");
+    if (!value({"scale_attn_weights"}, true)) problem["scale"] = "1";
     if (const auto [format, group, zeros] = packed_format(index); !group.empty()) {
       problem["weights"] = format;
       problem["group"] = group;
@@ -413,26 +473,33 @@ class SavedModel {
         value<std::string>({"hidden_activation", "hidden_act", "activation_function"}, "silu");
     if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast")
       return "gelu-tanh";
-    return name == "swish" ? "silu" : name;
+    if (name == "silu" || name == "swish") return "silu";
+    if (name != "gelu" && name != "relu")
+      fail("config.json has the activation " + name + ", which this example does not know");
+    return name;
   }
   std::string eps() const {
-    const json* const found = find({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"});
-    return found ? found->dump() : "1e-06";
+    return find({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"})->dump();
   }
   std::string convention() const { return type_.starts_with("gemma") ? "gemma" : "llama"; }
 
   /// Whether a query of the layer sees the nearest keys alone.
   bool slides(std::int64_t index) const {
-    if (!find({"sliding_window"})) return false;
-    if (const json* const types = find({"layer_types"}))
-      return types->at(static_cast<std::size_t>(index)) == "sliding_attention";
+    if (!find({"sliding_window"}) || !value({"use_sliding_window"}, true)) return false;
+    if (type_ == "llama" || type_ == "gemma" || type_ == "phi" || is_gpt2_) return false;
+    const bool all =
+        type_ == "mistral" || type_ == "mixtral" || type_ == "phi3" || type_ == "qwen3_moe";
+    if (all) return true;
+    if (const json* const types = find({"layer_types"})) {
+      const json& own = types->at(static_cast<std::size_t>(index));
+      if (own != "sliding_attention" && own != "full_attention")
+        fail("config.json has layer_types of " + own.dump() + ", which this example does not know");
+      return own == "sliding_attention";
+    }
     if (type_ == "gemma2") return index % 2 == 0;
     if (type_ == "gemma3_text")
       return (index + 1) % value<std::int64_t>({"sliding_window_pattern"}, 6) != 0;
-    if (type_.starts_with("qwen"))
-      return value({"use_sliding_window"}, false) &&
-             index >= value<std::int64_t>({"max_window_layers"}, 28);
-    return true;
+    return index >= value<std::int64_t>({"max_window_layers"}, 28);
   }
 
   /// Older configurations have rope_theta beside rope_scaling, newer ones both in rope_parameters,
@@ -442,16 +509,19 @@ class SavedModel {
       problem["rotation"] = "none";
       return;
     }
-    const bool local = slides(index) && find({"rope_local_base_freq"});
-    json rope = value<json>({"rope_parameters", "rope_scaling"}, json::object());
-    if (local) rope = {{"rope_theta", *find({"rope_local_base_freq"})}};
+    json rope = json::object();
+    for (const char* key : {"rope_parameters", "rope_scaling"})
+      if (const json* const found = find({key}); found && !found->empty()) rope = *found;
     const char* const type = slides(index) ? "sliding_attention" : "full_attention";
-    if (rope.contains(type)) rope = rope.at(type);
+    if (rope.contains(type))
+      rope = rope.at(type);
+    else if (slides(index) && find({"rope_local_base_freq"}))
+      rope = {{"rope_theta", *find({"rope_local_base_freq"})}};
     const auto get = [&](const char* key, const json& otherwise) {
       return rope.contains(key) ? rope.at(key) : value<json>({key}, otherwise);
     };
     problem["base"] = get("rope_theta", 10000.0).dump();
-    const double share = get("partial_rotary_factor", type_ == "phi" ? 0.5 : 1.0);
+    const double share = get("partial_rotary_factor", 1.0);
     if (share < 1) problem["rotary"] = static_cast<std::int64_t>(static_cast<double>(dim) * share);
     const std::string kind = rope.value("rope_type", rope.value("type", "default"));
     if (kind == "llama3") {

@@ -51,6 +51,12 @@ std::vector<fs::path> safetensors_in(const fs::path& folder) {
 
 SavedModel::SavedModel(const fs::path& path) : path_(path) {
   std::error_code error;
+  if (!fs::exists(path, error))
+    throw Error(
+        ErrorKind::io,
+        fmt::format("{}: this path does not exist: give the folder of a saved model, with its "
+                    "config.json and .safetensors files, or one of these files",
+                    path.string()));
   if (path.extension() == ".json") {
     add_index(path);
   } else if (!fs::is_directory(path, error)) {
@@ -60,8 +66,9 @@ SavedModel::SavedModel(const fs::path& path) : path_(path) {
   } else {
     const auto files = safetensors_in(path);
     if (files.empty())
-      fail_in(path,
-              fmt::format("it has no .safetensors file and no {}: give a saved model", index_name));
+      fail_in(path, fmt::format("it has no .safetensors file and no {}: give a saved model, the "
+                                "folder with its config.json and these files",
+                                index_name));
     for (const fs::path& file : files) add(file);
   }
   add_quantised();
@@ -139,13 +146,13 @@ void SavedModel::add_quantised() {
     std::map<std::string, SavedTensor, std::less<>> saved;
     for (const auto& [name, tensor] : tensors_) saved.emplace(name, tensor.saved);
     packed_ = tensors_;
-    const auto weights = find_quantised_weights(
-        *config_, saved, [this](std::string_view name) { return read_packed(name); });
+    const auto weights = find_quantised_weights(*config_, saved, packed_reader());
     if (weights.empty()) packed_.clear();
     for (const auto& weight : weights) {
       Tensor& tensor = tensors_[weight->dense().name];
       // One number an element stays as it is saved, so that an op that knows scales can take it.
-      if (tensor.saved.shape != weight->dense().shape) tensor.saved = weight->dense();
+      const bool is_saved = tensor.saved.shape == weight->dense().shape;
+      if (!is_saved || !weight->unreadable().empty()) tensor.saved = weight->dense();
       tensor.quantised = weight;
     }
   } catch (const Error& error) {
@@ -157,7 +164,7 @@ void SavedModel::add_quantised() {
 template <typename Call>
 auto SavedModel::of_quantised(const Call& call) const {
   try {
-    return call([this](std::string_view name) { return read_packed(name); });
+    return call(packed_reader());
   } catch (const Error& error) {
     throw Error(error.kind(), fmt::format("{}: {}", path_.string(), error.what()));
   }
@@ -165,6 +172,10 @@ auto SavedModel::of_quantised(const Call& call) const {
 
 void SavedModel::read(const Tensor& tensor, std::size_t first, DType dtype, std::byte* out,
                       std::size_t count) const {
+  require_readable(tensor);
+  const auto elements = static_cast<std::size_t>(tensor.saved.elements());
+  if (first > elements || count > elements - first)
+    throw Error(ErrorKind::internal, "elements behind a saved tensor's last are read");
   const Element element = tensor.saved.element;
   const bool is_packed = tensor.saved.end == tensor.saved.begin;
   if (!tensor.quantised || (!is_packed && dtype_of(element) == dtype)) {
@@ -219,11 +230,18 @@ void SavedModel::read_codes(const Tensor& tensor, std::size_t row, std::span<Cod
   of_quantised([&](const auto& read) { tensor.quantised->codes(read, row, codes); });
 }
 
-std::vector<std::byte> SavedModel::read_packed(std::string_view name) const {
-  const Tensor& tensor = packed_.find(name)->second;
-  std::vector<std::byte> bytes(tensor.saved.end - tensor.saved.begin);
-  read_bytes(tensor, 0, bytes);
-  return bytes;
+TensorReader SavedModel::packed_reader() const {
+  return TensorReader([this](std::string_view name) {
+    const Tensor& tensor = packed_.find(name)->second;
+    std::vector<std::byte> bytes(tensor.saved.end - tensor.saved.begin);
+    read_bytes(tensor, 0, bytes);
+    return bytes;
+  });
+}
+
+void SavedModel::require_readable(const Tensor& tensor) const {
+  if (!tensor.quantised) return;
+  if (const std::string why = tensor.quantised->unreadable(); !why.empty()) fail_in(path_, why);
 }
 
 void SavedModel::read_bytes(const Tensor& tensor, std::size_t first,

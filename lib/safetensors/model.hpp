@@ -23,7 +23,8 @@ class SavedModel {
     SavedTensor saved;
     std::size_t file = 0;  // which of the model's
     /// Where a scale belongs to each element. `saved` is then the dense weight, which is in no
-    /// file; a weight whose elements are fp8 or int8 is there as it is saved.
+    /// file; a weight whose elements are fp8 or int8 is there as it is saved. The shape of one that
+    /// is unreadable() is unknown.
     std::shared_ptr<const QuantisedWeight> quantised = {};
   };
   using Tensors = std::map<std::string, Tensor, std::less<>>;
@@ -42,6 +43,8 @@ class SavedModel {
 
   /// Null if there is none of that name.
   const Tensor* find(std::string_view name) const;
+  /// Throws Error(invalid_input) that says why, if a quantised weight is unreadable().
+  void require_readable(const Tensor& tensor) const;
   /// Throws Error(invalid_input) that suggests the nearest name.
   const Tensor& at(std::string_view name) const;
 
@@ -63,7 +66,7 @@ class SavedModel {
   void add_quantised();
   void expect_no_codes(const SavedTensor& tensor) const;
   Tensors::const_iterator scales_of(const std::string& name) const;
-  std::vector<std::byte> read_packed(std::string_view name) const;
+  TensorReader packed_reader() const;
   void read_bytes(const Tensor& tensor, std::size_t first, std::span<std::byte> out) const;
   void add(const std::filesystem::path& file);
   void add_index(const std::filesystem::path& index);

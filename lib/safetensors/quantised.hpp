@@ -2,7 +2,7 @@
 //
 // Formats, with n output and k input features, groups of g input features and G = ceil(k / g):
 //
-//   GPTQ, AWQ             w = (q - z) * s, integers of 4 bits, s [G, n] and z [G, n]
+//   GPTQ, AWQ             w = (q - z) * s, integers of 4 bits (GPTQ also 8), s and z [G, n]
 //   compressed-tensors    the same with s [n, G]; int8 and fp8 with a scale of each row, tensor or
 //                         block; the two of 4-bit floats below
 //   mxfp4                 w = e2m1 * 2^(byte - 127) for each 32 input features
@@ -15,7 +15,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,6 +23,7 @@
 #include <string_view>
 #include <vector>
 
+#include "safetensors/checked_tensor.hpp"
 #include "safetensors/header.hpp"
 
 namespace fftune {
@@ -50,31 +50,32 @@ struct Code {
 /// One weight of a quantised checkpoint.
 class QuantisedWeight {
  public:
-  /// The bytes of a saved tensor.
-  using ReadTensor = std::function<std::vector<std::byte>(std::string_view name)>;
-
   virtual ~QuantisedWeight() = default;
 
   /// The dense weight: its name, "….weight", and shape. Its element type is that in which a model
   /// would compute with it.
   const SavedTensor& dense() const { return dense_; }
+  /// Why it cannot be read, one line; empty: it can. The shape of dense() is then unknown, and each
+  /// of the calls below throws Error(invalid_input) with this line.
+  virtual std::string unreadable() const { return ""; }
 
   /// Elements of the dense weight from `first` on, row-major, each rounded once to float64. Any
   /// thread may call it. The first call reads the saved tensors. Throws Error(invalid_input) for
   /// scales that are not finite and for groups that are not there.
-  void decode(const ReadTensor& read, std::size_t first, std::span<double> values) const;
+  void decode(const TensorReader& read, std::size_t first, std::span<double> values) const;
 
   /// Reads no codes.
-  virtual CodeFormat format(const ReadTensor& read) const = 0;
+  virtual CodeFormat format(const TensorReader& read) const = 0;
   /// Codes of a row from its first element on. The weight is [rows, k] here: rows are outputs, of
   /// all experts where there are several. Any thread may call it, as decode().
-  void codes(const ReadTensor& read, std::size_t row, std::span<Code> codes) const;
+  void codes(const TensorReader& read, std::size_t row, std::span<Code> codes) const;
   std::int64_t code_columns() const;
 
  protected:
   explicit QuantisedWeight(SavedTensor dense) : dense_(std::move(dense)) {}
 
-  virtual void load(const ReadTensor& read) = 0;
+  virtual void load(const TensorReader& read) = 0;
+  /// Bits as kernels take them.
   virtual Code code_at(std::size_t row, std::size_t column) const = 0;
   /// An element of row-major [rows, columns]; the rows of all experts where there are several.
   virtual double at(std::size_t row, std::size_t column) const = 0;
@@ -83,16 +84,18 @@ class QuantisedWeight {
   bool transposed_ = false;  // dense() is [experts, columns, rows]
 
  private:
-  void load_once(const ReadTensor& read) const;
+  void load_once(const TensorReader& read) const;
 
   mutable std::once_flag loaded_;
 };
 
-/// Every quantised weight among the tensors of a checkpoint with this config.json. Throws
-/// Error(invalid_input), one line without the file's name, for a layout that is not known and for
-/// tensors that contradict each other.
+/// Every quantised weight among the tensors of a checkpoint with this config.json. Each module has
+/// settings of its own where the configuration allows it: bits and groups are those of its tensors.
+/// A weight whose layout is not known, or whose tensors contradict each other, is unreadable().
+/// Throws Error(invalid_input), one line without the file's name, if the layout is not known and no
+/// weight has it.
 std::vector<std::shared_ptr<const QuantisedWeight>> find_quantised_weights(
     const JsonValue& config, const std::map<std::string, SavedTensor, std::less<>>& tensors,
-    const QuantisedWeight::ReadTensor& read);
+    const TensorReader& read);
 
 }  // namespace fftune

@@ -132,6 +132,80 @@ def test_older_configurations(name, run_model, tmp_path):
     assert error(logits, logits_of(model, ids)) < 1e-5
 
 
+CLASSES = {"LlamaConfig": 4, "MistralConfig": 8, "Qwen2Config": 32, "Qwen3Config": 32, "GemmaConfig": 16,
+           "Gemma2Config": 4, "Gemma3TextConfig": 4, "PhiConfig": 4, "Phi3Config": 4, "GPT2Config": 4,
+           "MixtralConfig": 8, "Qwen3MoeConfig": 4}  # and heads: those of k and v are the class' own
+SIZES = ("model_type", "architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+         "num_attention_heads", "num_local_experts", "num_experts", "moe_intermediate_size", "n_embd", "n_layer",
+         "n_head", "n_positions")
+
+
+def save_with(folder, model, **changes):
+    """Saves the model, and its configuration with other values; None removes a key."""
+    import json
+
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def model_of(config):
+    torch.manual_seed(1)
+    return transformers.AutoModelForCausalLM.from_config(config).float().eval()
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_keys_that_are_missing_have_transformers_values(name, run_model, tmp_path):
+    cls, heads = getattr(transformers, name), CLASSES[name]
+    sizes = (dict(n_embd=32, n_layer=2, n_head=4, n_positions=128) if name == "GPT2Config" else
+             dict(hidden_size=8 * heads, intermediate_size=48, num_attention_heads=heads,
+                  num_hidden_layers=7 if "Gemma3" in name else 3))
+    if name == "Qwen3MoeConfig":
+        sizes |= dict(moe_intermediate_size=16, num_experts=8)
+    if name in ("LlamaConfig", "PhiConfig", "Phi3Config"):
+        sizes |= dict(max_position_embeddings=128)
+    model = model_of(cls(**sizes, vocab_size=96, bos_token_id=1, eos_token_id=2, pad_token_id=0))
+    defaults, own = cls().to_dict(), model.config.to_dict()
+    save_with(tmp_path, model, **{key: None for key in own if key not in SIZES and own[key] == defaults.get(key)},
+              layer_types=None)
+    ids, logits = run(run_model, tmp_path, tokens=12)
+    assert error(logits, logits_of(model, ids)) < 1e-5
+
+
+@pytest.mark.parametrize("name, changes", (
+    ("gemma", dict(hidden_act="gelu")), ("gemma", dict(hidden_act="gelu", hidden_activation="relu")),
+    ("gemma2", dict(hidden_act="gelu")), ("gemma3", dict(attn_logit_softcapping=2.0)),
+    ("qwen2", dict(layer_types=None, use_sliding_window=True, sliding_window=8, max_window_layers=1)),
+    ("qwen3", dict(layer_types=None, use_sliding_window=True, sliding_window=8, max_window_layers=1)),
+    ("qwen3", dict(layer_types=None, use_sliding_window=True, sliding_window=8)),
+    ("qwen2", dict(layer_types=None, sliding_window=8)),
+    ("qwen2", dict(layer_types=["sliding_attention", "full_attention"], use_sliding_window=True, sliding_window=8)),
+    ("qwen3-moe", dict(sliding_window=8, use_sliding_window=True)), ("qwen3-moe", dict(sliding_window=8)),
+    ("llama", dict(sliding_window=8)), ("phi3", dict(sliding_window=8)), ("mixtral", dict(sliding_window=8)),
+    ("llama", dict(rope_theta=500.0)), ("gpt2", dict(scale_attn_weights=False)),
+    ("llama", dict(rope_scaling=dict(rope_type="linear", factor=2.0), rope_parameters=None))), ids=str)
+def test_configurations(name, changes, run_model, tmp_path):
+    save_with(tmp_path, make(name), **changes)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).float().eval()
+    ids, logits = run(run_model, tmp_path, tokens=20)
+    assert error(logits, logits_of(model, ids)) < 1e-5
+
+
+@pytest.mark.parametrize("name, changes, words", (
+    ("llama", dict(is_causal=False), "is_causal false"),
+    ("gemma3", dict(use_bidirectional_attention=True), "use_bidirectional_attention true"),
+    ("qwen2", dict(attention_chunk_size=8), "attention_chunk_size 8"), ("phi", dict(qk_layernorm=True), "qk_layernorm"),
+    ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx true"),
+    ("llama", dict(hidden_act="gelu_10"), "the activation gelu_10"),
+    ("gemma2", dict(layer_types=["chunked_attention"] * 2), "layer_types"),
+    ("llama", dict(model_type="granite"), "model_type granite is not one of"),
+    ("llama", dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=2.0)), "rope_type yarn")), ids=str)
+def test_keys_that_are_refused(name, changes, words, run_model, tmp_path):
+    save_with(tmp_path, make(name), **changes)
+    done = subprocess.run([run_model, str(tmp_path), "--prompt-ids", "1"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and words in done.stderr, done.stderr
+
+
 def test_a_model_without_its_head(run_model, tmp_path):
     """GPT-2 as it was published: no prefix, and constants beside the weights."""
     from safetensors.torch import save_file
@@ -287,7 +361,6 @@ def test_quantised_models_that_cannot_be_run(run_model, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     for own, words in (({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
                         "gptq marlin: this example runs"),
-                       ({"quant_method": "gptq", "bits": 8}, "weights of 8 bits"),
                        ({"quant_method": "compressed-tensors", "format": "pack-quantized",
                          "transform_config": {"config_groups": {"u": {}}}}, "turns activations")):
         (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": own}))

@@ -369,7 +369,7 @@ TEST_CASE("layers of Gemma differ by the window and the angles") {
     return options_text(problem, {"base", "factor"}) +
            (problem.sizes.contains("window") ? "window" : "");
   };
-  const std::string common = R"("num_attention_heads":1,"sliding_window":4)";
+  const std::string common = R"("num_attention_heads":1,"head_dim":8,"sliding_window":4)";
   model.config(
       R"({"model_type":"gemma3_text","layer_types":["sliding_attention","full_attention"],)"
       R"("rope_parameters":{"sliding_attention":{"rope_theta":1000.0},)"
@@ -522,7 +522,8 @@ TEST_CASE("a contradiction to a saved model is one line") {
       {model.complaint("linear", {.map = "v=mlp.up_proj.weight"}),
        {"'v'", "not an input of linear", "x, w"}},
       {model.complaint("qkv"), {"qkv needs --heads"}},
-      {model.complaint("ffn", {.input = "/none.safetensors"}), {"/none.safetensors", "No such"}}};
+      {model.complaint("ffn", {.input = "/none.safetensors"}),
+       {"/none.safetensors: this path does not exist"}}};
   for (const auto& [said, named] : all) {
     CAPTURE(said);
     for (const std::string& name : named) CHECK(said.find(name) != said.npos);

@@ -57,6 +57,50 @@ TEST_CASE("check runs the ops of a saved layer beside random values") {
   CHECK(checks[0].at("error") != checks[1].at("error"));
 }
 
+TEST_CASE("ops whose weights cannot be read are named, and the others are checked") {
+  const Sandbox sandbox;
+  std::filesystem::create_directory(sandbox.folder() / "model");
+  SafetensorsWriter writer;
+  const std::string start = "model.layers.0.";
+  // 4 bits in groups of 32, and as `dynamic` says 8 bits, or 3 bits.
+  const auto add = [&](const std::string& name, std::int64_t bits) {
+    const auto bytes = [](std::int64_t words) {
+      return std::string(static_cast<std::size_t>(4 * words), '\x57');
+    };
+    writer.add(start + name + ".qweight", "I32", {2 * bits, 64}, bytes(128 * bits));
+    writer.add(start + name + ".qzeros", "I32", {2, 2 * bits}, bytes(4 * bits));
+    writer.add(start + name + ".scales", "F16", {2, 64}, std::vector<float>(128, 0.01f));
+  };
+  add("self_attn.o_proj", 8);
+  add("mlp.gate_proj", 4);
+  add("mlp.up_proj", 3);
+  add("mlp.down_proj", 4);
+  writer.add(start + "input_layernorm.weight", "F32", {64}, wave(64, 1));
+  writer.write(sandbox.folder() / "model/model.safetensors");
+  write_text(sandbox.folder() / "model/config.json",
+             R"({"quantization_config":{"quant_method":"gptq","bits":4,"group_size":32,
+                 "dynamic":{".*o_proj":{"bits":8},".*up_proj":{"bits":3}}}})");
+  const Finished done = sandbox.fftune("check --weights model --device cpu --m 3 --json --seeds 1");
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+  const json document = json_of(done.out);
+  std::vector<std::string> ops;
+  for (const json& check : document.at("checks")) {
+    CHECK(check.at("state") == "passed");
+    if (check.at("values") != "random") ops.push_back(check.at("problem").at("op"));
+  }
+  CHECK(ops == std::vector<std::string>{"linear", "rmsnorm"});
+  REQUIRE(document.at("left_out").size() == 1);
+  const std::string left_out = document.at("left_out").at(0);
+  CHECK(left_out.find("ffn is not checked: ") == 0);
+  CHECK(left_out.find("up_proj.qweight' is [6, 64]") != std::string::npos);
+  CHECK(done.err.find(left_out) != std::string::npos);
+  const Finished named = sandbox.fftune("check --weights model --op ffn --device cpu");
+  CHECK(named.code == 2);
+  CHECK(named.err.find("neither 4 nor 8 bits") != std::string::npos);
+  CHECK(lines_in(named.err) == 1);
+}
+
 TEST_CASE("a plan is wrong on values that overflow it, and check says so") {
   const Sandbox sandbox;
   write_model(sandbox.folder() / "model", 1e20f);
@@ -161,7 +205,8 @@ TEST_CASE("wrong saved values are one line") {
     std::string named;
   };
   for (const auto& [words, named] :
-       {Wrong{"check --weights none --device cpu", "none: cannot be read"},
+       {Wrong{"check --weights none --device cpu",
+              "none: this path does not exist: give the folder of a saved model"},
         {"check --weights cut.safetensors --device cpu", "the file is cut short"},
         {"check --weights model --layer 2 --device cpu", "give --layer from 0 to 1"},
         {"check --layer 2 --device cpu", "give --saved-weights too"},

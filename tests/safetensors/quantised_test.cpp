@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <random>
 #include <string>
 #include <thread>
@@ -119,6 +120,7 @@ std::string weights_complaint(const fs::path& path) {
     const SavedModel model(path);
     for (const auto& [name, tensor] : model.tensors())
       if (tensor.quantised) {
+        model.require_readable(tensor);
         values_of(model, name);
         CHECK(wrong_codes(model, tensor) == 0);
       }
@@ -126,6 +128,17 @@ std::string weights_complaint(const fs::path& path) {
     return error.what();
   }
   return "";
+}
+
+/// Bytes of words of int32 with fields of `bits`, the lowest first.
+std::string words_of(const std::vector<unsigned>& codes, unsigned bits) {
+  std::string bytes;
+  for (std::size_t first = 0; first < codes.size(); first += 32 / bits) {
+    std::uint32_t word = 0;
+    for (unsigned i = 0; i < 32 / bits; ++i) word |= codes[first + i] << i * bits;
+    bytes.append(reinterpret_cast<const char*>(&word), sizeof word);
+  }
+  return bytes;
 }
 
 /// [n, k] words of codes and their scales, as GPTQModel writes a layer of 8 x 8 in one group.
@@ -341,7 +354,7 @@ TEST_CASE("quantised weights that are not whole are refused with one line") {
     CHECK(line.find(words) != line.npos);
   };
   refused(gptq_layer(), R"({"quant_method":"gptq","bits":3,"group_size":-1})",
-          "GPTQ weights of 3 bits are not known: 4 are");
+          "GPTQ weights of 3 bits are not known: 4 and 8 are");
   refused(gptq_layer(), R"({"quant_method":"gptq","bits":4,"checkpoint_format":"marlin"})",
           "the GPTQ layout 'marlin' is not known");
   refused(gptq_layer(), R"({"quant_method":"gptq","bits":4,"group_size":4})",
@@ -397,6 +410,145 @@ TEST_CASE("quantised weights that are not whole are refused with one line") {
   other_type.add("layer.qzeros", "I32", {1, 1}, std::string(4, '\x77'));
   other_type.add("layer.scales", "F16", {1, 8}, std::vector<float>(8, 1));
   refused(other_type, gptq, "'layer.qweight' is F32");
+}
+
+TEST_CASE("each GPTQ module has its own bits and groups where `dynamic` may give them") {
+  // a: groups of 64 as for all; b: groups of 32; c: 8 bits, in groups of 16; d: 3 bits; e is plain.
+  std::mt19937 random(11);
+  SafetensorsWriter writer;
+  std::map<std::string, std::vector<float>> expected;
+  const auto add = [&](const std::string& name, unsigned bits, std::int64_t group) {
+    const std::int64_t n = 8, k = 128, groups = k / group;
+    const auto fill = [&](std::int64_t count, std::uint32_t least, std::uint32_t most) {
+      std::vector<unsigned> values(static_cast<std::size_t>(count));
+      for (unsigned& value : values) value = least + random() % (most - least + 1);
+      return values;
+    };
+    const auto place = [](std::int64_t value) { return static_cast<std::size_t>(value); };
+    const auto codes = fill(n * k, 0, (1u << bits) - 1);       // [n, k]
+    const auto zeros = fill(groups * n, 1, (1u << bits) - 1);  // [groups, n]
+    std::vector<unsigned> saved(codes.size()), saved_zeros = zeros;
+    for (unsigned& zero : saved_zeros) --zero;
+    const std::int64_t fields = 32 / bits;
+    for (std::int64_t row = 0; row < n; ++row)
+      for (std::int64_t i = 0; i < k; ++i)
+        saved[place((i / fields * n + row) * fields + i % fields)] = codes[place(row * k + i)];
+    std::vector<float> scales(place(groups * n));
+    for (float& scale : scales) scale = static_cast<float>(1 + random() % 16) / 16;
+    writer.add(name + ".qweight", "I32", {k / fields, n}, words_of(saved, bits));
+    writer.add(name + ".qzeros", "I32", {groups, n / fields}, words_of(saved_zeros, bits));
+    writer.add(name + ".scales", "F16", {groups, n}, scales);
+    for (std::int64_t row = 0; row < n; ++row)
+      for (std::int64_t i = 0; i < k; ++i) {
+        const std::size_t of = place(i / group * n + row);
+        expected[name].push_back(
+            (static_cast<float>(codes[place(row * k + i)]) - static_cast<float>(zeros[of])) *
+            scales[of]);
+      }
+  };
+  add("a", 4, 64);
+  add("b", 4, 32);
+  add("c", 8, 16);
+  writer.add("d.qweight", "I32", {12, 8}, std::string(384, '\1'));
+  writer.add("d.qzeros", "I32", {2, 3}, std::string(24, '\1'));
+  writer.add("d.scales", "F16", {2, 8}, std::vector<float>(16, 1));
+  writer.add("e.weight", "F32", {2}, std::vector<float>{1, 2});
+  const Checkpoint checkpoint(writer, R"({"quant_method":"gptq","bits":4,"group_size":64,
+      "dynamic":{"+:b":{"group_size":32},"c":{"bits":8,"group_size":16},"d":{"bits":3},"-:e":{}}})");
+  const SavedModel model(checkpoint.path());
+  for (const char* name : {"a", "b", "c"}) {
+    CAPTURE(name);
+    const auto& tensor = model.at(std::string(name) + ".weight");
+    CHECK(values_of(model, tensor.saved.name) == expected.at(name));
+    CHECK(wrong_codes(model, tensor) == 0);
+  }
+  CHECK(model.code_format(model.at("b.weight")).groups == std::vector<std::int64_t>{32});
+  CHECK(model.code_format(model.at("c.weight")).unfit == "it has zero points of 8 bits");
+  CHECK(values_of(model, "e.weight") == std::vector<float>{1, 2});
+  CHECK_THROWS_WITH(values_of(model, "d.weight"),
+                    ContainsSubstring("its codes have neither 4 nor 8 bits"));
+  CHECK_THROWS_WITH(model.code_format(model.at("d.weight")), ContainsSubstring("neither 4 nor 8"));
+}
+
+TEST_CASE("symmetric GPTQ codes of 8 bits are those of int8 kernels") {
+  std::vector<unsigned> codes(8 * 32), zeros(8, 127);
+  for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<unsigned>(i);
+  SafetensorsWriter writer;
+  writer.add("a.qweight", "I32", {8, 8}, words_of(codes, 8));
+  writer.add("a.qzeros", "I32", {1, 2}, words_of(zeros, 8));
+  writer.add("a.scales", "F16", {1, 8}, std::vector<float>(8, 0.5f));
+  const Checkpoint checkpoint(writer, R"({"quant_method":"gptq","bits":8,"group_size":32})");
+  const SavedModel model(checkpoint.path());
+  const CodeFormat format = model.code_format(model.at("a.weight"));
+  CHECK(format.unfit == "");
+  CHECK(format.weights == "int8");
+  CHECK(wrong_codes(model, model.at("a.weight")) == 0);
+  CHECK(values_of(model, "a.weight")[1] == (codes[1] - 128.f) / 2);
+}
+
+TEST_CASE("fp8 of one scale, of rows and of blocks of two sizes lie in one model") {
+  SafetensorsWriter writer;
+  const auto add = [&](const std::string& name, const std::vector<std::int64_t>& scales) {
+    writer.add(name + ".weight", "F8_E4M3", {4, 8}, std::string(32, '\x38'));
+    std::size_t count = 1;
+    for (const std::int64_t extent : scales) count *= static_cast<std::size_t>(extent);
+    std::vector<float> values(count);
+    for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i + 1);
+    writer.add(name + ".weight_scale", "F32", scales, values);
+  };
+  add("tensor", {1});
+  add("scalar", {});
+  add("rows", {4, 1});
+  add("small", {2, 4});
+  add("large", {1, 2});
+  add("wrong", {3, 2});
+  const Checkpoint checkpoint(writer, R"({"quant_method":"compressed-tensors","config_groups":{
+      "a":{"weights":{"block_structure":[2,2]}},"b":{"weights":{"block_structure":"4x4"}},
+      "c":{"weights":{"strategy":"tensor","block_structure":null}}}})");
+  const SavedModel model(checkpoint.path());
+  CHECK(values_of(model, "tensor.weight") == std::vector<float>(32, 1));
+  CHECK(values_of(model, "scalar.weight") == std::vector<float>(32, 1));
+  CHECK(values_of(model, "rows.weight")[8] == 2);
+  CHECK(values_of(model, "small.weight")[16 + 7] == 8);
+  CHECK(values_of(model, "large.weight")[3] == 1);
+  CHECK(values_of(model, "large.weight")[4] == 2);
+  CHECK_THROWS_WITH(values_of(model, "wrong.weight"),
+                    ContainsSubstring("'wrong.weight_scale' is [3, 2]"));
+}
+
+TEST_CASE("zero points beside packed words are int32 words, or int8 of a whole tensor") {
+  const auto layer = [](const char* element, const std::vector<std::int64_t>& shape,
+                        const std::string& zeros, const std::vector<std::int64_t>& scales) {
+    SafetensorsWriter writer;
+    writer.add("a.weight_packed", "I32", {8, 1}, std::string(32, '\x99'));
+    const std::int64_t sizes[] = {8, 8};
+    writer.add("a.weight_shape", "I64", {2},
+               std::string(reinterpret_cast<const char*>(sizes), sizeof sizes));
+    writer.add("a.weight_scale", "F32", scales,
+               std::vector<float>(scales.size() == 1 ? 1 : 8, 0.5f));
+    writer.add("a.weight_zero_point", element, shape, zeros);
+    return writer;
+  };
+  const std::string compressed = R"({"quant_method":"compressed-tensors"})";
+  // int8 as words would be read beyond its end.
+  for (const auto& [element, bytes] : {std::pair<const char*, std::size_t>{"I8", 1},
+                                       {"U8", 1},
+                                       {"I16", 2},
+                                       {"F16", 2},
+                                       {"F32", 4},
+                                       {"I64", 8}}) {
+    CAPTURE(element);
+    const Checkpoint checkpoint(layer(element, {1, 1}, std::string(bytes, '\x77'), {8, 1}),
+                                compressed);
+    CHECK(weights_complaint(checkpoint.path())
+              .find("'a.weight_zero_point' is " + std::string(element) +
+                    ", which this quantised format does not have") != std::string::npos);
+  }
+  const Checkpoint words(layer("I32", {1, 1}, std::string(4, '\x77'), {8, 1}), compressed);
+  CHECK(values_of(SavedModel(words.path()), "a.weight") == std::vector<float>(64, 1));
+  // 1 - (-1), times 0.5.
+  const Checkpoint whole(layer("I8", {1}, "\xff", {1}), compressed);
+  CHECK(values_of(SavedModel(whole.path()), "a.weight") == std::vector<float>(64, 1));
 }
 
 TEST_CASE("checkpoints of random tensors are read, or refused with one line") {

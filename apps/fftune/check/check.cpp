@@ -1,5 +1,6 @@
 // fftune check: validates on a device the plans that the library would load for every preset.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
@@ -83,6 +84,7 @@ std::string announcement(const std::vector<CheckedRecord>& records, const Catalo
 struct SavedLayer {
   std::vector<SavedInputs> inputs;  // one for each op
   std::vector<Problem> problems;
+  std::vector<std::string> left_out = {};  // ops that cannot be checked, and why
 };
 
 /// The tokens that are checked where none are given, as far as they are affordable.
@@ -93,6 +95,10 @@ void add_op(const Op& op, const Options& options, DeviceKind kind, double max_fl
   SavedInputs saved(op, options.weights);
   const bool is_named = !options.filter.ops.empty();
   if (!is_named && !saved.has_weights()) return;
+  if (const std::string why = saved.why_not(); !is_named && !why.empty()) {
+    layer.left_out.push_back(fmt::format("{} is not checked: {}", op.name(), why));
+    return;
+  }
   ProblemOptions given;
   given.dtypes = options.filter.dtypes;
   for (const SizeField& field : op.sizes())
@@ -131,6 +137,8 @@ SavedLayer saved_layer(const Options& options, const Catalog& catalog, DeviceKin
                             : std::find(names.begin(), names.end(), op->name()) != names.end();
     if (wanted) add_op(*op, options, kind, max_flops, layer);
   }
+  if (layer.inputs.empty() && !layer.left_out.empty())
+    throw Error(ErrorKind::invalid_input, fmt::format("{}", fmt::join(layer.left_out, "; ")));
   if (layer.inputs.empty())
     throw Error(ErrorKind::invalid_input,
                 fmt::format("{} has weights of no op by names that are known: give --op, and --map "
@@ -142,6 +150,7 @@ SavedLayer saved_layer(const Options& options, const Catalog& catalog, DeviceKin
 int run_saved(const Options& options, const std::string& device, double max_flops,
               CheckSettings settings, const Session& session) {
   const SavedLayer layer = saved_layer(options, session.catalog, kind_of_device(device), max_flops);
+  for (const std::string& line : layer.left_out) logging::warn("{}", line);
   const PresetLibrary presets = load_presets(options.presets, session);
   const auto backend = open_named(device, session);
   const Interrupt interrupt;
@@ -161,6 +170,7 @@ int run_saved(const Options& options, const std::string& device, double max_flop
   print_saved(checks, session.output);
   Json document = saved_json(checks);
   document["device"] = to_json(backend->facts());
+  document["left_out"] = layer.left_out;
   session.output.document(document);
   if (interrupt.requested()) return exit_interrupted;
   const bool bounded = settings.budget_seconds > 0;

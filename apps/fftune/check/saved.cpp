@@ -10,6 +10,7 @@
 #include "apps/fftune/terminal/progress.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "apps/fftune/terminal/text_table.hpp"
+#include "core/error.hpp"
 #include "runtime/choice.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
 
@@ -104,8 +105,15 @@ std::vector<SavedChecks> check_saved(const std::vector<Problem>& problems,
           const Choice choice = choose(catalog, of_op.op(), each.problem, backend.facts(), presets);
           check.outcome.recipe = recipe_text(choice.recipe);
           check.outcome.rule = choice.reason;
-          check_one(each.problem, choice, evaluator, static_cast<std::uint64_t>(seed),
-                    *settings.cancel, check);
+          try {
+            check_one(each.problem, choice, evaluator, static_cast<std::uint64_t>(seed),
+                      *settings.cancel, check);
+          } catch (const Error& error) {
+            // A saved tensor whose numbers cannot be used; the other ops' can.
+            if (given == nullptr || error.kind() != ErrorKind::invalid_input) throw;
+            check.outcome.state = CheckState::failed;
+            check.outcome.reason = error.what();
+          }
           check.outcome.seconds += std::chrono::duration<double>(Clock::now() - start).count();
           progress.step(share, now);
         }

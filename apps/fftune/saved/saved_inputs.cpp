@@ -9,6 +9,7 @@
 
 #include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/command_line/values.hpp"
+#include "core/error.hpp"
 #include "core/fail.hpp"
 #include "core/nearest.hpp"
 #include "device/parallel.hpp"
@@ -202,7 +203,23 @@ bool SavedInputs::has_weights() const {
   return find(table_->inputs.front().tensor).has_value();
 }
 
+std::string SavedInputs::why_not() const {
+  if (table_ == nullptr || !model_) return "";
+  if (table_->is_whole && !config_.refusal().empty()) return config_.refusal();
+  for (const SavedInput& input : table_->inputs)
+    if (const auto source = find(input.tensor))
+      for (const auto* part : source->parts) try {
+          if (!source->recorded && part->quantised) model_->code_format(*part);
+        } catch (const Error& error) {
+          if (error.kind() != ErrorKind::invalid_input) throw;
+          return error.what();
+        }
+  return "";
+}
+
 std::vector<std::int64_t> SavedInputs::shape_of(const Source& source) const {
+  if (!source.recorded)
+    for (const auto* part : source.parts) model_->require_readable(*part);
   std::vector<std::int64_t> shape = source.parts.front()->saved.shape;
   for (const auto* part : source.parts) {
     const auto& other = part->saved.shape;

@@ -27,6 +27,10 @@ class SavedInputs final : public GivenTensors {
   /// Whether the files have every weight that the table of names knows of the op.
   bool has_weights() const;
 
+  /// Why the op does not compute what the model does, or a weight of the op cannot be read: one
+  /// line; empty if neither is so.
+  std::string why_not() const;
+
   /// Whether the size is one that weights or a configuration tell, of a model that has them.
   bool tells(std::string_view size) const;
 

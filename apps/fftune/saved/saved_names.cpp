@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "safetensors/model_config.hpp"
+
 namespace fftune::tool {
 
 namespace {
@@ -141,11 +143,11 @@ std::vector<SavedInput> layer_inputs() {
 }  // namespace
 
 const std::vector<SavedOp>& saved_ops() {
-  const ConfigField act{"act", {"hidden_activation", "hidden_act", "activation_function"}};
+  const ConfigField act{"act", config_names::activation};
   const std::vector<std::string_view> eps{"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"};
-  const std::vector<ConfigField> heads{{"dim", {"head_dim"}},
-                                       {"heads", {"num_attention_heads", "n_head"}},
-                                       {"kv-heads", {"num_key_value_heads"}}};
+  const std::vector<ConfigField> heads{{"dim", config_names::head_features},
+                                       {"heads", config_names::heads},
+                                       {"kv-heads", config_names::kv_heads}};
   const auto with = [](std::vector<ConfigField> fields, const std::vector<ConfigField>& more) {
     fields.insert(fields.end(), more.begin(), more.end());
     return fields;
@@ -165,7 +167,7 @@ const std::vector<SavedOp>& saved_ops() {
                    {"gate-up", "halves", "w_gate_up"},
                    {"act", "swiglu-oai", "", gpt_oss_bias},
                    {"bias", "all", "b_gate_up"}},
-       .sizes = {{"top-k", {"num_experts_per_tok"}}},
+       .sizes = {{"top-k", config_names::experts_per_token}},
        .settings = {act}},
       {.op = "qkv",
        .inputs = qkv_inputs(),
@@ -211,23 +213,25 @@ const std::vector<SavedOp>& saved_ops() {
                    {"ffn-bias", "yes", "b_down"},
                    {"gate-up", "halves", "w_gate_up"}},
        .sizes = with(heads, {{"rotary", {config_rotary}},
-                             {"top-k", {"num_experts_per_tok"}},
+                             {"top-k", config_names::experts_per_token},
                              {"window", {"sliding_window"}}}),
-       .settings = {act,
-                    {"eps", eps},
-                    {"convention", {"model_type"}},
-                    {"renormalise", {"norm_topk_prob", "model_type"}, "ffn", {{"mixtral", "yes"}}},
-                    {"softcap", {"attn_logit_softcapping"}},
-                    {"scale", {config_scale}},
-                    // It learns its positions.
-                    {"rotation", {"model_type"}, {}, {{"gpt2", "none"}}},
-                    {"block", {"model_type"}, {}, {{"phi", "parallel"}}},
-                    {"base", {"rope_theta"}},
-                    {"angles", {"rope_type", "type"}, {}, {{"linear", "base"}}},
-                    {"factor", {"factor"}, "angles"},
-                    {"low", {"low_freq_factor"}, "angles"},
-                    {"high", {"high_freq_factor"}, "angles"},
-                    {"context", {"original_max_position_embeddings"}, "angles"}}}};
+       .settings =
+           {act,
+            {"eps", eps},
+            {"convention", {"model_type"}},
+            {"renormalise", {"norm_topk_prob", "model_type"}, "ffn", {{"mixtral", "yes"}}},
+            {"softcap", {"attn_logit_softcapping"}},
+            {"scale", {config_scale}},
+            // It learns its positions.
+            {"rotation", {"model_type"}, {}, {{"gpt2", "none"}}},
+            {"block", {"model_type"}, {}, {{"phi", "parallel"}}},
+            {"base", {"rope_theta"}},
+            {"angles", {"rope_type", "type"}, {}, {{"linear", "base"}, {"default", "base"}}},
+            {"factor", {"factor"}, "angles"},
+            {"low", {"low_freq_factor"}, "angles"},
+            {"high", {"high_freq_factor"}, "angles"},
+            {"context", {"original_max_position_embeddings"}, "angles"}},
+       .is_whole = true}};
   return ops;
 }
 

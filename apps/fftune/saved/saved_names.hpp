@@ -66,6 +66,8 @@ struct SavedOp {
   std::vector<ConfigField> settings;
   /// A model that has this is not of the op: the bias of a norm.
   std::string_view foreign = {};
+  /// All that a layer computes, so that each key of the configuration counts.
+  bool is_whole = false;
 };
 
 const std::vector<SavedOp>& saved_ops();

@@ -129,6 +129,8 @@ void SavedInputs::infer_sizes(std::map<std::string, std::int64_t, std::less<>>& 
 
 ProblemOptions SavedInputs::complete(ProblemOptions given, DeviceKind kind) const {
   if (table_ == nullptr || !model_) return given;
+  if (table_->is_whole && !config_.refusal().empty())
+    fail("{}: {}", options_.weights, config_.refusal());
   const auto is_given = [](const std::map<std::string, std::string>& values,
                            const std::string& name) {
     const auto entry = values.find(name);
@@ -151,14 +153,17 @@ ProblemOptions SavedInputs::complete(ProblemOptions given, DeviceKind kind) cons
 
   const std::string pass = given.pass.empty() ? op_->passes().at(0) : given.pass;
   const auto fields = options_of(*op_, pass);
+  // Whether the op has the value, or no such option.
   const auto set = [&](std::string_view option, const std::string& value) {
     const std::string name(option);
     const auto field = std::find_if(fields.begin(), fields.end(),
                                     [&](const OptionField& each) { return each.name == name; });
-    if (field == fields.end() || is_given(given.options, name)) return;
+    if (field == fields.end() || is_given(given.options, name)) return true;
     const auto& choices = field->choices;
-    if (field->number || std::find(choices.begin(), choices.end(), value) != choices.end())
-      given.options[name] = value;
+    const bool has =
+        field->number || std::find(choices.begin(), choices.end(), value) != choices.end();
+    if (has) given.options[name] = value;
+    return has;
   };
   // Quantised weights stay as they are saved, but for fp8 where the op has that type.
   const auto type = [&]() -> std::optional<DType> {
@@ -190,7 +195,13 @@ ProblemOptions SavedInputs::complete(ProblemOptions given, DeviceKind kind) cons
     if (!needs.empty() && (!is_given(given.options, needs) || given.options[needs] == "none" ||
                            given.options[needs] == "no"))
       continue;
-    if (const auto value = config_.value(field)) set(field.field, *value);
+    const auto value = config_.value(field);
+    // Words of model_type are those of a few models.
+    const bool of_few =
+        std::find(field.keys.begin(), field.keys.end(), "model_type") != field.keys.end();
+    if (value && !set(field.field, *value) && !of_few)
+      fail("config.json has {} {}, which {} does not have: give --{}", config_.key(field), *value,
+           op_->name(), field.field);
   }
 
   if (given.dtypes.empty())
