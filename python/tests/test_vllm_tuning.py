@@ -1,14 +1,14 @@
 """`fftune tune-vllm` searches the problems that the plugin gives to the library, and no others."""
-import importlib
 import json
 import subprocess
 
 import pytest
+import torch
 
 from fftune import _run, tuning
 from fftune.__main__ import tool_environment
 from fftune._library import Plan, tool_path
-from test_vllm_layers import BLOCK, batch_of, model_of, step, stand_in, warm  # noqa: F401
+from test_vllm_layers import BLOCK, batch_of, model_of, packed_llama_of, step, stand_in, warm  # noqa: F401
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
                  "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
@@ -25,29 +25,77 @@ def config_of(kind, tp):
                if kind == "qwen3_moe" else {})}
 
 
-@pytest.mark.parametrize("kind, tp", [*((kind, 1) for kind in ARCHITECTURES), ("llama", 2)])
-def test_every_problem_of_a_step_has_a_record(stand_in, tmp_path, monkeypatch, kind, tp):  # noqa: F811
-    (tmp_path / "config.json").write_text(json.dumps(config_of(kind, tp)))
-    words = ["tune-vllm", tmp_path, "--m", len(REQUESTS), "--tp", tp, "--max-model-len", 3 * BLOCK,
-             "--device", "cpu", "--budget", "3s", "--wait", "0s", "--max-variants", 1, "--parts",
-             "experts,layers", "--out", tmp_path / "presets"]
+def tune(folder, config, tp=1):
+    """Searches briefly what tune-vllm finds for the configuration; the folder of presets."""
+    (folder / "config.json").write_text(json.dumps(config))
+    words = ["tune-vllm", folder, "--m", len(REQUESTS), "--tp", tp, "--max-model-len", 3 * BLOCK,
+             "--device", "cpu", "--budget", "3s", "--wait", "0s", "--max-variants", 1, "--out", folder / "presets"]
     subprocess.run([str(tool_path()), *map(str, words)], env=tool_environment(), check=True,
                    capture_output=True)
-    monkeypatch.setenv("FFTUNE_PRESETS", str(tmp_path / "presets"))
-    tuning.forget_plans()
-    model = warm(model_of(stand_in, kind, tp=tp))
+    return folder / "presets"
+
+
+def problems_of_step(model):
+    """Those that a step of the warm model gives to the library, each with its plan's description."""
     found = {}
     with _run.listening(found):
         step(model, *batch_of(model, REQUESTS))
-    ops = {problem["op"] for _, problem in found.values()}
-    for text, (device, problem) in found.items():
-        described = Plan(device, problem).describe()
+    return [(problem, Plan(device, problem).describe()) for device, problem in found.values()]
+
+
+@pytest.mark.parametrize("kind, tp", [*((kind, 1) for kind in ARCHITECTURES), ("llama", 2)])
+def test_every_problem_of_a_step_has_a_record(stand_in, tmp_path, monkeypatch, kind, tp):  # noqa: F811
+    monkeypatch.setenv("FFTUNE_PRESETS", str(tune(tmp_path, config_of(kind, tp), tp)))
+    tuning.forget_plans()
+    found = problems_of_step(warm(model_of(stand_in, kind, tp=tp)))
+    for problem, described in found:
         if problem["op"] == "layer":  # the records of its parts serve
             assert described["reason"].endswith(
                 "records of attn_norm, qkv, attention, out, ffn_norm, ffn"), described["reason"]
         else:
-            assert described["preset"] and described["preset"]["exact_shape"], text
+            assert described["preset"] and described["preset"]["exact_shape"], problem
     written = {path.stem for path in (tmp_path / "presets").glob("*/*.json")}
-    assert written >= ops - {"layer"}
+    assert written >= {problem["op"] for problem, _ in found} - {"layer"}
     assert written >= {"qkv", "attention", "linear", "rmsnorm"}
     assert (kind == "qwen3_moe") == ("moe-route" in written)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+
+
+@pytest.mark.parametrize("quantisation", [GPTQ, AWQ], ids=lambda config: config["quant_method"])
+def test_packed_layers_have_records(stand_in, tmp_path, monkeypatch, quantisation):  # noqa: F811
+    config = config_of("llama", 1) | {"quantization_config": quantisation}
+    monkeypatch.setenv("FFTUNE_PRESETS", str(tune(tmp_path, config)))
+    tuning.forget_plans()
+    model = warm(packed_llama_of(stand_in, zeros=quantisation is AWQ))
+    found = {problem["op"]: described for problem, described in problems_of_step(model)}
+    assert found.keys() == {"layer", "rmsnorm"}  # and the norm behind all layers
+    assert found["layer"]["reason"].endswith("records of attn_norm, qkv, attention, out, ffn_norm, ffn"), found
+    assert found["rmsnorm"]["preset"]["exact_shape"]
+    # Other batches run the network as one op.
+    found, network = {}, model.layers[0].mlp
+    with _run.listening(found):
+        network(torch.randn(len(REQUESTS), 64).bfloat16())
+    (device, problem), = found.values()
+    assert problem["op"] == "ffn" and Plan(device, problem).describe()["preset"]["exact_shape"]
+
+
+@pytest.mark.parametrize("changes", [{"quantization_config": GPTQ | {"desc_act": True}},
+                                     {"quantization_config": AWQ, "tp": 2}], ids=["order", "tp"])
+def test_packed_linears_alone_have_records(tmp_path, monkeypatch, changes):
+    """Where layers stay vLLM's, each linear layer is one op."""
+    from fftune import ops
+    from test_vllm_layers import packed_of
+
+    changes = dict(changes)
+    tp, own = changes.pop("tp", 1), changes["quantization_config"]
+    monkeypatch.setenv("FFTUNE_PRESETS", str(tune(tmp_path, config_of("llama", tp) | changes, tp)))
+    tuning.forget_plans()
+    for n, k in ((128, 64), (64, 64), (192, 64), (64, 96)):  # q, k and v; the output; gate and up; down
+        packed, found = packed_of((n, k), zeros=own is AWQ), {}
+        with _run.listening(found):
+            ops.linear(torch.randn(len(REQUESTS), k).bfloat16(), packed)
+        (device, problem), = found.values()
+        assert Plan(device, problem).describe()["preset"]["exact_shape"], problem

@@ -168,7 +168,11 @@ TEST_CASE("a model that stays vLLM's is an error with the reason") {
   CHECK(error_of(R"({"architectures": ["GemmaForCausalLM"]})") ==
         start + "GemmaForCausalLM is not Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE");
   CHECK(reason(llama, R"("quantization_config": {"quant_method": "awq"})") ==
+        start +
+            "quantised weights; linear layers stay vLLM's: weights of an unknown number of bits");
+  CHECK(reason(llama, R"("quantization_config": {"quant_method": "bitsandbytes"})") ==
         start + "quantised weights");
+  CHECK(reason(llama, R"("is_causal": false)") == start + "attention that is not causal");
   CHECK(reason(llama, R"("dtype": "float16")") == start + "elements of float16");
   CHECK(reason(llama, R"("mlp_bias": true)") == start + "biases of the network");
   CHECK(reason(llama, R"("hidden_act": "gelu")") == start + "the activation gelu");
@@ -176,10 +180,168 @@ TEST_CASE("a model that stays vLLM's is an error with the reason") {
   mistral.replace(mistral.find("Llama"), 5, "Mistral");
   CHECK(error_of(mistral).empty());
   CHECK(reason(mistral, R"("sliding_window": 4096)") == start + "a sliding window");
-  CHECK(error_of(llama, {.layers = false}) ==
+  CHECK(error_of(llama, {.layers = false, .int4_linears = false}) ==
         "there is nothing to search: LlamaForCausalLM has no experts");
   CHECK(reason(mixture, R"("swiglu_limit": 7.0, "dtype": "float16")") ==
-        start + "elements of float16; experts stay vLLM's: a clamped activation and biases");
+        start + "elements of float16; experts stay vLLM's: a clamped activation, or biases");
+}
+
+TEST_CASE("sizes of experts are found by the names that configurations use") {
+  using Case = std::pair<const char*, const char*>;  // a configuration, and the sizes
+  for (const auto& [fields, sizes] :
+       {Case(R"("architectures": ["Gemma4ForConditionalGeneration"], "text_config": {
+            "model_type": "gemma4_text", "hidden_size": 2816, "intermediate_size": 2112,
+            "moe_intermediate_size": 704, "num_experts": 128, "top_k_experts": 8,
+            "enable_moe_block": true, "hidden_activation": "gelu_pytorch_tanh"})",
+             "act=gelu-tanh gate-up=halves routing=uniform d=2816 experts=128 h=704 m=1 top-k=8"),
+        Case(R"("architectures": ["HunYuanMoEV1ForCausalLM"], "hidden_size": 4096,
+            "intermediate_size": 3072, "moe_intermediate_size": [3072, 3072], "num_experts": 64,
+            "moe_topk": [8, 8], "hidden_act": "silu")",
+             "act=silu gate-up=halves routing=uniform d=4096 experts=64 h=3072 m=1 top-k=8"),
+        Case(R"("architectures": ["Ernie4_5_MoeForCausalLM"], "hidden_size": 2560,
+            "intermediate_size": 12288, "moe_intermediate_size": 1536, "moe_num_experts": 64,
+            "moe_k": 6)",
+             "act=silu gate-up=halves routing=uniform d=2560 experts=64 h=1536 m=1 top-k=6"),
+        Case(R"("architectures": ["DbrxForCausalLM"], "d_model": 6144, "ffn_config": {
+            "ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4,
+            "ffn_act_fn": {"name": "silu"}})",
+             "act=silu gate-up=halves routing=uniform d=6144 experts=16 h=10752 m=1 top-k=4"),
+        Case(R"("architectures": ["Qwen3OmniMoeForConditionalGeneration"], "hidden_size": 7,
+            "thinker_config": {"text_config": {"hidden_size": 2048, "moe_intermediate_size": 768,
+            "num_experts": 128, "num_experts_per_tok": 8}})",
+             "act=silu gate-up=halves routing=uniform d=2048 experts=128 h=768 m=1 top-k=8"),
+        Case(R"("architectures": ["LongcatFlashForCausalLM"], "hidden_size": 6144,
+            "ffn_hidden_size": 12288, "expert_ffn_hidden_size": 2048, "n_routed_experts": 512,
+            "moe_topk": 12)",
+             "act=silu gate-up=halves routing=uniform d=6144 experts=512 h=2048 m=1 top-k=12")}) {
+    CAPTURE(fields);
+    const auto found = problems_of("{" + std::string(fields) + "}", {.tokens = {1}});
+    CHECK(texts(found) == std::vector<std::string>{std::string("moe-ffn/fwd bf16 ") + sizes});
+  }
+  // Experts of two kinds, as ERNIE 4.5 has for text and for vision.
+  CHECK(texts(problems_of(R"({"architectures": ["Ernie4_5_VLMoeForConditionalGeneration"],
+      "text_config": {"hidden_size": 2560, "moe_intermediate_size": [1536, 512], "moe_k": 6,
+      "moe_num_experts": 64}})",
+                          {.tokens = {1}}))
+            .size() == 2);
+  CHECK(error_of(R"({"architectures": ["NemotronHForCausalLM"], "hidden_size": 4096,
+      "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
+      "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu"})")
+            .find("experts stay vLLM's: the activation relu2") != std::string::npos);
+  // A dense Gemma 4, and HunYuan's one expert.
+  for (const char* fields : {R"("num_experts": 128, "top_k_experts": 8, "enable_moe_block": false)",
+                             R"("num_experts": 1, "moe_topk": 1)", R"("num_experts": null)"})
+    CHECK_FALSE(has(problems_of(with(llama, fields)), "moe-ffn"));
+  CHECK(error_of(with(llama, R"("num_experts": 8)"))
+            .find("num_experts_per_tok or num_experts_per_token or top_k_experts") == 0);
+}
+
+TEST_CASE("the part for text is found within a model with vision, with the root's architecture") {
+  const std::string_view sizes(std::string_view(llama).substr(std::string_view(llama).find(',')));
+  const std::string text = R"({"model_type": "llama")" + std::string(sizes);
+  REQUIRE(text.find("architectures") == std::string::npos);
+  const auto in = [&](const std::string& root) {
+    return problems_of("{" + root + R"(, "text_config": )" + text + "}", {.tokens = {1}});
+  };
+  const auto plain = texts(problems_of(llama, {.tokens = {1}}));
+  CHECK(texts(in(R"("architectures": ["LlamaForCausalLM"])")) == plain);
+  // vLLM runs LLaVA's by its Llama.
+  CHECK(texts(in(R"("architectures": ["LlavaForConditionalGeneration"])")) == plain);
+  CHECK(error_of(R"({"architectures": ["Qwen2VLForConditionalGeneration"], "text_config":
+      {"architectures": ["Qwen2ForCausalLM"], "rope_scaling": {"mrope_section": [16, 24, 24]}}})")
+            .find("angles of several kinds of positions") != std::string::npos);
+}
+
+TEST_CASE("elements are of the type that vLLM computes in") {
+  for (const char* dtype : {R"("float32")", "null", R"("bfloat16")"})
+    CHECK(error_of(with(llama, std::string(R"("torch_dtype": )") + dtype)).empty());
+  CHECK(error_of(with(mixture, R"("dtype": "float16")"), {.layers = false}) ==
+        "there is nothing to search: experts stay vLLM's: elements of float16");
+  CHECK(error_of(with(mixture, R"("dtype": "float16", "text_config": {"dtype": "bfloat16"})"))
+            .find("elements of float16") != std::string::npos);
+}
+
+TEST_CASE("layers of 4-bit weights are searched as the plugin runs them") {
+  const auto quantised = [&](const std::string& config, const std::string& more = "") {
+    return with(llama, R"("quantization_config": {)" + config + "}" + more);
+  };
+  const std::string gptq =
+      R"("quant_method": "gptq", "bits": 4, "group_size": 128, "sym": true, "desc_act": false)";
+  const auto found = problems_of(quantised(gptq));
+  CHECK(found.left_alone.empty());
+  // Decoding runs the parts of `layer`, and other batches linear layers and networks.
+  CHECK(has(found, "qkv/fwd bf16 cache=yes "));
+  CHECK(has(found, "linear/fwd bf16 residual=yes weights=int4 k=4096 m=1 n=4096"));
+  CHECK(has(found, "ffn/fwd bf16 act=silu residual=yes weights=int4 d=4096 h=14336 m=1"));
+  CHECK(has(found, "linear/fwd bf16 weights=int4 k=4096 m=1024 n=6144"));
+  CHECK(has(found, "ffn/fwd bf16 act=silu weights=int4 d=4096 h=14336 m=1024"));
+  CHECK_FALSE(has(found, "n=28672"));
+  for (const std::string& text : texts(found))
+    CHECK((text.find(" weights=int4 ") != text.npos) ==
+          !(text.starts_with("attention") || text.starts_with("rmsnorm")));
+  // Linear layers alone: in float16, under tensor parallelism, in the order of activations.
+  for (const auto& [config, serving] :
+       {std::pair(quantised(gptq, R"(, "dtype": "float16")"), VllmServing{}),
+        std::pair(quantised(gptq), VllmServing{.tensor_parallel = 2}),
+        std::pair(quantised(gptq + R"(, "dynamic": {"a": {"bits": 8}})"), VllmServing{}),
+        std::pair(with(llama, R"("quantization_config": {"quant_method": "gptq", "bits": 4,
+            "group_size": 128, "desc_act": true})"),
+                  VllmServing{})}) {
+    const auto linears = problems_of(config, serving);
+    REQUIRE(linears.ops.size() == 1);
+    CHECK(linears.ops.front().op->name() == "linear");
+    CHECK(linears.left_alone.size() == 1);
+    CHECK(has(linears, serving.tensor_parallel == 2 ? "n=14336" : "n=28672"));
+  }
+  CHECK(has(problems_of(quantised(gptq, R"(, "dtype": "float16")")), "linear/fwd fp16 "));
+  CHECK(has(problems_of(quantised(
+                R"("quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true)")),
+            "linear/fwd bf16 weights=int4 zeros=yes k=4096 m=1024 n=6144"));
+  const std::string compressed =
+      R"("quant_method": "compressed-tensors", "config_groups": {"group_0":
+      {"targets": ["Linear"], "weights": {"num_bits": BITS, "type": "int", "symmetric": true,
+      "strategy": "channel", "group_size": null}, "input_activations": null}})";
+  const auto of_bits = [&](const std::string& bits) {
+    return quantised(std::string(compressed).replace(compressed.find("BITS"), 4, bits));
+  };
+  CHECK(has(problems_of(of_bits("4")), "linear/fwd bf16 group=row weights=int4 k=4096 m=1024"));
+  // compression_config, the older name.
+  auto older = of_bits("4");
+  older.replace(older.find("quantization_config"), 19, "compression_config");
+  CHECK(has(problems_of(older), "linear/fwd bf16 group=row weights=int4 k=4096 m=1024"));
+  CHECK(error_of(of_bits("8")).find("weights of 8 bits, which --parts linears turns on") !=
+        std::string::npos);
+  CHECK(has(problems_of(of_bits("8"), {.linears = true}), "weights=int8 k=4096 m=1024 n=6144"));
+  for (const auto& [config, reason] :
+       {std::pair<std::string, const char*>{
+            R"("quant_method": "gptq", "bits": 4, "group_size": 128, "sym": false)",
+            "zero points of gptq"},
+        {R"("quant_method": "gptq", "bits": 4, "group_size": 256)", "groups of 256 inputs"},
+        {R"("quant_method": "gptq", "bits": 3, "group_size": 128)", "weights of 3 bits"}})
+    CHECK(error_of(quantised(config)).find(std::string("linear layers stay vLLM's: ") + reason) !=
+          std::string::npos);
+  // Mixtures: the experts of 4 bits stay vLLM's.
+  const auto of_mixture = problems_of(with(mixture, R"("quantization_config": {)" + gptq + "}"));
+  CHECK(of_mixture.ops.size() == 1);
+  CHECK(of_mixture.left_alone.size() == 2);
+}
+
+TEST_CASE("fp8 blocks of experts are found at every level, by both methods") {
+  const char* const blocks[] = {
+      R"({"quant_method": "fp8", "weight_block_size": [128, 128]})",
+      R"({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0":
+          {"weights": {"num_bits": 8, "type": "float", "strategy": "block",
+          "block_structure": [128, 128]}, "input_activations": {"num_bits": 8, "type": "float",
+          "strategy": "group", "group_size": 128, "dynamic": true}}}})"};
+  for (const std::string own : blocks)
+    for (const auto& config :
+         {with(mixture, R"("quantization_config": )" + own),
+          R"({"architectures": ["Qwen3VLMoeForConditionalGeneration"], "text_config": )" +
+              with(mixture, R"("quantization_config": )" + own) + "}"})
+      CHECK(has(problems_of(config, {.tokens = {1}}),
+                "moe-ffn/fwd fp8 act=silu gate-up=halves routing=uniform scales=block"));
+  CHECK(error_of(with(mixture, R"("quantization_config": {"quant_method": "fp8"})"))
+            .find("experts stay vLLM's: weights quantised by fp8") != std::string::npos);
 }
 
 TEST_CASE("a configuration that is none names the field") {
@@ -211,7 +373,13 @@ TEST_CASE("tune-vllm lists the problems, and searches them into one folder") {
     CHECK(searched.out.find(std::string("/") + op + ".json") != std::string::npos);
   const auto refused = sandbox.fftune("tune-vllm no-such.json");
   CHECK(refused.code == 2);
-  CHECK(refused.err == "fftune: no-such.json: cannot be read: No such file or directory\n");
+  CHECK(refused.err ==
+        "fftune: no-such.json: this path does not exist: tune-vllm takes the config.json of a "
+        "model, or the folder that has it; it downloads nothing\n");
+  CHECK(sandbox.fftune("tune-vllm meta-llama/Llama-3.2-1B").code == 2);
+  const auto empty = sandbox.fftune("tune-vllm /usr");
+  CHECK(empty.code == 2);
+  CHECK(empty.err.find("fftune: /usr: the folder has no config.json") == 0);
   CHECK(sandbox.fftune("tune-vllm . --list --block-size 48").code == 2);
   CHECK(sandbox.fftune("tune-vllm . --list --parts heads").code == 2);
   CHECK(sandbox.fftune("tune-vllm . --list --m 3 --every-graph").code == 2);

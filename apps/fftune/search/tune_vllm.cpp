@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "apps/fftune/command_line/command.hpp"
@@ -27,7 +29,7 @@ struct TuneVllmOptions {
   std::string block_size = "16";
   std::string max_num_seqs = "1024";
   std::string tokens;
-  std::string parts = "experts,layers";
+  std::string parts = "experts,layers,int4-linears";
   bool every_graph = false;
   bool batch_invariant = false;
   bool list = false;
@@ -50,12 +52,20 @@ VllmServing serving_of(const TuneVllmOptions& options) {
   if (!options.tokens.empty()) serving.tokens = parse_whole_list(options.tokens, "--m", 1, most);
   serving.every_graph = options.every_graph;
   serving.batch_invariant = options.batch_invariant;
-  serving.experts = serving.layers = serving.prompts = false;
+  const std::pair<const char*, bool*> parts[] = {{"experts", &serving.experts},
+                                                 {"layers", &serving.layers},
+                                                 {"int4-linears", &serving.int4_linears},
+                                                 {"linears", &serving.linears},
+                                                 {"prompts", &serving.prompts}};
+  std::vector<std::string> known;
+  for (const auto& [name, wanted] : parts) {
+    known.emplace_back(name);
+    *wanted = false;
+  }
   for (const std::string& part : parse_words(options.parts, "--parts")) {
-    check_choice(part, "--parts", {"experts", "layers", "prompts"});
-    (part == "experts"  ? serving.experts
-     : part == "layers" ? serving.layers
-                        : serving.prompts) = true;
+    check_choice(part, "--parts", known);
+    for (const auto& [name, wanted] : parts)
+      if (part == name) *wanted = true;
   }
   if (serving.prompts && !serving.layers)
     throw Error(ErrorKind::invalid_input,
@@ -66,7 +76,17 @@ VllmServing serving_of(const TuneVllmOptions& options) {
 /// The path, or config.json in the folder that it names.
 VllmProblems read_problems(const Catalog& catalog, std::filesystem::path path,
                            const VllmServing& serving, DeviceKind kind) {
-  if (std::filesystem::is_directory(path)) path /= "config.json";
+  std::error_code unknown;
+  if (!std::filesystem::exists(path, unknown))
+    throw Error(ErrorKind::io,
+                fmt::format("{}: this path does not exist: tune-vllm takes the config.json of a "
+                            "model, or the folder that has it; it downloads nothing",
+                            path.string()));
+  if (std::filesystem::is_directory(path, unknown)) path /= "config.json";
+  if (!std::filesystem::exists(path, unknown))
+    throw Error(ErrorKind::io, fmt::format("{}: the folder has no config.json: give the folder of "
+                                           "a model as transformers saves it",
+                                           path.parent_path().string()));
   try {
     return vllm_problems(catalog, parse_json(read_whole_file(path)), serving, kind);
   } catch (const Error& error) {
@@ -117,7 +137,7 @@ void add_tune_vllm(CommandLine& line) {
             group)
       .excludes = "--m";
   command.option("--parts LIST", options->parts,
-                 "parts that FFTUNE_VLLM turns on (default: experts,layers)", group);
+                 "parts that FFTUNE_VLLM turns on (default: experts,layers,int4-linears)", group);
   command.flag("--batch-invariant", options->batch_invariant,
                "what it runs with VLLM_BATCH_INVARIANT=1", group);
   command.flag("--list", options->list, "print the problems, and search nothing", group);

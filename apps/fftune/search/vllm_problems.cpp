@@ -4,13 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <initializer_list>
 #include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "core/error.hpp"
+#include "safetensors/model_config.hpp"
 
 namespace fftune::tool {
 namespace {
@@ -28,47 +29,65 @@ constexpr std::int64_t scale_block = 128;  // rows and columns of a weight with 
   throw Error(ErrorKind::invalid_input, why);
 }
 
-/// Fields of a configuration; null counts as absent.
+using config_names::Names;
+
+/// Fields of a configuration and of the part for text within it; null counts as absent.
 class Config {
  public:
-  explicit Config(const JsonValue& object) : object_(object) {}
+  explicit Config(std::vector<const JsonValue*> levels) : levels_(std::move(levels)) {}
 
-  const JsonValue* find(std::string_view name) const {
-    const JsonValue* const found = object_.find(name);
-    return found != nullptr && found->get_if<std::nullptr_t>() == nullptr ? found : nullptr;
+  const JsonValue* find(std::string_view name) const { return find_in(levels_, name); }
+  /// The first of these names that is there, with its name; null if none is.
+  std::pair<std::string_view, const JsonValue*> first(const Names& names) const {
+    for (const std::string_view name : names)
+      if (const JsonValue* const found = find(name)) return {name, found};
+    return {"", nullptr};
   }
-  /// The first of these names that is there; nothing if none is.
-  std::optional<std::int64_t> whole_if_any(std::initializer_list<std::string_view> names) const {
-    for (const std::string_view name : names) {
-      const JsonValue* const found = find(name);
-      if (found == nullptr) continue;
-      const auto* const value = found->get_if<std::int64_t>();
-      if (value == nullptr || *value < 1 || *value > std::int64_t{1} << 30)
-        fail(fmt::format("{}: expected a whole number from 1, found {}", name, json_brief(*found)));
-      return *value;
-    }
-    return std::nullopt;
+  std::optional<std::int64_t> whole_if_any(const Names& names) const {
+    const auto [name, found] = first(names);
+    if (found == nullptr) return std::nullopt;
+    return number(name, *found);
   }
-  std::int64_t whole(std::initializer_list<std::string_view> names) const {
+  std::int64_t whole(const Names& names) const {
     if (const auto found = whole_if_any(names)) return *found;
-    fail(fmt::format("{} is missing: give the config.json of a language model",
-                     fmt::join(names, " or ")));
+    fail(fmt::format("{} is missing: give the config.json of a language model", names.front()));
   }
-  bool flag(std::string_view name, bool otherwise = false) const {
-    const JsonValue* const found = find(name);
+  /// One number for all layers, or a list with one for each layer or kind of experts.
+  std::vector<std::int64_t> wholes(const Names& names) const {
+    const auto [name, found] = first(names);
+    if (found == nullptr) return {};
+    const auto* const list = found->get_if<JsonValue::Array>();
+    if (list == nullptr) return {number(name, *found)};
+    std::vector<std::int64_t> all;
+    for (const JsonValue& each : *list) all.push_back(number(name, each));
+    return all;
+  }
+  bool flag(const Names& names, bool otherwise = false) const {
+    const auto [name, found] = first(names);
     if (found == nullptr) return otherwise;
     if (const bool* const value = found->get_if<bool>()) return *value;
     fail(fmt::format("{}: expected true or false, found {}", name, json_brief(*found)));
   }
-  std::string text(std::string_view name, std::string otherwise) const {
-    const JsonValue* const found = find(name);
+  std::string text(const Names& names, std::string otherwise) const {
+    const auto [name, found] = first(names);
     if (found == nullptr) return otherwise;
     if (const auto* const value = found->get_if<std::string>()) return *value;
     fail(fmt::format("{}: expected a text, found {}", name, json_brief(*found)));
   }
+  /// Of the outermost that has one, as vLLM takes it.
+  Config from_outside() const { return Config({levels_.rbegin(), levels_.rend()}); }
+  const JsonValue& root() const { return *levels_.front(); }
+  const JsonValue& innermost() const { return *levels_.back(); }
 
  private:
-  const JsonValue& object_;
+  static std::int64_t number(std::string_view name, const JsonValue& found) {
+    const auto* const value = found.get_if<std::int64_t>();
+    if (value == nullptr || *value < 1 || *value > std::int64_t{1} << 30)
+      fail(fmt::format("{}: expected a whole number from 1, found {}", name, json_brief(found)));
+    return *value;
+  }
+
+  std::vector<const JsonValue*> levels_;
 };
 
 std::int64_t slice(std::string_view what, std::int64_t whole, std::int64_t devices) {
@@ -104,7 +123,8 @@ class Problems {
     for (const std::int64_t tokens : tokens_(batches)) {
       Problem problem{op_name, "fwd", dtype, sizes, options};
       problem.sizes[count] = tokens;
-      if (batches == Batches::prompts)
+      // Attention counts the rows of all prompts.
+      if (count == std::string_view("s"))
         problem.sizes["b"] = std::max<std::int64_t>(tokens / tokens_of_prompt, 1);
       // The others have one way to compute a token.
       if (serving_.batch_invariant && has_option(op, "batch-invariant"))
@@ -140,164 +160,423 @@ class Problems {
   std::vector<SearchedOp> ops_;
 };
 
-/// The kind of a model's weights: unquantised, fp8 with scales of blocks, or another.
+/// How a model's weights are quantised, as the plugin sees it.
 struct Quantisation {
-  bool any = false;
-  bool fp8_blocks = false;
-  std::string name;
+  enum class Kind { none, integers, fp8_blocks, other } kind = Kind::none;
+  std::string name;        // for people
+  std::int64_t bits = 4;   // of integers
+  std::int64_t group = 0;  // inputs with one scale; 0: all
+  bool zeros = false;      // zero points of each group
+  bool ordered = false;    // inputs in the order of activations
+  std::string unfit = {};  // why no linear layer is fftune's; empty: they are
+  bool differs = false;    // some layers have other settings
 };
 
+/// The settings of integers in an object of the configuration.
+Quantisation integers_of(const Config& own, std::string name, bool symmetric) {
+  Quantisation found{.kind = Quantisation::Kind::integers, .name = std::move(name)};
+  found.bits = own.whole_if_any({"bits", "w_bit", "num_bits"}).value_or(0);
+  found.zeros = !symmetric;
+  const JsonValue* const group = own.find("group_size");
+  const auto* const size = group ? group->get_if<std::int64_t>() : nullptr;
+  found.group = size != nullptr && *size > 0 ? *size : 0;
+  found.ordered = own.flag({"desc_act"});
+  if (found.bits == 0)
+    found.unfit = "weights of an unknown number of bits";
+  else if (!(found.bits == 4 || (found.bits == 8 && symmetric)))
+    found.unfit =
+        fmt::format("weights of {} bits{}", found.bits, symmetric ? "" : " with zero points");
+  else if (found.group != 0 && found.group != 32 && found.group != 64 && found.group != 128)
+    found.unfit = fmt::format("groups of {} inputs", found.group);
+  return found;
+}
+
+bool is_block(const JsonValue* field) {
+  const auto* const extents = field ? field->get_if<JsonValue::Array>() : nullptr;
+  return extents != nullptr && extents->size() == 2 &&
+         std::all_of(extents->begin(), extents->end(), [](const JsonValue& extent) {
+           const auto* const value = extent.get_if<std::int64_t>();
+           return value != nullptr && *value == scale_block;
+         });
+}
+
+/// compressed-tensors: the weights of its groups of layers, if these are alike.
+Quantisation compressed_of(const Config& own) {
+  Quantisation found{.kind = Quantisation::Kind::other, .name = "compressed-tensors"};
+  const JsonValue* const groups = own.find("config_groups");
+  const auto* const all = groups ? groups->get_if<JsonValue::Object>() : nullptr;
+  if (all == nullptr || all->empty()) return found;
+  std::set<std::string> kinds;
+  for (const auto& [name, group] : *all) {
+    const JsonValue* const weights = group.find("weights");
+    if (weights == nullptr) return found;
+    kinds.insert(json_line(*weights));
+  }
+  found.differs = kinds.size() > 1;
+  if (found.differs) return found;
+  const JsonValue& group = all->front().second;
+  const Config weights({group.find("weights")});
+  const JsonValue* const inputs = group.find("input_activations");
+  const bool rounds = inputs != nullptr && inputs->get_if<JsonValue::Object>();
+  const std::string type = weights.text({"type"}, "int");
+  if (type == "int" && !rounds)
+    return integers_of(weights, found.name, weights.flag({"symmetric"}, true));
+  if (type == "float" && rounds && is_block(weights.find("block_structure")))
+    found.kind = Quantisation::Kind::fp8_blocks;
+  return found;
+}
+
 Quantisation quantisation_of(const Config& config) {
-  const JsonValue* const found = config.find("quantization_config");
+  const JsonValue* const found = quantisation_config(config.root());
   if (found == nullptr) return {};
-  const Config own(*found);
-  Quantisation quantisation{.any = true, .name = own.text("quant_method", "an unknown method")};
-  const JsonValue* const block = own.find("weight_block_size");
-  const auto* const extents = block ? block->get_if<JsonValue::Array>() : nullptr;
-  quantisation.fp8_blocks =
-      quantisation.name == "fp8" && extents != nullptr && extents->size() == 2 &&
-      std::all_of(extents->begin(), extents->end(), [](const JsonValue& extent) {
-        const auto* const value = extent.get_if<std::int64_t>();
-        return value != nullptr && *value == scale_block;
-      });
-  return quantisation;
+  const Config own({found});
+  const std::string method = own.text({"quant_method"}, "an unknown method");
+  if (method == "gptq") {
+    Quantisation integers = integers_of(own, method, own.flag({"sym"}, true));
+    // vLLM's kernels have no zero points of GPTQ.
+    if (integers.zeros && integers.unfit.empty()) integers.unfit = "zero points of gptq";
+    const JsonValue* const dynamic = own.find("dynamic");
+    integers.differs = dynamic != nullptr && dynamic->size() > 0;
+    return integers;
+  }
+  if (method == "awq") return integers_of(own, method, !own.flag({"zero_point"}, true));
+  if (method == "compressed-tensors") return compressed_of(own);
+  Quantisation other{.kind = Quantisation::Kind::other, .name = method};
+  if (method == "fp8" && is_block(own.find("weight_block_size")))
+    other.kind = Quantisation::Kind::fp8_blocks;
+  return other;
 }
 
 /// The architectures whose layers the plugin knows.
-enum class Architecture { other, llama, qwen2, qwen3, qwen3_moe };
+enum class Architecture { other, llama, mistral, qwen2, qwen3, qwen3_moe };
 
-Architecture architecture_of(const std::string& name) {
-  static const std::map<std::string, Architecture> known{
-      {"LlamaForCausalLM", Architecture::llama},
-      {"MistralForCausalLM", Architecture::llama},
-      {"Qwen2ForCausalLM", Architecture::qwen2},
-      {"Qwen3ForCausalLM", Architecture::qwen3},
-      {"Qwen3MoeForCausalLM", Architecture::qwen3_moe}};
-  const auto found = known.find(name);
-  return found == known.end() ? Architecture::other : found->second;
-}
+struct KnownArchitecture {
+  std::string_view name, type;  // in architectures, and as the model_type of a part for text
+  Architecture architecture = Architecture::other;
+};
+constexpr KnownArchitecture known_architectures[] = {
+    {"LlamaForCausalLM", "llama", Architecture::llama},
+    {"MistralForCausalLM", "mistral", Architecture::mistral},
+    {"Qwen2ForCausalLM", "qwen2", Architecture::qwen2},
+    {"Qwen3ForCausalLM", "qwen3", Architecture::qwen3},
+    {"Qwen3MoeForCausalLM", "qwen3_moe", Architecture::qwen3_moe}};
 
-std::string architecture_name(const Config& config) {
-  const JsonValue* const all = config.find("architectures");
+std::optional<std::string> architecture_in(const JsonValue& level) {
+  const JsonValue* const all = level.find("architectures");
   const auto* const names = all ? all->get_if<JsonValue::Array>() : nullptr;
   const auto* const name =
       names && !names->empty() ? names->front().get_if<std::string>() : nullptr;
-  if (name == nullptr)
-    fail("architectures is missing: give the config.json of a model as it is saved");
-  return *name;
+  return name == nullptr ? std::nullopt : std::optional(*name);
+}
+
+/// The architecture that vLLM runs: the root's. A part for text may have none.
+std::string architecture_name(const Config& config) {
+  for (const JsonValue* const level : {&config.root(), &config.innermost()})
+    if (const auto name = architecture_in(*level)) return *name;
+  fail("architectures is missing: give the config.json of a model as it is saved");
+}
+
+/// The architecture of the language model. One with vision or sound has its part for text run by
+/// vLLM's model of that type.
+Architecture architecture_of(const Config& config) {
+  const std::string root = architecture_name(config);
+  const bool is_part = &config.root() != &config.innermost();
+  const std::string inner = is_part ? architecture_in(config.innermost()).value_or("") : "";
+  const auto* const field = is_part ? config.innermost().find("model_type") : nullptr;
+  const auto* const type = field ? field->get_if<std::string>() : nullptr;
+  for (const std::string& name : {root, inner})
+    for (const KnownArchitecture& known : known_architectures)
+      if (known.name == name) return known.architecture;
+  if (type != nullptr && inner.empty())
+    for (const KnownArchitecture& known : known_architectures)
+      if (known.type == *type) return known.architecture;
+  return Architecture::other;
+}
+
+/// Elements as vLLM computes with them: float32 models run in bfloat16.
+std::string element_type(const Config& config) {
+  const std::string name = config.from_outside().text({"dtype", "torch_dtype"}, "float32");
+  const std::string type = config.text({"model_type"}, "");
+  // vLLM has these in no float16.
+  constexpr std::string_view unstable[] = {"gemma2", "gemma3", "gemma3_text", "glm4"};
+  const bool is_unstable =
+      std::find(std::begin(unstable), std::end(unstable), type) != std::end(unstable);
+  return name == "float32" || (name == "float16" && is_unstable) ? "bfloat16" : name;
 }
 
 struct Experts {
-  std::int64_t count = 0, choices = 0, h = 0;
+  std::int64_t count = 0, choices = 0, d = 0, h = 0;
+
+  bool operator==(const Experts&) const = default;
 };
 
-std::optional<Experts> experts_of(const Config& config) {
-  const auto count = config.whole_if_any({"num_experts", "num_local_experts", "n_routed_experts"});
-  if (!count) return std::nullopt;
-  return Experts{*count, config.whole({"num_experts_per_tok"}),
-                 config.whole({"moe_intermediate_size", "intermediate_size"})};
+/// The kinds of experts that a model has: where a configuration lists numbers for each layer, or
+/// for each kind, several. Empty for a model without mixtures.
+std::vector<Experts> experts_of(const Config& config) {
+  const auto counts = config.wholes(config_names::experts);
+  // Gemma 4 has the fields in dense models too. One expert is a network.
+  if (counts.empty() || *std::max_element(counts.begin(), counts.end()) == 1 ||
+      !config.flag({"enable_moe_block"}, true) || !config.flag({"is_moe"}, true))
+    return {};
+  const auto choices = config.wholes(config_names::experts_per_token);
+  if (choices.empty())
+    fail(fmt::format("{} is missing: it is the number of experts for a token",
+                     fmt::join(config_names::experts_per_token, " or ")));
+  auto widths = config.wholes(config_names::expert_features);
+  if (widths.empty()) widths = {config.whole(config_names::network_features)};
+  const std::int64_t d = config.whole_if_any(config_names::expert_inputs)
+                             .value_or(config.whole(config_names::features));
+  std::vector<Experts> all;
+  for (std::size_t i = 0; i < std::max({counts.size(), choices.size(), widths.size()}); ++i) {
+    const auto at = [&](const std::vector<std::int64_t>& values) {
+      return values[std::min(i, values.size() - 1)];
+    };
+    const Experts kind{at(counts), at(choices), d, at(widths)};
+    if (std::find(all.begin(), all.end(), kind) == all.end()) all.push_back(kind);
+  }
+  return all;
 }
 
-/// The name that fftune has for an activation; empty: none.
+std::string activation_word(const Config& config) {
+  return config.text(config_names::activation, "silu");
+}
+
+/// The name that fftune has for an activation with a gate; empty: none.
 std::string activation_of(const Config& config) {
-  static const std::map<std::string, std::string> known{
-      {"silu", "silu"}, {"gelu", "gelu"}, {"gelu_pytorch_tanh", "gelu-tanh"}};
-  const auto found = known.find(config.text("hidden_act", "silu"));
+  static const std::map<std::string, std::string> known{{"silu", "silu"},
+                                                        {"swish", "silu"},
+                                                        {"gelu", "gelu"},
+                                                        {"gelu_pytorch_tanh", "gelu-tanh"},
+                                                        {"gelu_tanh", "gelu-tanh"}};
+  const auto found = known.find(activation_word(config));
   return found == known.end() ? "" : found->second;
+}
+
+/// Whether a field has a number or a list of them.
+bool has_any(const Config& config, const Names& names) {
+  return config.first(names).second != nullptr;
 }
 
 /// "" where the experts are moe-ffn's.
 std::string why_not_experts(const Config& config, const Quantisation& quantisation,
-                            const Experts& experts, std::int64_t devices) {
-  if (config.find("swiglu_limit") || config.text("model_type", "") == "gpt_oss")
-    return "a clamped activation and biases";
+                            const std::vector<Experts>& experts, std::int64_t devices) {
+  const std::string type = config.text({"model_type"}, "");
+  if (has_any(config, {"swiglu_limit", "swiglu_limits"}) || type == "gpt_oss")
+    return "a clamped activation, or biases";
+  if (type == "nomic_bert") return "experts without a gate";
   if (activation_of(config).empty())
-    return fmt::format("the activation {}", config.text("hidden_act", ""));
-  if (quantisation.any && !quantisation.fp8_blocks)
+    return fmt::format("the activation {}", activation_word(config));
+  const bool is_fp8 = quantisation.kind == Quantisation::Kind::fp8_blocks;
+  if (quantisation.kind != Quantisation::Kind::none && !is_fp8)
     return fmt::format("weights quantised by {}: fp8 with scales of blocks of {} is supported",
                        quantisation.name, scale_block);
-  const std::int64_t h = slice("features of an expert", experts.h, devices);
-  if (quantisation.any &&
-      (h % scale_block != 0 || config.whole({"hidden_size"}) % scale_block != 0))
-    return fmt::format("fp8 of {} x {}, which are no whole blocks of {}", h,
-                       config.whole({"hidden_size"}), scale_block);
+  if (const std::string dtype = element_type(config); dtype != "bfloat16")
+    return fmt::format("elements of {}", dtype);
+  for (const Experts& kind : experts) {
+    const std::int64_t h = slice("features of an expert", kind.h, devices);
+    if (is_fp8 && (h % scale_block != 0 || kind.d % scale_block != 0))
+      return fmt::format("fp8 of {} x {}, which are no whole blocks of {}", h, kind.d, scale_block);
+  }
+  return "";
+}
+
+/// The window of attention in some layer, as vLLM finds it.
+bool has_window(const Config& config, Architecture architecture) {
+  const bool is_qwen = architecture != Architecture::llama && architecture != Architecture::mistral;
+  if (!has_any(config, config_names::window) || !config.flag({"use_sliding_window"}, !is_qwen))
+    return false;
+  const JsonValue* const types = config.find("layer_types");
+  const auto* const all = types ? types->get_if<JsonValue::Array>() : nullptr;
+  return all == nullptr || std::any_of(all->begin(), all->end(), [](const JsonValue& each) {
+           const auto* const text = each.get_if<std::string>();
+           return text == nullptr || *text == "sliding_attention";
+         });
+}
+
+/// "" where the plugin knows the decoder layers' structure.
+std::string why_not_structure(const Config& config) {
+  const Architecture architecture = architecture_of(config);
+  if (architecture == Architecture::other)
+    return fmt::format("{} is not Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE",
+                       architecture_name(config));
+  if (const JsonValue* const causal = config.find("is_causal");
+      causal != nullptr && !config.flag({"is_causal"}))
+    return "attention that is not causal";
+  if (has_window(config, architecture)) return "a sliding window";
+  if (has_any(config, {"dual_chunk_attention_config"})) return "attention in chunks";
+  for (const char* angles : {"rope_parameters", "rope_scaling"})
+    if (has_any(config, {std::string(angles) + ".mrope_section"}))
+      return "angles of several kinds of positions";
+  if (config.flag({"mlp_bias"})) return "biases of the network";
+  if (activation_word(config) != "silu")
+    return fmt::format("the activation {}", activation_word(config));
   return "";
 }
 
 /// "" where the decoder layers are run by ops.
-std::string why_not_layers(const Config& config, const Quantisation& quantisation) {
-  const std::string name = architecture_name(config);
-  const Architecture architecture = architecture_of(name);
-  if (architecture == Architecture::other)
-    return fmt::format("{} is not Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE", name);
-  if (quantisation.any) return "quantised weights";
-  const std::string dtype = config.text("dtype", config.text("torch_dtype", "bfloat16"));
-  if (dtype != "bfloat16") return fmt::format("elements of {}", dtype);
-  const bool may_slide = architecture == Architecture::llama ? name == "MistralForCausalLM"
-                                                             : config.flag("use_sliding_window");
-  if (may_slide && config.find("sliding_window")) return "a sliding window";
-  if (config.flag("mlp_bias")) return "biases of the network";
-  if (config.text("hidden_act", "silu") != "silu")
-    return fmt::format("the activation {}", config.text("hidden_act", ""));
+std::string why_not_layers(const Config& config, const Quantisation& quantisation,
+                           const VllmServing& serving) {
+  if (std::string why = why_not_structure(config); !why.empty()) return why;
+  if (const std::string dtype = element_type(config); dtype != "bfloat16")
+    return fmt::format("elements of {}", dtype);
+  if (quantisation.kind == Quantisation::Kind::none) return "";
+  if (quantisation.kind != Quantisation::Kind::integers || !quantisation.unfit.empty() ||
+      !serving.serves(quantisation.bits))
+    return "quantised weights";
+  if (serving.tensor_parallel > 1) return "quantised weights under tensor parallelism";
+  if (quantisation.ordered) return "quantised weights in the order of activations";
+  if (quantisation.differs || architecture_of(config) == Architecture::qwen3_moe)
+    return "quantised weights of layers that are not alike";
+  if (serving.batch_invariant) return "quantised weights with batch invariance";
   return "";
 }
 
-void add_experts(const Config& config, const Quantisation& quantisation, const Experts& experts,
-                 const VllmServing& serving, Problems& problems) {
-  OptionValues options{{"act", activation_of(config)}, {"gate-up", "halves"}};
-  if (quantisation.any) options["scales"] = "block";
-  problems.add("moe-ffn", quantisation.any ? DType::fp8 : DType::bf16,
-               {{"d", config.whole({"hidden_size"})},
-                {"h", slice("features of an expert", experts.h, serving.tensor_parallel)},
-                {"experts", experts.count},
-                {"top-k", experts.choices}},
-               options, "m", Batches::both);
+/// "" where linear layers of integers are run by fftune.
+std::string why_not_linears(const Config& config, const Quantisation& quantisation,
+                            const VllmServing& serving) {
+  if (!quantisation.unfit.empty()) return quantisation.unfit;
+  if (!serving.serves(quantisation.bits))
+    return fmt::format("weights of {} bits, which --parts linears turns on", quantisation.bits);
+  if (serving.batch_invariant) return "batch invariance";
+  if (architecture_of(config) == Architecture::other)
+    return fmt::format("the shapes of {}'s layers are not known here", architecture_name(config));
+  return "";
 }
 
-void add_layers(const Config& config, const std::optional<Experts>& experts,
-                const VllmServing& serving, Problems& problems) {
-  const Architecture architecture = architecture_of(architecture_name(config));
-  const std::int64_t devices = serving.tensor_parallel;
-  const std::int64_t d = config.whole({"hidden_size"});
-  const std::int64_t all_heads = config.whole({"num_attention_heads"});
-  const std::int64_t all_kv_heads =
-      config.whole_if_any({"num_key_value_heads"}).value_or(all_heads);
-  const std::int64_t heads = slice("heads", all_heads, devices);
-  // Devices have copies of those that are fewer than they.
-  const std::int64_t kv_heads =
-      all_kv_heads < devices ? 1 : slice("heads of k and v", all_kv_heads, devices);
-  const auto own_dim = config.whole_if_any({"head_dim"});
+void add_experts(const Config& config, const Quantisation& quantisation,
+                 const std::vector<Experts>& experts, const VllmServing& serving,
+                 Problems& problems) {
+  OptionValues options{{"act", activation_of(config)}, {"gate-up", "halves"}};
+  const bool is_fp8 = quantisation.kind == Quantisation::Kind::fp8_blocks;
+  if (is_fp8) options["scales"] = "block";
+  for (const Experts& kind : experts)
+    problems.add("moe-ffn", is_fp8 ? DType::fp8 : DType::bf16,
+                 {{"d", kind.d},
+                  {"h", slice("features of an expert", kind.h, serving.tensor_parallel)},
+                  {"experts", kind.count},
+                  {"top-k", kind.choices}},
+                 options, "m", Batches::both);
+}
+
+/// Sizes of a decoder layer on one device.
+struct LayerSizes {
+  std::int64_t d = 0, heads = 0, kv_heads = 0, dim = 0;
+
+  std::int64_t attended() const { return heads * dim; }
+  std::int64_t qkv_rows() const { return (heads + 2 * kv_heads) * dim; }
+};
+
+LayerSizes sizes_of(const Config& config, std::int64_t devices) {
+  const std::int64_t d = config.whole(config_names::features);
+  const std::int64_t all_heads = config.whole(config_names::heads);
+  const std::int64_t all_kv_heads = config.whole_if_any(config_names::kv_heads).value_or(all_heads);
+  const auto own_dim = config.whole_if_any(config_names::head_features);
   if (!own_dim && d % all_heads != 0)
     fail(fmt::format("head_dim is missing, and hidden_size={} is no multiple of {} heads", d,
                      all_heads));
-  const std::int64_t dim = own_dim.value_or(d / all_heads);
-  const bool one = devices == 1;
+  // Devices have copies of those that are fewer than they.
+  return {.d = d,
+          .heads = slice("heads", all_heads, devices),
+          .kv_heads = all_kv_heads < devices ? 1 : slice("heads of k and v", all_kv_heads, devices),
+          .dim = own_dim.value_or(d / all_heads)};
+}
 
-  const bool attention_bias = config.flag("attention_bias");
-  const auto yes = [](bool holds) { return holds ? "yes" : "no"; };
+const char* yes(bool holds) {
+  return holds ? "yes" : "no";
+}
+
+/// Whether q, k and v have biases, and the output product.
+bool has_qkv_bias(const Config& config) {
+  return config.flag({"attention_bias"}) || architecture_of(config) == Architecture::qwen2;
+}
+bool has_out_bias(const Config& config) {
+  const Architecture architecture = architecture_of(config);
+  return config.flag({"attention_bias"}) &&
+         (architecture == Architecture::llama || architecture == Architecture::mistral);
+}
+
+/// Whether every layer has a mixture instead of a network.
+bool are_all_mixtures(const Config& config, const std::vector<Experts>& experts) {
   const JsonValue* const dense = config.find("mlp_only_layers");
   const auto* const dense_layers = dense ? dense->get_if<JsonValue::Array>() : nullptr;
-  const bool all_are_mixtures = experts && !(dense_layers && !dense_layers->empty()) &&
-                                config.whole_if_any({"decoder_sparse_step"}).value_or(1) == 1;
-  const bool prompts =
-      serving.prompts || serving.batch_invariant || (all_are_mixtures && one && serving.experts);
+  return !experts.empty() && !(dense_layers && !dense_layers->empty()) &&
+         config.whole_if_any({"decoder_sparse_step"}).value_or(1) == 1;
+}
+
+std::int64_t network_width(const Config& config, const VllmServing& serving) {
+  return slice("features of the network", config.whole(config_names::network_features),
+               serving.tensor_parallel);
+}
+
+/// The options of a weight of integers; none of a dense one.
+OptionValues format_of(const Quantisation& quantisation) {
+  if (quantisation.kind != Quantisation::Kind::integers) return {};
+  OptionValues options{
+      {"weights", quantisation.bits == 4 ? "int4" : "int8"},
+      {"group", quantisation.group == 0 ? "row" : fmt::format("{}", quantisation.group)}};
+  if (quantisation.zeros) options["zeros"] = "yes";
+  return options;
+}
+
+OptionValues with(OptionValues options, const OptionValues& more) {
+  options.insert(more.begin(), more.end());
+  return options;
+}
+
+/// Linear layers of integers: each of them, or where whole layers run by ops those of the batches
+/// that they do not run.
+void add_linears(const Config& config, const Quantisation& quantisation,
+                 const std::vector<Experts>& experts, const VllmServing& serving, bool in_layers,
+                 Problems& problems) {
+  const LayerSizes sizes = sizes_of(config, serving.tensor_parallel);
+  const DType dtype = element_type(config) == "float16" ? DType::fp16 : DType::bf16;
+  const OptionValues format = format_of(quantisation);
+  const Batches batches = in_layers && serving.tokens.empty() ? Batches::prompts : Batches::both;
+  const auto add = [&](std::int64_t k, std::int64_t n, bool bias) {
+    problems.add("linear", dtype, {{"k", k}, {"n", n}}, with(format, {{"bias", yes(bias)}}), "m",
+                 batches);
+  };
+  add(sizes.d, sizes.qkv_rows(), has_qkv_bias(config));
+  add(sizes.attended(), sizes.d, has_out_bias(config));
+  if (are_all_mixtures(config, experts)) return;
+  const std::int64_t h = network_width(config, serving);
+  if (in_layers) {
+    problems.add("ffn", dtype, {{"d", sizes.d}, {"h", h}}, format, "m", batches);
+    return;
+  }
+  add(sizes.d, 2 * h, false);
+  add(h, sizes.d, false);
+}
+
+/// The parts of the op layer, or the ops one by one.
+void add_layers(const Config& config, const Quantisation& quantisation,
+                const std::vector<Experts>& experts, const VllmServing& serving,
+                Problems& problems) {
+  const Architecture architecture = architecture_of(config);
+  const auto [d, heads, kv_heads, dim] = sizes_of(config, serving.tensor_parallel);
+  const bool one = serving.tensor_parallel == 1;
+  const OptionValues format = format_of(quantisation);
+  const bool is_packed = !format.empty();
+
+  const bool all_are_mixtures = are_all_mixtures(config, experts);
+  const bool prompts = !is_packed && (serving.prompts || serving.batch_invariant ||
+                                      (all_are_mixtures && one && serving.experts));
   // A sum over devices lies between the product and the residual.
   const Batches batches = prompts ? Batches::both : Batches::decoding;
   problems.add("rmsnorm", DType::bf16, {{"d", d}}, {}, "m", batches);
-  if (!one || experts)
+  if (!one || !experts.empty())
     problems.add("rmsnorm", DType::bf16, {{"d", d}}, {{"residual", "yes"}}, "m", batches);
   const bool qwen3 = architecture == Architecture::qwen3 || architecture == Architecture::qwen3_moe;
+  OptionValues qkv{{"bias", yes(has_qkv_bias(config))},
+                   {"norm", yes(qwen3)},
+                   {"rotation", "halves"},
+                   {"cache", "yes"}};
+  qkv = with(qkv, is_packed ? format : OptionValues{{"weights", "packed"}, {"slots", "i64"}});
   problems.add("qkv", DType::bf16,
-               {{"d", d}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}},
-               {{"weights", "packed"},
-                {"bias", yes(attention_bias || architecture == Architecture::qwen2)},
-                {"norm", yes(qwen3)},
-                {"rotation", "halves"},
-                {"cache", "yes"},
-                {"slots", "i64"}},
-               "m", batches);
+               {{"d", d}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}}, qkv, "m",
+               batches);
   const std::int64_t most =
-      serving.max_model_len > 0 ? serving.max_model_len : config.whole({"max_position_embeddings"});
+      serving.max_model_len > 0 ? serving.max_model_len : config.whole(config_names::positions);
   const std::int64_t blocks = (most + serving.block_size - 1) / serving.block_size;
   Sizes attention{{"heads", heads},
                   {"kv-heads", kv_heads},
@@ -311,27 +590,26 @@ void add_layers(const Config& config, const std::optional<Experts>& experts,
   attention["s"] = 1;
   problems.add("attention", DType::bf16, attention, {{"lengths", "yes"}}, "b");
   // The bias of the output product is the first device's.
-  const bool out_bias = attention_bias && architecture == Architecture::llama;
+  const bool out_bias = has_out_bias(config);
   for (const bool bias : {false, true})
     if (bias ? out_bias : !(one && out_bias))
       problems.add("linear", DType::bf16, {{"k", heads * dim}, {"n", d}},
-                   {{"residual", yes(one)}, {"bias", yes(bias)}}, "m", batches);
-  if (experts && one) {
-    // The router, and what chooses the experts of each token. Slices have vLLM's.
-    problems.add("linear", DType::bf16, {{"k", d}, {"n", experts->count}}, {}, "m", batches);
-    problems.add("moe-route", DType::bf16,
-                 {{"experts", experts->count}, {"top-k", experts->choices}},
-                 {{"renormalise", yes(config.flag("norm_topk_prob"))}}, "m", batches);
-  }
+                   with(format, {{"residual", yes(one)}, {"bias", yes(bias)}}), "m", batches);
+  if (one)
+    for (const Experts& kind : experts) {
+      // The router, and what chooses the experts of each token. Slices have vLLM's.
+      problems.add("linear", DType::bf16, {{"k", d}, {"n", kind.count}}, {}, "m", batches);
+      problems.add("moe-route", DType::bf16, {{"experts", kind.count}, {"top-k", kind.choices}},
+                   {{"renormalise", yes(config.flag(config_names::renormalises))}}, "m", batches);
+    }
   if (all_are_mixtures) return;
-  const std::int64_t h =
-      slice("features of the network", config.whole({"intermediate_size"}), devices);
+  const std::int64_t h = network_width(config, serving);
   OptionValues network;
   if (one) network = {{"norm", "rms"}, {"residual", "yes"}};
-  problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, network, "m", batches);
+  if (!is_packed) problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, network, "m", batches);
   // A part of the op layer, whose norm is a part of its own; it is not batch-invariant.
   if (one && !serving.batch_invariant)
-    problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, {{"residual", "yes"}});
+    problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, with(format, {{"residual", "yes"}}));
 }
 
 }  // namespace
@@ -348,12 +626,8 @@ VllmProblems vllm_problems(const Catalog& catalog, const JsonValue& config,
                            const VllmServing& serving, DeviceKind kind) {
   if (config.get_if<JsonValue::Object>() == nullptr)
     fail("no JSON object: give the config.json of a model");
-  const Config root(config);
-  const std::string name = architecture_name(root);
-  // In a model with vision, the part for text.
-  const JsonValue* const text = root.find("text_config");
-  const Config model(text ? *text : config);
-  const Quantisation quantisation = quantisation_of(root);
+  const Config model(language_configs(config));
+  const Quantisation quantisation = quantisation_of(model);
   VllmProblems result;
   Problems problems(catalog, serving, kind);
   const auto experts = experts_of(model);
@@ -362,15 +636,20 @@ VllmProblems vllm_problems(const Catalog& catalog, const JsonValue& config,
       add();
     else
       result.left_alone.push_back(fmt::format("{} stay vLLM's: {}", part, why));
+    return why.empty();
   };
-  if (serving.layers)
-    unless("layers", why_not_layers(root, quantisation),
-           [&] { add_layers(model, experts, serving, problems); });
-  if (serving.experts && experts)
-    unless("experts", why_not_experts(model, quantisation, *experts, serving.tensor_parallel),
-           [&] { add_experts(model, quantisation, *experts, serving, problems); });
-  else if (serving.experts && !serving.layers)
-    result.left_alone.push_back(fmt::format("{} has no experts", name));
+  const bool has_layers =
+      serving.layers && unless("layers", why_not_layers(model, quantisation, serving), [&] {
+        add_layers(model, quantisation, experts, serving, problems);
+      });
+  if (quantisation.kind == Quantisation::Kind::integers)
+    unless("linear layers", why_not_linears(model, quantisation, serving),
+           [&] { add_linears(model, quantisation, experts, serving, has_layers, problems); });
+  if (serving.experts && !experts.empty())
+    unless("experts", why_not_experts(model, quantisation, experts, serving.tensor_parallel),
+           [&] { add_experts(model, quantisation, experts, serving, problems); });
+  else if (serving.experts && !serving.layers && !serving.int4_linears && !serving.linears)
+    result.left_alone.push_back(fmt::format("{} has no experts", architecture_name(model)));
   result.ops = std::move(problems).ops();
   if (result.ops.empty())
     fail(fmt::format("there is nothing to search: {}", fmt::join(result.left_alone, "; ")));

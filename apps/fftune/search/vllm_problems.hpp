@@ -20,9 +20,14 @@ struct VllmServing {
   std::int64_t max_num_seqs = 1024;
   std::vector<std::int64_t> tokens = {};  // of a batch; empty: powers of two that have graphs
   bool every_graph = false;               // all sizes of graphs instead of those
-  bool experts = true, layers = true;     // parts of the plugin
-  bool prompts = false;                   // of layers, the batches with prompts
+  // Parts of the plugin.
+  bool experts = true, layers = true, int4_linears = true;
+  bool linears = false;  // of all formats, not of 4 bits alone
+  bool prompts = false;  // of layers, the batches with prompts
   bool batch_invariant = false;
+
+  /// Whether linear layers with weights of so many bits are among the parts.
+  bool serves(std::int64_t bits) const { return linears || (int4_linears && bits == 4); }
 };
 
 struct VllmProblems {
