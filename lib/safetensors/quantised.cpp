@@ -348,9 +348,9 @@ class AwqWeight final : public ZeroPackedWeight {
   }
 };
 
-/// weight_packed int32 [n, ceil(k * bits / 32)]; weight_zero_point int32 [ceil(n * bits / 32), G]
-/// packed along n, or int8 like the scale of a whole tensor; weight_scale [n, G], [n, 1] or [1];
-/// codes have 2^(bits - 1) added.
+/// weight_packed int32 [n, ceil(k * bits / 32)], whose codes have 2^(bits - 1) added; weight_scale
+/// [n, G], [n, 1] or [1]. weight_zero_point is int32 [ceil(n * bits / 32), G], packed along n. For
+/// a scale of the whole tensor it may be one int8.
 class PackedWeight final : public IntegerWeight {
  public:
   explicit PackedWeight(const Parts& parts, const Shape& shape)
@@ -612,7 +612,7 @@ void for_each_ending(const Tensors& tensors, std::string_view suffix, const Each
       each(Parts(tensors, name.substr(0, name.size() - suffix.size())), tensor);
 }
 
-/// What make() gives, a weight or null for none; where it fails, the weight of that name is one
+/// Adds the weight that make() gives; null is none. If make() fails, the weight of that name is one
 /// that cannot be read.
 template <typename Make>
 void add_weight(Found& found, std::string name, const Make& make) {

@@ -295,6 +295,40 @@ def test_weights_of_4_bits(name, method, options, device, run_model, tmp_path):
     assert ids == logits.argmax(-1).tolist()
 
 
+def test_modules_with_bits_and_groups_of_their_own(run_model, tmp_path):
+    """GPTQModel's `dynamic`: groups of 64 in one kind of module, 8 bits in another."""
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    from quantised_layers import quantise_by_gptq
+
+    model, kinds = small("llama"), ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")
+    quantise_by_gptq(model, group=64, skip=("lm_head", *kinds))
+    save_quantised(model, tmp_path, "gptq", group=32, skip=("lm_head", "up_proj"))
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, module in model.named_modules():
+        if not name.endswith("up_proj"):
+            continue
+        rows = module.weight.data.unflatten(1, (-1, 32))
+        scale = (rows.abs().amax(-1, keepdim=True) / 127).half().float()
+        codes = (rows / scale).round().clamp(-127, 127)
+        module.weight.data = (codes * scale).flatten(1)
+        bytes_of = (codes.flatten(1) + 128).to(torch.uint8).t().contiguous()  # [k, n]
+        words = bytes_of.view(-1, 4, bytes_of.shape[1]).transpose(1, 2).contiguous().view(torch.int32).squeeze(-1)
+        groups, n = scale.shape[1], scale.shape[0]
+        del tensors[f"{name}.weight"]
+        tensors |= {f"{name}.qweight": words, f"{name}.scales": scale.squeeze(-1).t().half().contiguous(),
+                    f"{name}.qzeros": torch.full((groups, n // 4), 0x7f7f7f7f, dtype=torch.int32),
+                    f"{name}.g_idx": torch.arange(32 * groups, dtype=torch.int32) // 32}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["dynamic"] = {r".*down_proj": {"group_size": 64}, r".*up_proj": {"bits": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ids, logits = run(run_model, tmp_path, tokens=12)
+    assert error(logits, logits_of(model, ids)) < 1e-5
+
+
 def small(name):
     import transformers
 

@@ -23,7 +23,7 @@ def check(folder, layer=0):
 
 
 def expected(config, layer):
-    """What transformers makes of the configuration, in the words of the op; numbers are numbers."""
+    """The words and the numbers of the op for what transformers makes of the configuration."""
     kind, get = config.model_type, lambda key, otherwise=None: getattr(config, key, otherwise)
     types = get("layer_types") or []
     only = kind in ("mistral", "mixtral", "phi3", "qwen3_moe")

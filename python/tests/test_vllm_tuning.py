@@ -29,7 +29,8 @@ def tune(folder, config, tp=1):
     """Searches briefly what tune-vllm finds for the configuration; the folder of presets."""
     (folder / "config.json").write_text(json.dumps(config))
     words = ["tune-vllm", folder, "--m", len(REQUESTS), "--tp", tp, "--max-model-len", 3 * BLOCK,
-             "--device", "cpu", "--budget", "3s", "--wait", "0s", "--max-variants", 1, "--out", folder / "presets"]
+             "--device", "cpu", "--budget", "3s", "--wait", "0s", "--max-variants", 1, "--out", folder / "presets",
+             *(["--parts", "experts,layers,linears,ranks"] if tp > 1 else [])]
     subprocess.run([str(tool_path()), *map(str, words)], env=tool_environment(), check=True,
                    capture_output=True)
     return folder / "presets"
@@ -99,3 +100,15 @@ def test_packed_linears_alone_have_records(tmp_path, monkeypatch, changes):
             ops.linear(torch.randn(len(REQUESTS), k).bfloat16(), packed)
         (device, problem), = found.values()
         assert Plan(device, problem).describe()["preset"]["exact_shape"], problem
+
+
+def test_parts_are_those_of_the_plugin(tmp_path):
+    from fftune.vllm import plugin
+
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama", 1)))
+    said = [subprocess.run([str(tool_path()), "tune-vllm", *map(str, words)], env=tool_environment(), text=True,
+                           capture_output=True) for words in (["--help"], [tmp_path, "--list", "--parts", "none"])]
+    assert ",".join(plugin.PARTS) in said[0].stdout.replace("\n", "")
+    assert said[1].returncode == 2
+    words = {*plugin.PARTS, *plugin.OPT_IN} - {"fp8-linears"}  # fp8 linear layers are not searched
+    assert all(word in said[1].stderr for word in words), said[1].stderr

@@ -94,13 +94,14 @@ TEST_CASE("a dense model has the ops of a layer, for each size of a graph") {
 }
 
 TEST_CASE("a device has its slice, and no residual before the sum over devices") {
-  const auto found = problems_of(llama, {.tensor_parallel = 16, .tokens = {1}});
+  const auto found = problems_of(llama, {.tensor_parallel = 16, .tokens = {1}, .ranks = true});
   CHECK(has(found, "heads=2 kv-heads=1 m=1"));  // copies of the 8 heads of k and v
   CHECK(has(found, "linear/fwd bf16 k=256 m=1 n=4096"));
   CHECK(has(found, "ffn/fwd bf16 act=silu d=4096 h=896 m=1"));
   CHECK(has(found, "rmsnorm/fwd bf16 convention=llama eps=1e-06 residual=yes"));
-  CHECK(error_of(llama, {.tensor_parallel = 3}) == "--tp 3 does not divide 32 heads");
-  CHECK(error_of(llama, {.tensor_parallel = 32}).empty());
+  CHECK(error_of(llama, {.tensor_parallel = 3, .ranks = true}) ==
+        "--tp 3 does not divide 32 heads");
+  CHECK(error_of(llama, {.tensor_parallel = 32, .ranks = true}).empty());
   CHECK(error_of(mixture, {.tensor_parallel = 512, .layers = false}) ==
         "--tp 512 does not divide 768 features of an expert");
 }
@@ -180,7 +181,7 @@ TEST_CASE("a model that stays vLLM's is an error with the reason") {
   mistral.replace(mistral.find("Llama"), 5, "Mistral");
   CHECK(error_of(mistral).empty());
   CHECK(reason(mistral, R"("sliding_window": 4096)") == start + "a sliding window");
-  CHECK(error_of(llama, {.layers = false, .int4_linears = false}) ==
+  CHECK(error_of(llama, {.layers = false}) ==
         "there is nothing to search: LlamaForCausalLM has no experts");
   CHECK(reason(mixture, R"("swiglu_limit": 7.0, "dtype": "float16")") ==
         start + "elements of float16; experts stay vLLM's: a clamped activation, or biases");
@@ -282,7 +283,7 @@ TEST_CASE("layers of 4-bit weights are searched as the plugin runs them") {
   // Linear layers alone: in float16, under tensor parallelism, in the order of activations.
   for (const auto& [config, serving] :
        {std::pair(quantised(gptq, R"(, "dtype": "float16")"), VllmServing{}),
-        std::pair(quantised(gptq), VllmServing{.tensor_parallel = 2}),
+        std::pair(quantised(gptq), VllmServing{.tensor_parallel = 2, .ranks = true}),
         std::pair(quantised(gptq + R"(, "dynamic": {"a": {"bits": 8}})"), VllmServing{}),
         std::pair(with(llama, R"("quantization_config": {"quant_method": "gptq", "bits": 4,
             "group_size": 128, "desc_act": true})"),
@@ -309,9 +310,10 @@ TEST_CASE("layers of 4-bit weights are searched as the plugin runs them") {
   auto older = of_bits("4");
   older.replace(older.find("quantization_config"), 19, "compression_config");
   CHECK(has(problems_of(older), "linear/fwd bf16 group=row weights=int4 k=4096 m=1024"));
-  CHECK(error_of(of_bits("8")).find("weights of 8 bits, which --parts linears turns on") !=
-        std::string::npos);
-  CHECK(has(problems_of(of_bits("8"), {.linears = true}), "weights=int8 k=4096 m=1024 n=6144"));
+  CHECK(error_of(of_bits("8"), {.linears = false, .int4_linears = true})
+            .find("weights of 8 bits, which --parts linears turns on") != std::string::npos);
+  CHECK(has(problems_of(of_bits("8")), "weights=int8 k=4096 m=1024 n=6144"));
+  CHECK(error_of(of_bits("4"), {.linears = false}).find("quantised weights") != std::string::npos);
   for (const auto& [config, reason] :
        {std::pair<std::string, const char*>{
             R"("quant_method": "gptq", "bits": 4, "group_size": 128, "sym": false)",
@@ -320,10 +322,36 @@ TEST_CASE("layers of 4-bit weights are searched as the plugin runs them") {
         {R"("quant_method": "gptq", "bits": 3, "group_size": 128)", "weights of 3 bits"}})
     CHECK(error_of(quantised(config)).find(std::string("linear layers stay vLLM's: ") + reason) !=
           std::string::npos);
-  // Mixtures: the experts of 4 bits stay vLLM's.
-  const auto of_mixture = problems_of(with(mixture, R"("quantization_config": {)" + gptq + "}"));
-  CHECK(of_mixture.ops.size() == 1);
-  CHECK(of_mixture.left_alone.size() == 2);
+  // Experts of 4 bits; whole layers where all parts are there.
+  const auto quantised_mixture = with(mixture, R"("quantization_config": {)" + gptq + "}");
+  const auto all = problems_of(quantised_mixture);
+  CHECK(all.left_alone.empty());
+  CHECK(has(all,
+            "moe-ffn/fwd bf16 act=silu routing=uniform weights=int4 d=2048 experts=128 h=768 "
+            "m=4096 top-k=8"));
+  CHECK(has(all, "moe-route/fwd bf16"));
+  const auto linears = problems_of(quantised_mixture, {.packed_experts = false});
+  CHECK(linears.ops.size() == 1);
+  CHECK(linears.left_alone.size() == 2);
+  CHECK(problems_of(quantised_mixture, {.experts = false, .layers = false, .linears = false})
+            .ops.size() == 1);
+  CHECK(error_of(quantised_mixture, {.batch_invariant = true}).find("batch invariance") !=
+        std::string::npos);
+  const auto gpt_oss =
+      problems_of(R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
+      "hidden_size": 2880, "intermediate_size": 2880, "num_local_experts": 32,
+      "num_experts_per_tok": 4, "swiglu_limit": 7.0,
+      "quantization_config": {"quant_method": "mxfp4"}})",
+                  {.tokens = {1}});
+  CHECK(has(gpt_oss, "moe-ffn/fwd bf16 act=swiglu-oai bias=all routing=uniform weights=mxfp4 "));
+  CHECK(has(gpt_oss, "moe-route/fwd bf16 order=after "));
+}
+
+TEST_CASE("layers under tensor parallelism are a part that is named") {
+  CHECK(
+      error_of(llama, {.tensor_parallel = 2}).find("tensor parallelism, which ranks in --parts") !=
+      std::string::npos);
+  CHECK(problems_of(llama, {.tensor_parallel = 2, .ranks = true}).left_alone.empty());
 }
 
 TEST_CASE("fp8 blocks of experts are found at every level, by both methods") {
@@ -361,7 +389,8 @@ TEST_CASE("tune-vllm lists the problems, and searches them into one folder") {
       "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 32, "num_experts": 4,
       "num_experts_per_tok": 2, "num_attention_heads": 2, "head_dim": 16,
       "max_position_embeddings": 64})");
-  const auto listed = sandbox.fftune("tune-vllm . --list --m 3 --tp 2");
+  const auto listed =
+      sandbox.fftune("tune-vllm . --list --m 3 --tp 2 --parts experts,layers,ranks");
   CHECK(listed.code == 0);
   CHECK(testing::lines_in(listed.out) == 6);
   CHECK(listed.out.find("attention/fwd bf16 lengths=yes mask=none b=3 dim=16 heads=1 kv=64 "

@@ -28,7 +28,7 @@ constexpr std::pair<const char*, const char*> refused_keys[] = {
     {"scale_attn_by_inverse_layer_idx", "no"},
     {"mlp_bias", "no"}};
 
-/// What transformers takes for keys that a configuration does not have, by model_type.
+/// The values of transformers for keys that a configuration does not have, by model_type.
 /// python/tests/test_saved_config.py compares them with its classes.
 constexpr std::pair<std::string_view, const char*> defaults[] = {
     {"llama", R"({"hidden_act":"silu","rms_norm_eps":1e-06,"rope_theta":10000.0})"},

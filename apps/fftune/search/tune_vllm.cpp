@@ -29,7 +29,7 @@ struct TuneVllmOptions {
   std::string block_size = "16";
   std::string max_num_seqs = "1024";
   std::string tokens;
-  std::string parts = "experts,layers,int4-linears";
+  std::string parts = "experts,layers,linears,packed-experts";
   bool every_graph = false;
   bool batch_invariant = false;
   bool list = false;
@@ -54,9 +54,11 @@ VllmServing serving_of(const TuneVllmOptions& options) {
   serving.batch_invariant = options.batch_invariant;
   const std::pair<const char*, bool*> parts[] = {{"experts", &serving.experts},
                                                  {"layers", &serving.layers},
-                                                 {"int4-linears", &serving.int4_linears},
                                                  {"linears", &serving.linears},
-                                                 {"prompts", &serving.prompts}};
+                                                 {"packed-experts", &serving.packed_experts},
+                                                 {"int4-linears", &serving.int4_linears},
+                                                 {"prompts", &serving.prompts},
+                                                 {"ranks", &serving.ranks}};
   std::vector<std::string> known;
   for (const auto& [name, wanted] : parts) {
     known.emplace_back(name);
@@ -67,9 +69,12 @@ VllmServing serving_of(const TuneVllmOptions& options) {
     for (const auto& [name, wanted] : parts)
       if (part == name) *wanted = true;
   }
-  if (serving.prompts && !serving.layers)
-    throw Error(ErrorKind::invalid_input,
-                "--parts prompts without layers: prompts are batches of layers, so name both");
+  for (const auto& [wanted, part] :
+       {std::pair(serving.prompts, "prompts"), {serving.ranks, "ranks"}})
+    if (wanted && !serving.layers)
+      throw Error(
+          ErrorKind::invalid_input,
+          fmt::format("--parts {} without layers: {} are of layers, so name both", part, part));
   return serving;
 }
 
@@ -137,7 +142,9 @@ void add_tune_vllm(CommandLine& line) {
             group)
       .excludes = "--m";
   command.option("--parts LIST", options->parts,
-                 "parts that FFTUNE_VLLM turns on (default: experts,layers,int4-linears)", group);
+                 "parts that FFTUNE_VLLM turns on (default: those that the plugin has by default, "
+                 "experts,layers,linears,packed-experts)",
+                 group);
   command.flag("--batch-invariant", options->batch_invariant,
                "what it runs with VLLM_BATCH_INVARIANT=1", group);
   command.flag("--list", options->list, "print the problems, and search nothing", group);

@@ -74,7 +74,7 @@ class Config {
     if (const auto* const value = found->get_if<std::string>()) return *value;
     fail(fmt::format("{}: expected a text, found {}", name, json_brief(*found)));
   }
-  /// Of the outermost that has one, as vLLM takes it.
+  /// The same configuration, whose outermost part counts first.
   Config from_outside() const { return Config({levels_.rbegin(), levels_.rend()}); }
   const JsonValue& root() const { return *levels_.front(); }
   const JsonValue& innermost() const { return *levels_.back(); }
@@ -162,7 +162,7 @@ class Problems {
 
 /// How a model's weights are quantised, as the plugin sees it.
 struct Quantisation {
-  enum class Kind { none, integers, fp8_blocks, other } kind = Kind::none;
+  enum class Kind { none, integers, fp8_blocks, mxfp4, other } kind = Kind::none;
   std::string name;        // for people
   std::int64_t bits = 4;   // of integers
   std::int64_t group = 0;  // inputs with one scale; 0: all
@@ -244,6 +244,7 @@ Quantisation quantisation_of(const Config& config) {
   Quantisation other{.kind = Quantisation::Kind::other, .name = method};
   if (method == "fp8" && is_block(own.find("weight_block_size")))
     other.kind = Quantisation::Kind::fp8_blocks;
+  if (method == "mxfp4") other.kind = Quantisation::Kind::mxfp4;
   return other;
 }
 
@@ -357,23 +358,45 @@ bool has_any(const Config& config, const Names& names) {
   return config.first(names).second != nullptr;
 }
 
+bool is_gpt_oss(const Config& config) {
+  return config.text({"model_type"}, "") == "gpt_oss";
+}
+
+/// "" where packed weights are moe-ffn's.
+std::string why_not_packed_experts(const Config& config, const Quantisation& quantisation,
+                                   const VllmServing& serving) {
+  const std::string by = fmt::format("weights quantised by {}", quantisation.name);
+  if (!serving.packed_experts) return by + ", which --parts packed-experts turns on";
+  if (serving.batch_invariant) return by + ", with batch invariance";
+  if (quantisation.kind == Quantisation::Kind::mxfp4)
+    return is_gpt_oss(config) ? "" : by + " in another model than gpt-oss";
+  if (!quantisation.unfit.empty()) return quantisation.unfit;
+  if (quantisation.ordered) return by + " in the order of activations";
+  return "";
+}
+
 /// "" where the experts are moe-ffn's.
 std::string why_not_experts(const Config& config, const Quantisation& quantisation,
-                            const std::vector<Experts>& experts, std::int64_t devices) {
-  const std::string type = config.text({"model_type"}, "");
-  if (has_any(config, {"swiglu_limit", "swiglu_limits"}) || type == "gpt_oss")
+                            const std::vector<Experts>& experts, const VllmServing& serving) {
+  using Kind = Quantisation::Kind;
+  const bool is_packed = quantisation.kind == Kind::integers || quantisation.kind == Kind::mxfp4;
+  const bool is_fp8 = quantisation.kind == Kind::fp8_blocks;
+  // gpt-oss' clamped activation and biases are those of packed experts.
+  const bool is_clamped = has_any(config, {"swiglu_limit", "swiglu_limits"}) || is_gpt_oss(config);
+  if (is_clamped && !(is_gpt_oss(config) && quantisation.kind == Kind::mxfp4))
     return "a clamped activation, or biases";
-  if (type == "nomic_bert") return "experts without a gate";
+  if (config.text({"model_type"}, "") == "nomic_bert") return "experts without a gate";
   if (activation_of(config).empty())
     return fmt::format("the activation {}", activation_word(config));
-  const bool is_fp8 = quantisation.kind == Quantisation::Kind::fp8_blocks;
-  if (quantisation.kind != Quantisation::Kind::none && !is_fp8)
+  if (is_packed) return why_not_packed_experts(config, quantisation, serving);
+  if (!serving.experts) return "experts are not among --parts";
+  if (quantisation.kind == Kind::other)
     return fmt::format("weights quantised by {}: fp8 with scales of blocks of {} is supported",
                        quantisation.name, scale_block);
   if (const std::string dtype = element_type(config); dtype != "bfloat16")
     return fmt::format("elements of {}", dtype);
   for (const Experts& kind : experts) {
-    const std::int64_t h = slice("features of an expert", kind.h, devices);
+    const std::int64_t h = slice("features of an expert", kind.h, serving.tensor_parallel);
     if (is_fp8 && (h % scale_block != 0 || kind.d % scale_block != 0))
       return fmt::format("fp8 of {} x {}, which are no whole blocks of {}", h, kind.d, scale_block);
   }
@@ -417,6 +440,8 @@ std::string why_not_structure(const Config& config) {
 std::string why_not_layers(const Config& config, const Quantisation& quantisation,
                            const VllmServing& serving) {
   if (std::string why = why_not_structure(config); !why.empty()) return why;
+  if (serving.tensor_parallel > 1 && !serving.ranks)
+    return "tensor parallelism, which ranks in --parts and in FFTUNE_VLLM turns on";
   if (const std::string dtype = element_type(config); dtype != "bfloat16")
     return fmt::format("elements of {}", dtype);
   if (quantisation.kind == Quantisation::Kind::none) return "";
@@ -425,7 +450,8 @@ std::string why_not_layers(const Config& config, const Quantisation& quantisatio
     return "quantised weights";
   if (serving.tensor_parallel > 1) return "quantised weights under tensor parallelism";
   if (quantisation.ordered) return "quantised weights in the order of activations";
-  if (quantisation.differs || architecture_of(config) == Architecture::qwen3_moe)
+  const bool is_mixture = architecture_of(config) == Architecture::qwen3_moe;
+  if (quantisation.differs || (is_mixture && (!serving.packed_experts || !serving.experts)))
     return "quantised weights of layers that are not alike";
   if (serving.batch_invariant) return "quantised weights with batch invariance";
   return "";
@@ -441,21 +467,6 @@ std::string why_not_linears(const Config& config, const Quantisation& quantisati
   if (architecture_of(config) == Architecture::other)
     return fmt::format("the shapes of {}'s layers are not known here", architecture_name(config));
   return "";
-}
-
-void add_experts(const Config& config, const Quantisation& quantisation,
-                 const std::vector<Experts>& experts, const VllmServing& serving,
-                 Problems& problems) {
-  OptionValues options{{"act", activation_of(config)}, {"gate-up", "halves"}};
-  const bool is_fp8 = quantisation.kind == Quantisation::Kind::fp8_blocks;
-  if (is_fp8) options["scales"] = "block";
-  for (const Experts& kind : experts)
-    problems.add("moe-ffn", is_fp8 ? DType::fp8 : DType::bf16,
-                 {{"d", kind.d},
-                  {"h", slice("features of an expert", kind.h, serving.tensor_parallel)},
-                  {"experts", kind.count},
-                  {"top-k", kind.choices}},
-                 options, "m", Batches::both);
 }
 
 /// Sizes of a decoder layer on one device.
@@ -523,6 +534,36 @@ OptionValues with(OptionValues options, const OptionValues& more) {
   return options;
 }
 
+void add_experts(const Config& config, const Quantisation& quantisation,
+                 const std::vector<Experts>& experts, const VllmServing& serving,
+                 Problems& problems) {
+  using Kind = Quantisation::Kind;
+  OptionValues options{{"act", activation_of(config)}};
+  DType dtype = element_type(config) == "float16" ? DType::fp16 : DType::bf16;
+  if (quantisation.kind == Kind::mxfp4)
+    options = {{"weights", "mxfp4"}, {"act", "swiglu-oai"}, {"bias", "all"}};
+  else if (quantisation.kind == Kind::integers)
+    options = with(options, format_of(quantisation));
+  else
+    options["gate-up"] = "halves";
+  if (quantisation.kind == Kind::fp8_blocks) {
+    options["scales"] = "block";
+    dtype = DType::fp8;
+  }
+  for (const Experts& kind : experts) {
+    problems.add("moe-ffn", dtype,
+                 {{"d", kind.d},
+                  {"h", slice("features of an expert", kind.h, serving.tensor_parallel)},
+                  {"experts", kind.count},
+                  {"top-k", kind.choices}},
+                 options, "m", Batches::both);
+    // A softmax of the logits that were chosen.
+    if (quantisation.kind == Kind::mxfp4)
+      problems.add("moe-route", dtype, {{"experts", kind.count}, {"top-k", kind.choices}},
+                   {{"order", "after"}}, "m", Batches::both);
+  }
+}
+
 /// Linear layers of integers: each of them, or where whole layers run by ops those of the batches
 /// that they do not run.
 void add_linears(const Config& config, const Quantisation& quantisation,
@@ -544,8 +585,9 @@ void add_linears(const Config& config, const Quantisation& quantisation,
     problems.add("ffn", dtype, {{"d", sizes.d}, {"h", h}}, format, "m", batches);
     return;
   }
-  add(sizes.d, 2 * h, false);
-  add(h, sizes.d, false);
+  const bool bias = config.flag({"mlp_bias"});
+  add(sizes.d, 2 * h, bias);
+  add(h, sizes.d, bias);
 }
 
 /// The parts of the op layer, or the ops one by one.
@@ -642,13 +684,16 @@ VllmProblems vllm_problems(const Catalog& catalog, const JsonValue& config,
       serving.layers && unless("layers", why_not_layers(model, quantisation, serving), [&] {
         add_layers(model, quantisation, experts, serving, problems);
       });
-  if (quantisation.kind == Quantisation::Kind::integers)
+  if (quantisation.kind == Quantisation::Kind::integers &&
+      (serving.linears || serving.int4_linears))
     unless("linear layers", why_not_linears(model, quantisation, serving),
            [&] { add_linears(model, quantisation, experts, serving, has_layers, problems); });
-  if (serving.experts && !experts.empty())
-    unless("experts", why_not_experts(model, quantisation, experts, serving.tensor_parallel),
+  const bool is_packed = quantisation.kind == Quantisation::Kind::integers ||
+                         quantisation.kind == Quantisation::Kind::mxfp4;
+  if (!experts.empty() && (serving.experts || (is_packed && serving.packed_experts)))
+    unless("experts", why_not_experts(model, quantisation, experts, serving),
            [&] { add_experts(model, quantisation, experts, serving, problems); });
-  else if (serving.experts && !serving.layers && !serving.int4_linears && !serving.linears)
+  else if (serving.experts && !serving.layers && experts.empty())
     result.left_alone.push_back(fmt::format("{} has no experts", architecture_name(model)));
   result.ops = std::move(problems).ops();
   if (result.ops.empty())

@@ -20,10 +20,13 @@ struct VllmServing {
   std::int64_t max_num_seqs = 1024;
   std::vector<std::int64_t> tokens = {};  // of a batch; empty: powers of two that have graphs
   bool every_graph = false;               // all sizes of graphs instead of those
-  // Parts of the plugin.
-  bool experts = true, layers = true, int4_linears = true;
-  bool linears = false;  // of all formats, not of 4 bits alone
-  bool prompts = false;  // of layers, the batches with prompts
+  // Parts of the plugin, as it has them by default.
+  bool experts = true, layers = true;
+  bool linears = true;         // with weights of 4 and 8 bits
+  bool packed_experts = true;  // likewise
+  bool int4_linears = false;   // those of 4 bits alone
+  bool ranks = false;          // layers under tensor parallelism
+  bool prompts = false;        // of layers, the batches with prompts
   bool batch_invariant = false;
 
   /// Whether linear layers with weights of so many bits are among the parts.
