@@ -40,9 +40,11 @@ struct Engine {
 extern const Engine decode_engine;
 /// sm90/: TMA and wgmma, compute capability 9.0.
 extern const Engine sm90_engine;
+extern const Engine sm90_wide_engine;
 extern const Engine sm90_backward_engine;
 /// sm80/: cp.async and mma.sync, compute capability 8.0 and newer.
 extern const Engine sm80_engine;
+extern const Engine sm80_wide_engine;
 extern const Engine sm80_backward_engine;
 /// simt/: any head and type on any CUDA device: the fallbacks.
 extern const Engine simt_engine;
@@ -55,6 +57,10 @@ extern const Engine cpu_backward_engine;
 
 /// Why a kernel of TMA and wgmma cannot compute the layer, one line.
 std::optional<std::string> refuse_sm90(const Layer& layer, const DeviceFacts& facts);
+/// Features of a head whose output is in the registers of one warp, or MMA warpgroup, at most.
+constexpr std::int64_t most_narrow_dim = 256;
+/// Why the kernel of TMA and wgmma for wider heads cannot compute the layer, one line.
+std::optional<std::string> refuse_wide_sm90(const Layer& layer, const DeviceFacts& facts);
 /// Why a kernel of mma.sync leaves the layer to wgmma, one line.
 std::optional<std::string> refuse_beside_sm90(const Layer& layer, const DeviceFacts& facts);
 

@@ -61,7 +61,8 @@ std::vector<const Family*> families() {
   // The fastest first.
   static const std::vector<EngineFamily> families{
       EngineFamily(decode_engine),        EngineFamily(sm90_engine),
-      EngineFamily(sm80_engine),          EngineFamily(simt_engine),
+      EngineFamily(sm90_wide_engine),     EngineFamily(sm80_engine),
+      EngineFamily(sm80_wide_engine),     EngineFamily(simt_engine),
       EngineFamily(sm90_backward_engine), EngineFamily(sm80_backward_engine),
       EngineFamily(simt_backward_engine), EngineFamily(cpu_blas_engine),
       EngineFamily(cpu_plain_engine),     EngineFamily(cpu_backward_engine)};

@@ -215,10 +215,10 @@ Launch backward_launch(Program& program, const Problem& problem, const DeviceFac
   return launch;
 }
 
-TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t row, bool of_keys,
-                           int box_tokens, int box_columns) {
+TensorMapArgument rows_map(const Layer& layer, const Pointer& tensor, std::int64_t row,
+                           bool of_keys, int box_tokens, int box_columns) {
   TensorMapArgument map;
-  map.matrix = TensorArgument{place};
+  map.matrix = tensor;
   map.dtype = layer.dtype;
   map.rows = of_keys ? layer.kv : layer.s;
   map.columns = row;

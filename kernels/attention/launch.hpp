@@ -77,8 +77,8 @@ void append_d_sinks(Launch& launch);
 
 /// Rows of q, k or v as a tensor map of three dimensions: columns, tokens, and sequences; packed
 /// sequences are one; k and v in pages are tokens of a page, and pages.
-TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t row, bool of_keys,
-                           int box_tokens, int box_columns);
+TensorMapArgument rows_map(const Layer& layer, const Pointer& tensor, std::int64_t row,
+                           bool of_keys, int box_tokens, int box_columns);
 
 /// How many heads of k and v, one after the other, have keys and values that fit in half of L2
 /// together: 1 at least.

@@ -25,6 +25,12 @@ constexpr int attention_access_bytes(int dim) {
   return dim % 8 == 0 ? 16 : dim % 4 == 0 ? 8 : 4;
 }
 
+/// Whether kernels of TMA read copies of q, k, v and d_out, whose heads are attention_padded_dim()
+/// apart with zeros behind their features: TMA addresses multiples of 16 bytes.
+constexpr bool attention_copies_heads(int dim) {
+  return dim % 8 != 0;
+}
+
 /// Bytes from row to row.
 constexpr int attention_row_pitch(int dim) {
   const int chunks = attention_padded_dim(dim) / 8;

@@ -61,7 +61,12 @@ void compile_head_dims(const std::string& arch) {
     compile(problem("fwd", DType::fp16, 300, 10, {}, {{"layout", "thd"}}));
     compile(problem("fwd", DType::bf16, 300, 100, {{"page", 64}}, {{"sinks", "yes"}}));
     compile(problem("bwd", DType::bf16, 300, 100, {}, {{"softcap", "5"}}));
+    compile(problem("fwd", DType::bf16, 300, 72, {{"page", 16}}, {{"lse", "yes"}}));
+    compile(problem("fwd", DType::fp16, 300, 66, {}, {{"layout", "thd"}, {"lse", "yes"}}));
+    compile(problem("bwd", DType::bf16, 300, 152, {}, {{"layout", "thd"}}));
     compile(problem("fwd", DType::bf16, 300, 512, {}, {}));
+    compile(problem("fwd", DType::fp16, 300, 328, {{"page", 16}}, {{"lse", "yes"}}));
+    compile(problem("fwd", DType::bf16, 60, 330, {{"page", 16}}, {{"bias", "yes"}}));
   });
 }
 

@@ -9,6 +9,9 @@
 #include <vector>
 
 #include "attention/problems.hpp"
+#include "kernels/attention/copy_heads.cuh"
+#include "kernels/attention/sm90/params.cuh"
+#include "support/tensor_maps.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -263,6 +266,162 @@ TEST_CASE("variants of the backward pass for a GPU are chosen without one") {
     Draw draw(of.seed);
     chosen_backward(of, facts, draw);
   }
+}
+
+namespace {
+
+/// The family of sm_90a that serves a problem.
+std::string wgmma_family(const Problem& problem) {
+  if (problem.pass == "bwd") return "attention_bwd_sm90";
+  return problem.size("dim") > 256 ? "attention_wide_sm90" : "attention_sm90";
+}
+
+/// Both passes at a head dim, in one of several forms.
+std::vector<Problem> problems_of_width(std::int64_t dim, std::size_t form) {
+  const std::pair<Sizes, Options> forms[] = {
+      {{{"s", 200}}, {{"mask", "causal"}}},
+      {{{"s", 70}, {"kv", 300}}, {{"mask", "none"}, {"sinks", "yes"}}},
+      {{{"s", 300}}, {{"mask", "causal"}, {"layout", "thd"}}},
+      {{{"s", 190}, {"window", 70}}, {{"mask", "causal"}}},
+      {{{"s", 129}, {"kv", 260}}, {{"mask", "causal"}, {"lengths", "yes"}}},
+      {{{"s", 150}}, {{"mask", "packed"}, {"mask-data", "documents"}}},
+      {{{"s", 140}, {"q-row", 8 * dim}, {"k-row", 8 * dim}}, {{"mask", "none"}}}};
+  auto [sizes, options] = forms[form % std::size(forms)];
+  sizes.insert({{"b", 3}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}});
+  const DType dtype = form % 3 == 2 ? DType::fp16 : DType::bf16;
+  std::vector<Problem> problems{attention_problem(DeviceKind::cuda, "bwd", dtype, sizes, options)};
+  options["lse"] = "yes";
+  problems.push_back(attention_problem(DeviceKind::cuda, "fwd", dtype, sizes, options));
+  if (dim > 256 && form % 2 == 0) {
+    // Few queries, whose keys are divided.
+    Sizes few = sizes;
+    few["s"] = 2;
+    few["kv"] = 700;
+    few.erase("window");
+    problems.push_back(attention_problem(DeviceKind::cuda, "fwd", dtype, few,
+                                         {{"mask", "causal"}, {"lengths", "yes"}, {"lse", "yes"}}));
+  }
+  if (dim % 8 != 0) return problems;
+  sizes["page"] = 16;
+  sizes.erase("k-row");
+  if (options.contains("layout")) options["lengths"] = "yes";
+  problems.push_back(attention_problem(DeviceKind::cuda, "fwd", dtype, sizes, options));
+  return problems;
+}
+
+}  // namespace
+
+TEST_CASE("wgmma serves every even head dim, up to 256 in both passes and to 512 forward") {
+  const DeviceFacts facts = products_of_architecture("sm_90a").front();
+  for (std::int64_t dim = 2; dim <= 512; dim += 2)
+    for (const Problem& problem : problems_of_width(dim, static_cast<std::size_t>(dim / 2))) {
+      if (problem.pass == "bwd" && dim > 256) continue;
+      CAPTURE(problem.text());
+      for (const Family* family : attention_op().families()) {
+        if (family->device_kind() != DeviceKind::cuda || family->refusal(problem, facts)) continue;
+        // The first family that serves is the fastest.
+        CHECK(family->name() == wgmma_family(problem));
+        break;
+      }
+    }
+}
+
+TEST_CASE("tensor maps are of whole rows, of heads, or of copies of heads") {
+  const DeviceFacts facts = products_of_architecture("sm_90a").front();
+  const auto program_of = [&](const char* pass, std::int64_t dim) {
+    const Problem problem = attention_problem(
+        DeviceKind::cuda, pass, DType::bf16,
+        {{"s", 200}, {"b", 3}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}}, {{"mask", "causal"}});
+    const Family& family = family_of(attention_op(), wgmma_family(problem));
+    return family.program(problem, facts, family.default_config(problem, facts));
+  };
+  const auto launch_at = [](const Program& program, std::size_t step) {
+    return std::get<KernelLaunch>(program.steps.at(step));
+  };
+  for (const char* pass : {"fwd", "bwd"}) {
+    CAPTURE(pass);
+    const std::size_t main = pass == std::string("bwd") ? 1 : 0;
+    for (const TensorMapArgument& map : tensor_maps_of(launch_at(program_of(pass, 80), main))) {
+      CHECK((map.columns == 4 * 80 || map.columns == 2 * 80));
+      CHECK((map.rows == 200 && map.matrices == 3));
+    }
+    for (const TensorMapArgument& map : tensor_maps_of(launch_at(program_of(pass, 72), main))) {
+      CHECK((map.columns == 72 && (map.rows == 4 || map.rows == 2) && map.matrices == 600));
+      CHECK((map.box_rows == 1 && map.box_matrices >= 48));
+    }
+    const Program copied = program_of(pass, 66);
+    const KernelLaunch copy = launch_at(copied, 0);
+    REQUIRE(copy.parameters.has_value());
+    std::vector<std::size_t> copies;
+    for (const ParameterStruct::Field& field : copy.parameters->fields)
+      if (const auto* to = std::get_if<ScratchArgument>(&field.value)) {
+        CHECK(field.offset == offsetof(attention_copy_params, to) + 8 * copies.size());
+        copies.push_back(to->scratch);
+      }
+    const auto maps = tensor_maps_of(launch_at(copied, main + 1));
+    REQUIRE((copies.size() == maps.size() && copy.grid.y == maps.size()));
+    if (main == 0) {
+      // By this the kernel finds a head of k.
+      constexpr std::size_t at =
+          offsetof(attention_sm90_params, attention) + offsetof(attention_params, kv_head);
+      std::int32_t elements = 0;
+      const KernelLaunch launch = launch_at(copied, 1);
+      for (const ParameterStruct::Field& field : launch.parameters->fields)
+        if (field.offset == at) elements = std::get<std::int32_t>(field.value);
+      CHECK(elements == 80);
+    }
+    for (const TensorMapArgument& map : maps) {
+      const auto scratch = std::get<ScratchArgument>(map.matrix).scratch;
+      CHECK(std::count(copies.begin(), copies.end(), scratch) == 1);
+      CHECK((map.columns == 4 * 80 || map.columns == 2 * 80));
+      CHECK(copied.scratch.at(scratch).bytes ==
+            static_cast<std::size_t>(map.columns * map.rows * map.matrices * 2));
+    }
+  }
+}
+
+TEST_CASE("heads of every width are right in wgmma's kernels on the GPU", "[gpu][widths]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  Draw draw(13);
+  std::vector<ChosenVariant> cases;
+  std::vector<std::int64_t> dims{2,   20,  36,  66,  100, 130, 190, 250, 258, 264, 300,
+                                 320, 328, 384, 400, 408, 448, 456, 480, 500, 504, 512};
+  for (std::int64_t dim = 8; dim <= 256; dim += 8) dims.push_back(dim);
+  for (std::size_t i = 0; i < dims.size(); ++i)
+    for (const Problem& problem : problems_of_width(dims[i], i)) {
+      if (problem.pass == "bwd" && dims[i] > 256) continue;
+      const Family& family = family_of(attention_op(), wgmma_family(problem));
+      if (family.refusal(problem, backend->facts())) continue;
+      const auto configs = family.space(problem, backend->facts()).feasible();
+      cases.push_back(
+          {problem, {&family, family.default_config(problem, backend->facts()), 0, 1}, {}});
+      add_variant(cases, problem, family, configs, draw, [](const Config&) { return true; });
+    }
+  verify_chosen(*backend, cases, draw.random());
+}
+
+TEST_CASE("heads of more than 256 features are right in mma.sync's kernel on the GPU",
+          "[gpu][widths]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Family& family = family_of(attention_op(), "attention_wide_sm80");
+  Draw draw(14);
+  std::vector<ChosenVariant> cases;
+  std::size_t form = 0;
+  for (const std::int64_t dim : {258, 264, 300, 320, 400, 480, 510, 512})
+    for (int i = 0; i < 2; ++i)
+      for (const Problem& of_width : problems_of_width(dim, form++)) {
+        if (of_width.pass == "bwd") continue;
+        // Where wgmma serves, too, it has more queries.
+        Problem problem = of_width;
+        problem.sizes["s"] = std::min<std::int64_t>(problem.size("s"), 64 - 5 * i);
+        if (family.refusal(problem, backend->facts())) continue;
+        for (const Config& config : family.space(problem, backend->facts()).feasible())
+          cases.push_back({problem, {&family, config, 0, 1}, {}});
+      }
+  CHECK(cases.size() > 20);
+  verify_chosen(*backend, cases, draw.random());
 }
 
 TEST_CASE("sequences cut among CTAs are right on the GPU", "[gpu][cut]") {

@@ -47,7 +47,8 @@ void draw_form(Draw& draw, bool backward, std::int64_t heads, std::int64_t dim,
 Problem random_attention(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const std::string pass = draw.of({"fwd", "bwd"});
   std::int64_t dim = kind == DeviceKind::cuda
-                         ? draw.of<std::int64_t>({64, 128, 96, 192, 256, 72, 8, 100, 20, 10, 2})
+                         ? draw.of<std::int64_t>({64, 128, 96, 192, 256, 72, 8, 100, 20, 10, 2, 32,
+                                                  80, 112, 136, 160, 224})
                          : 2 * draw.size(6);
   const auto room = [&](std::int64_t taken) {
     return std::max<std::int64_t>(1, most_elements / taken);

@@ -146,7 +146,8 @@ void check_foreign_keys(Backend& backend, DType dtype) {
 /// Heads of every alignment: rows of 4, 8 and 16 bytes, and more features than tensor cores take.
 std::vector<Problem> problems_of_head_dims(DeviceKind kind, DType dtype) {
   std::vector<Problem> problems;
-  const std::int64_t dims[] = {2, 4, 6, 10, 12, 20, 36, 62, 100, 130, 252, 254, 264, 512};
+  const std::int64_t dims[] = {2,  4,  6,   10,  12,  20,  36,  40,  62,  72,  80,
+                               88, 96, 100, 112, 130, 152, 232, 252, 254, 264, 512};
   int at = 0;
   for (const std::int64_t dim : dims)
     for (const std::int64_t s : {1, 70}) {
@@ -173,6 +174,60 @@ void check_head_dims(Backend& backend, DType dtype) {
   std::mt19937_64 random(8);
   for (const Problem& problem : problems_of_head_dims(backend.facts().kind, dtype))
     CHECK(verify_variants(backend, attention_op(), problem, random, 1) >= 2);
+}
+
+/// Values of the first half of the heads, of a tensor whose rows end with [heads, dim].
+std::vector<double> of_first_heads(const std::vector<double>& values, std::int64_t heads,
+                                   std::int64_t dim) {
+  std::vector<double> first;
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (static_cast<std::int64_t>(i) / dim % heads < heads / 2) first.push_back(values[i]);
+  return first;
+}
+
+/// The second half of all heads holds NaN: the first half's results are as without.
+void check_neighbours(Backend& backend, const Problem& problem) {
+  std::mt19937_64 random(12);
+  const attention::Layer layer = attention::layer_of(problem);
+  const auto heads_of = [&](const std::string& name) {
+    const bool of_keys = name == "k" || name == "v" || name == "dk" || name == "dv";
+    return of_keys ? layer.kv_heads : layer.heads;
+  };
+  ReferenceTensors inputs;
+  draw_inputs(problem, random, inputs);
+  round_inputs(problem, inputs);
+  const auto expected = run_reference(problem, inputs);
+  for (const char* name : {"q", "k", "v", "out", "d_out"}) {
+    if (!inputs.contains(name)) continue;
+    auto& values = inputs.at(name);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (static_cast<std::int64_t>(i) / layer.dim % heads_of(name) >= heads_of(name) / 2)
+        values[i] = std::numeric_limits<double>::quiet_NaN();
+  }
+  for_each_family(backend.facts(), problem, [&](const Family& family, const Config& config) {
+    CAPTURE(problem.text(), family.name(), config.text());
+    const auto results = run_family(backend, family, config, problem, inputs);
+    for (const TensorSpec& spec : attention_op().tensors(problem)) {
+      if (spec.role != Role::output) continue;
+      CAPTURE(spec.name);
+      const std::int64_t heads = heads_of(spec.name);
+      CHECK(relative_error(of_first_heads(results.at(spec.name), heads, layer.dim),
+                           of_first_heads(expected.at(spec.name), heads, layer.dim)) <
+            2 * bound_of(problem.dtype));
+    }
+  });
+}
+
+std::vector<Problem> neighbour_problems(DeviceKind kind) {
+  std::vector<Problem> problems;
+  for (const std::int64_t dim : {24, 66, 72, 80, 104, 136, 160})
+    for (const char* pass : {"fwd", "bwd"})
+      for (const char* layout : {"bshd", "thd"})
+        problems.push_back(
+            attention_problem(kind, pass, DType::bf16,
+                              {{"s", 150}, {"b", 2}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}},
+                              {{"mask", "causal"}, {"layout", layout}}));
+  return problems;
 }
 
 /// A backward family reads what a forward family wrote, in rows without keys too.
@@ -267,6 +322,20 @@ TEST_CASE("every even head dim is right on a GPU", "[gpu][dims]") {
   const auto others = problems_of_head_dims(DeviceKind::cuda, DType::fp16);
   for (std::size_t i = 1; i < problems.size(); i += 2) problems[i] = others[i];
   verify_families(*backend, attention_op(), problems, random, 1);
+}
+
+TEST_CASE("NaN in a head leaves its neighbours alone on the CPU") {
+  const auto backend = open_cpu();
+  for (const Problem& problem : neighbour_problems(DeviceKind::cpu))
+    check_neighbours(*backend, problem);
+}
+
+TEST_CASE("NaN in a head leaves its neighbours alone on the GPU", "[gpu][dims]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const auto problems = neighbour_problems(DeviceKind::cuda);
+  compile_together(*backend, problems);
+  for (const Problem& problem : problems) check_neighbours(*backend, problem);
 }
 
 TEST_CASE("gradients follow from what the forward pass wrote on the CPU") {

@@ -71,18 +71,31 @@ const std::map<std::string, std::int64_t> of_attention{
 }  // namespace
 
 TEST_CASE("attention for sm_90a has a proxy fence behind keys that are set to zero") {
-  with_ptx({"attention", "attention_sm90", "fwd", of_attention, {{"layout", "thd"}}},
-           [](const std::string& ptx) {
-             CHECK(count(ptx, shared_fence) > 0);
-             CHECK(unfenced_reads(ptx, {}) == none);
-           });
+  const auto with_dim = [](std::int64_t dim) {
+    auto sizes = of_attention;
+    sizes["dim"] = dim;
+    return sizes;
+  };
+  // Boxes of heads of 72 have tokens of the next sequence behind a sequence's end.
+  for (const Kernel& kernel :
+       {Kernel{"attention", "attention_sm90", "fwd", of_attention, {{"layout", "thd"}}},
+        {"attention", "attention_sm90", "fwd", with_dim(72), {}},
+        {"attention", "attention_wide_sm90", "fwd", with_dim(512), {{"layout", "thd"}}},
+        {"attention", "attention_wide_sm90", "fwd", with_dim(264), {}}})
+    with_ptx(kernel, [](const std::string& ptx) {
+      CHECK(count(ptx, shared_fence) > 0);
+      CHECK(unfenced_reads(ptx, {}) == none);
+    });
 }
 
 TEST_CASE("gradients of attention for sm_90a have proxy fences behind zeros, scores and dq") {
   const Options packed{{"layout", "thd"}}, ordered{{"deterministic", "yes"}};
+  auto of_narrow = of_attention;
+  of_narrow["dim"] = 72;
   for (const Kernel& kernel :
        {Kernel{"attention", "attention_bwd_sm90", "bwd", of_attention, packed},
         {"attention", "attention_bwd_sm90", "bwd", of_attention, ordered},
+        {"attention", "attention_bwd_sm90", "bwd", of_narrow, packed},
         {"attention",
          "attention_bwd_sm90",
          "bwd",

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/attention/copy_heads.hpp"
 #include "kernels/attention/engine.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm90/backward_config.cuh"
@@ -79,7 +80,11 @@ double cycles_of_blocks(const Layer& layer, const DeviceFacts& facts, const atte
   const double visits = blocks_seen * static_cast<double>(layer.group());
   constexpr double flops_of_cycle = 4096, elements_of_cycle = 16;  // of an SM
   const double pairs = static_cast<double>(config.bm) * config.bn;
-  const double mma = pairs * 10 * static_cast<double>(layer.dim) / flops_of_cycle;
+  // Two products of rows of a head, two of whole columns, and dq in slabs.
+  const int columns = 2 * plan.score_k_steps * 16 +
+                      2 * (plan.splits_dim ? config.mma_warpgroups : 1) * plan.gradient_columns +
+                      plan.slabs * 64;
+  const double mma = pairs * 2 * columns / flops_of_cycle;
   // A second stage of q and of d_out lets their loads run beneath a block.
   constexpr double of_load = 600;
   const double loads = (config.q_stages > 1 ? 0 : of_load) + (config.do_stages > 1 ? 0 : of_load);
@@ -127,8 +132,13 @@ double cycles_around(const Layer& layer, const DeviceFacts& facts, const Tile& c
   const auto prepared = static_cast<double>(prepared_by_launch(layer, config));
   const auto converted = static_cast<double>(kv_matrices(layer) - converted_beside(layer, config));
   constexpr double of_launches = 12000, bytes_of_cycle = 13;  // of an SM
-  return of_launches + words_of_head * (prepared * 8 + converted * 6) / bytes_of_cycle /
-                           static_cast<double>(facts.multiprocessors);
+  const double copies = copies_heads(layer)
+                            ? 3000 + 2.0 * static_cast<double>(bytes_of_copies(layer)) /
+                                         bytes_of_cycle / static_cast<double>(facts.multiprocessors)
+                            : 0;
+  return of_launches + copies +
+         words_of_head * (prepared * 8 + converted * 6) / bytes_of_cycle /
+             static_cast<double>(facts.multiprocessors);
 }
 
 double cycles(const Layer& layer, const DeviceFacts& facts, const attention_form& form,
@@ -203,7 +213,6 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   Launch launch(program, problem, facts, sizeof(sm90_backward_params),
                 offsetof(sm90_backward_params, attention));
   const Layer& layer = launch.layer();
-  const Places& at = launch.places();
   const attention_form form = form_of(layer);
   const sm90_backward_plan plan = sm90_backward_plan_of(form, config);
   const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
@@ -214,14 +223,18 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
 
   constexpr int box_columns = 64;
   const std::int64_t row = layer.heads * layer.dim, kv_row = layer.kv_heads * layer.dim;
-  launch.set(offsetof(sm90_backward_params, q),
-             rows_map(layer, at.q, layer.q_row, false, config.bm, box_columns));
+  const HeadTensors tensors = head_tensors(program, launch, facts);
+  const auto map = [&](const Pointer& tensor, std::int64_t row_of_tensor, bool of_keys) {
+    const int tokens = of_keys ? config.bn : config.bm;
+    return plan.head_boxes
+               ? heads_map(tensors.layer, tensor, row_of_tensor, of_keys, tokens, box_columns)
+               : rows_map(tensors.layer, tensor, row_of_tensor, of_keys, tokens, box_columns);
+  };
+  launch.set(offsetof(sm90_backward_params, q), map(tensors.q, tensors.layer.q_row, false));
   launch.set(offsetof(sm90_backward_params, d_out),
-             rows_map(layer, at.d_out, row, false, config.bm, box_columns));
-  launch.set(offsetof(sm90_backward_params, k),
-             rows_map(layer, at.k, layer.k_row, true, config.bn, box_columns));
-  launch.set(offsetof(sm90_backward_params, v),
-             rows_map(layer, at.v, layer.v_row, true, config.bn, box_columns));
+             map(tensors.d_out, layer.heads * tensors.layer.dim, false));
+  launch.set(offsetof(sm90_backward_params, k), map(tensors.k, tensors.layer.k_row, true));
+  launch.set(offsetof(sm90_backward_params, v), map(tensors.v, tensors.layer.v_row, true));
   launch.set(offsetof(sm90_backward_params, d_out_batch), layer.s * row);
   launch.set(offsetof(sm90_backward_params, dq_batch), layer.s * row);
   launch.set(offsetof(sm90_backward_params, dk_batch), layer.kv * kv_row);
@@ -277,6 +290,6 @@ constinit const Engine sm90_backward_engine{
     .can_implement = refuse_sm90,
     .search = Search::side,
     .program = program,
-    .sources = {file}};
+    .sources = {file, copy_heads_source}};
 
 }  // namespace fftune::attention

@@ -46,6 +46,7 @@
 // A stage of q also says which query block it has: the producer alone decides what is visited.
 #include "attention/sm90/backward_rows.cuh"
 #include "attention/sm90/backward_work.cuh"
+#include "attention/sm90/value_widths.cuh"
 #include "attention/softmax.cuh"
 #include "common/async.cuh"
 #include "common/mma.cuh"
@@ -216,13 +217,19 @@ struct attention_backward {
 
   // --- Warp 0 of the producers ---
 
+  // Rows of a sequence, which has `rows` in the tensor.
   __device__ __forceinline__ void load_rows(u32 to, const tensor_map& map, u32 barrier, int head,
-                                            int row, int slab_bytes) const {
+                                            int row, int rows, int slab_bytes) const {
     const int sequence = form.packed_sequences() ? 0 : work.sequence.index;
 #pragma unroll
     for (int slab = 0; slab < plan.slabs; ++slab) {
-      tma_load(to + slab * slab_bytes, map, barrier, head * form.dim + slab * 64, row, sequence,
-               l2_policy::evict_normal);
+      if constexpr (plan.head_boxes) {
+        tma_load(to + slab * slab_bytes, map, barrier, slab * 64, head, sequence * rows + row,
+                 l2_policy::evict_normal);
+      } else {
+        tma_load(to + slab * slab_bytes, map, barrier, head * plan.head_pitch + slab * 64, row,
+                 sequence, l2_policy::evict_normal);
+      }
     }
   }
 
@@ -231,13 +238,14 @@ struct attention_backward {
     q.wait_empty();
     store_visit(visit_at(q), visit);
     barrier_arrive_expect(q.full_barrier(), plan.q_bytes + bm * 4);
-    load_rows(q.buffer(), params.q, q.full_barrier(), visit.head, row, plan.q_slab_bytes);
+    load_rows(q.buffer(), params.q, q.full_barrier(), visit.head, row, attention.q_len,
+              plan.q_slab_bytes);
     bulk_load(base + plan.lse_at + q.index * bm * 4, params.lse_log2 + stats_at(visit), bm * 4,
               q.full_barrier());
     q.advance();
     d_out.wait_empty();
     barrier_arrive_expect(d_out.full_barrier(), plan.q_bytes + bm * 4);
-    load_rows(d_out.buffer(), params.d_out, d_out.full_barrier(), visit.head, row,
+    load_rows(d_out.buffer(), params.d_out, d_out.full_barrier(), visit.head, row, attention.q_len,
               plan.q_slab_bytes);
     bulk_load(base + plan.delta_at + d_out.index * bm * 4, attention.delta + stats_at(visit),
               bm * 4, d_out.full_barrier());
@@ -251,9 +259,10 @@ struct attention_backward {
     if (lane == 0 && work.first < work.last) {
       const int row = work.sequence.kv_first + work.first_key;
       barrier_arrive_expect(k_full(), plan.kv_bytes);
-      load_rows(base + plan.k_at, params.k, k_full(), work.kv_head, row, plan.kv_slab_bytes);
+      const int rows = attention.kv_len;
+      load_rows(base + plan.k_at, params.k, k_full(), work.kv_head, row, rows, plan.kv_slab_bytes);
       barrier_arrive_expect(v_full(), plan.kv_bytes);
-      load_rows(base + plan.v_at, params.v, v_full(), work.kv_head, row, plan.kv_slab_bytes);
+      load_rows(base + plan.v_at, params.v, v_full(), work.kv_head, row, rows, plan.kv_slab_bytes);
     }
     wait_until_prepared();
     const int heads = attention.heads / attention.kv_heads;
@@ -305,8 +314,16 @@ struct attention_backward {
     return {visit, visit + 8, visit + 16};
   }
   __device__ __forceinline__ float* dq_of(const visit& visit, int warpgroup) const {
-    return attention.dq_partials + number(visit) * plan.dq_words +
-           warpgroup * (plan.dq_words / warpgroups);
+    return attention.dq_partials + number(visit) * plan.dq_words + warpgroup * plan.dq_share;
+  }
+  // Bytes of a warpgroup's dq: of columns behind a head there are none.
+  static __device__ __forceinline__ int dq_bytes_of(int warpgroup) {
+    return smaller(plan.dq_share, plan.dq_words - warpgroup * plan.dq_share) * 4;
+  }
+  // The threads of a warpgroup that have columns of a head in one of its tiles of dq: the first.
+  static __device__ __forceinline__ int dq_threads(int warpgroup, int tile) {
+    const int slab = plan.splits_dq_rows ? tile : warpgroup * plan.dq_tiles + tile;
+    return plan.last_dq_threads == 128 || slab + 1 < plan.slabs ? 128 : plan.last_dq_threads;
   }
 
   // One thread.
@@ -328,7 +345,7 @@ struct attention_backward {
           fence_global_async();
         }
         bulk_add(dq_of(now, warpgroup), base + plan.dq_at + warpgroup * plan.dq_bytes,
-                 plan.dq_bytes);
+                 dq_bytes_of(warpgroup));
         tma_store_commit();
         if constexpr (form.deterministic) {
           tma_store_wait<0>();
@@ -371,7 +388,7 @@ struct attention_backward {
     forget(c);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < form.dim / 16; ++step) {
+    for (int step = 0; step < plan.score_k_steps; ++step) {
       const int slab = step / 4, in_slab = step % 4 * 2;
       wgmma<T, score_columns>(c, a + (slab * plan.kv_slab_bytes >> 4) + in_slab,
                               b + (slab * plan.q_slab_bytes >> 4) + in_slab, step > 0);
@@ -398,8 +415,8 @@ struct attention_backward {
     } else {
 #pragma unroll
       for (int step = 0; step < bm / 16; ++step) {
-        wgmma_registers<T, gradient_columns, true>(c, own[step], b + step * 128,
-                                                   step > 0 || accumulate);
+        multiply_by_values<T, gradient_columns>(c, own[step], b + step * 128,
+                                                step > 0 || accumulate);
       }
     }
     wgmma_commit();
@@ -578,6 +595,24 @@ struct attention_backward {
     stage.advance();
   }
 
+  // Calls store(at, four accumulators) for those of this thread that are columns of a head; at: 16
+  // bytes from this thread's first.
+  template <class Store>
+  static __device__ __forceinline__ void for_dq(const dq_tiles& dq, int warpgroup,
+                                                const Store& store) {
+    constexpr int vectors = dq_values / 4;
+#pragma unroll
+    for (int tile = 0; tile < plan.dq_tiles; ++tile) {
+      const int threads = dq_threads(warpgroup, tile);
+      if (plan.last_dq_threads < 128 && static_cast<int>(threadIdx.x % 128) >= threads) continue;
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        const float* const from = dq[tile] + i * 4;
+        store(tile * vectors * 128 + i * threads, from[0], from[1], from[2], from[3]);
+      }
+    }
+  }
+
   // Adds to dq in memory. Where a thread's four neighbouring accumulators lie there is known to the
   // kernel that converts dq, dq_fragment in backward_rows.cuh.
   __device__ __forceinline__ void add_dq(const dq_tiles& dq, const visit& visit, dq_stage& stage,
@@ -586,11 +621,9 @@ struct attention_backward {
     if constexpr (stages_dq) {
       stage.wait_empty();
       const u32 own = base + plan.dq_at + warpgroup * plan.dq_bytes + thread * 16;
-#pragma unroll
-      for (int i = 0; i < plan.dq_tiles * dq_values / 4; ++i) {
-        const float* const from = dq[i / (dq_values / 4)] + i % (dq_values / 4) * 4;
-        store_shared(own + i * 128 * 16, make_float4(from[0], from[1], from[2], from[3]));
-      }
+      for_dq(dq, warpgroup, [&](int at, float a, float b, float c, float d) {
+        store_shared(own + at * 16, make_float4(a, b, c, d));
+      });
       async_proxy_fence();
       pass_dq(stage, visit);
     } else {
@@ -599,11 +632,9 @@ struct attention_backward {
         sync(backward_barrier::warpgroup, 128, warpgroup);
       }
       float* const own = dq_of(visit, warpgroup) + thread * 4;
-#pragma unroll
-      for (int i = 0; i < plan.dq_tiles * dq_values / 4; ++i) {
-        const float* const from = dq[i / (dq_values / 4)] + i % (dq_values / 4) * 4;
-        add_global(own + i * 128 * 4, from[0], from[1], from[2], from[3]);
-      }
+      for_dq(dq, warpgroup, [&](int at, float a, float b, float c, float d) {
+        add_global(own + at * 4, a, b, c, d);
+      });
       if constexpr (form.deterministic) {
         __threadfence();
         sync(backward_barrier::warpgroup, 128, warpgroup);
@@ -625,7 +656,7 @@ struct attention_backward {
   }
   __device__ __forceinline__ void zero_keys() const {
     const int count = work.sequence.kv_len - work.first_key;
-    if (!form.foreign_keys() || count >= bn) return;
+    if (!(form.foreign_keys() || plan.head_boxes) || count >= bn) return;
     barrier_wait(v_full(), 0);
     zero_rows<bn>(base + plan.k_at, count);
     zero_rows<bn>(base + plan.v_at, count);
@@ -634,7 +665,7 @@ struct attention_backward {
   }
   __device__ __forceinline__ void zero_queries(u32 at, const visit& visit) const {
     const int count = work.sequence.q_len - visit.block * bm;
-    if (!form.packed_sequences() || count >= bm) return;
+    if (!(form.packed_sequences() || plan.head_boxes) || count >= bm) return;
     zero_rows<bm>(at, count);
     async_proxy_fence();
     sync(backward_barrier::scores, mma_threads);
@@ -819,7 +850,8 @@ struct attention_backward {
 
   __device__ __forceinline__ void store_gradient(T* to, int row_elements, int at,
                                                  int warpgroup) const {
-    constexpr int vectors = gradient_columns / 8;  // of a row
+    // The last warpgroup may store fewer of a row.
+    constexpr int vectors = (splits_dim ? gradient_columns : form.dim + 7) / 8;
     const int first_row = splits_dim ? 0 : warpgroup * 64;
     const int first_column =
         work.kv_head * form.dim + (splits_dim ? warpgroup * gradient_columns : 0);
@@ -828,8 +860,9 @@ struct attention_backward {
       const int row = i / vectors, chunk = i % vectors;
       const float4 value = load_shared(gradient_at(at, warpgroup) + chunk / 8 * plan.kv_slab_bytes +
                                        row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
-      *reinterpret_cast<float4*>(to + static_cast<i64>(first_row + row) * row_elements +
-                                 first_column + chunk * 8) = value;
+      store_features<form.dim, !splits_dim || plan.slabs * 64 == form.dim>(
+          to + static_cast<i64>(first_row + row) * row_elements + first_column + chunk * 8,
+          (splits_dim ? warpgroup * gradient_columns : 0) + chunk * 8, value);
     }
   }
 

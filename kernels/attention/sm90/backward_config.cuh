@@ -5,6 +5,7 @@
 
 #include "attention/form.cuh"
 #include "attention/params.cuh"
+#include "attention/row_layout.cuh"
 #include "common/types.cuh"
 
 namespace fftune {
@@ -30,18 +31,27 @@ struct sm90_backward_config {
 };
 
 struct sm90_backward_plan {
-  int dim;    // of a head
-  int slabs;  // of 64 columns of a head, 128 bytes, the widest swizzle; the last may be half used
+  int dim;         // of a head
+  int slabs;       // of 64 columns of a head, 128 bytes, the widest swizzle; the last may be unfull
+  int head_pitch;  // elements from a head to the next
+  // Whether boxes are of one head, and of columns behind it zeros: the MMAs' last step takes some.
+  // Else a box is of a row's columns; those behind the head lead to columns of results that nobody
+  // stores.
+  bool head_boxes;
+  int score_k_steps;  // of 16 features of a product of rows
   /// Wide heads: a key block of 64, whose dk and dv the MMA warpgroups split by columns. P and dS
   /// go through shared memory. Else each warpgroup has 64 keys of its own, and P and dS stay in its
   /// registers as the A operands of dv and dk.
   bool splits_dim;
   int score_columns;     // queries of a warpgroup's tile of scores, which has 64 keys
-  int gradient_columns;  // columns of a warpgroup's share of dk and of dv, which has 64 keys
+  int gradient_columns;  // columns of a warpgroup's share of dk and of dv, which has 64 keys; the
+                         // last ones may be behind the head
   int dq_tiles;          // of 64 columns of dq that a warpgroup computes, transposed
   int dq_columns;        // queries of such a tile
   bool splits_dq_rows;   // narrow heads: the warpgroups split the queries of dq, not its columns
+  int last_dq_threads;   // of a warpgroup, that have columns of a head in its last slab
   int dq_words;          // f32 of a query block's dq; its padding included
+  int dq_share;          // of those of a warpgroup; the last one's may be fewer
   int busy_warps;        // of the producers; the others have time for what `beside` gives them
 
   int threads, producer_registers, mma_registers;
@@ -64,13 +74,20 @@ constexpr sm90_backward_plan sm90_backward_plan_of(const attention_form& form,
   const int warpgroups = config.mma_warpgroups;
   plan.dim = form.dim;
   plan.slabs = (form.dim + 63) / 64;
+  const int padded = attention_padded_dim(form.dim);
+  plan.head_pitch = attention_copies_heads(form.dim) ? padded : form.dim;
+  plan.head_boxes = !attention_copies_heads(form.dim) && padded != form.dim;
+  plan.score_k_steps = padded / 16;
   plan.splits_dim = config.bn == 64 && warpgroups > 1;
   plan.score_columns = plan.splits_dim ? config.bm / warpgroups : config.bm;
-  plan.gradient_columns = plan.splits_dim ? form.dim / warpgroups : form.dim;
+  plan.gradient_columns = plan.splits_dim ? plan.slabs * 64 / warpgroups : padded;
   plan.splits_dq_rows = plan.slabs < warpgroups;
   plan.dq_tiles = plan.splits_dq_rows ? plan.slabs : plan.slabs / warpgroups;
   plan.dq_columns = plan.splits_dq_rows ? config.bm / warpgroups : config.bm;
-  plan.dq_words = config.bm * plan.slabs * 64;
+  plan.last_dq_threads = (padded - (plan.slabs - 1) * 64) * 2;
+  plan.dq_words = config.bm * padded;
+  plan.dq_share =
+      plan.splits_dq_rows ? plan.dq_words / warpgroups : plan.dq_tiles * 64 * plan.dq_columns;
 
   plan.busy_warps = config.dq == dq_path::bulk ? 2 : 1;
   plan.threads = (warpgroups + 1) * 128;
@@ -84,7 +101,7 @@ constexpr sm90_backward_plan sm90_backward_plan_of(const attention_form& form,
   plan.q_bytes = plan.slabs * plan.q_slab_bytes;
   plan.score_bytes =
       plan.splits_dim ? (config.bm + 63) / 64 * 64 * 128 : config.bn / 64 * config.bm * 128;
-  plan.dq_bytes = config.dq == dq_path::bulk ? plan.dq_words / warpgroups * 4 : 0;
+  plan.dq_bytes = config.dq == dq_path::bulk ? plan.dq_share * 4 : 0;
 
   plan.k_at = 0;
   plan.v_at = plan.k_at + plan.kv_bytes;
@@ -109,8 +126,7 @@ constexpr const char* sm90_backward_misfit(const attention_form& form,
                                            const sm90_backward_config& config) {
   const sm90_backward_plan plan = sm90_backward_plan_of(form, config);
   if (form.type != element::bf16 && form.type != element::fp16) return "bf16 or fp16";
-  if (form.dim != 64 && form.dim != 96 && form.dim != 128 && form.dim != 192 && form.dim != 256)
-    return "head dims 64, 96, 128, 192 and 256 are whole steps of the MMAs";
+  if (form.dim > 256) return "heads of up to 256 features";
   if (form.paged) return "pages have no backward";
   if (config.bm % 16 != 0 || config.bm > 128) return "stmatrix stores 16 queries at a time";
   if (config.bn != 64 && config.bn != config.mma_warpgroups * 64)
@@ -119,9 +135,8 @@ constexpr const char* sm90_backward_misfit(const attention_form& form,
   if (plan.score_columns * (plan.splits_dim ? config.mma_warpgroups : 1) != config.bm ||
       plan.score_columns % 16 != 0)
     return "stmatrix stores 16 queries at a time";
-  if (plan.splits_dim && (plan.gradient_columns * config.mma_warpgroups != form.dim ||
-                          plan.gradient_columns % 64 != 0))
-    return "warpgroups split dk and dv between slabs of 64 columns";
+  if (plan.splits_dim && (form.dim < 128 || plan.slabs % config.mma_warpgroups != 0))
+    return "warpgroups split dk and dv of wide heads between slabs of 64 columns";
   if (plan.splits_dq_rows ? config.bm % (config.mma_warpgroups * 8) != 0
                           : plan.slabs % config.mma_warpgroups != 0)
     return "the warpgroups split dq evenly";
@@ -138,6 +153,7 @@ constexpr const char* sm90_backward_misfit(const attention_form& form,
   if (gradients + (late > early ? late : early) + rest > plan.mma_registers) return "registers";
   if (config.ahead && config.q_stages < 2) return "the next query block needs a stage of its own";
   if (config.beside && form.packed_sequences()) return "a head has its queries in one place";
+  if (config.beside && form.dim % 16 != 0) return "idle warps store 16 columns";
   if (plan.shared_bytes > 227 * 1024) return "shared memory";
   return nullptr;
 }
@@ -158,7 +174,8 @@ constexpr int sm90_backward_key_blocks(const attention_form& form, int batch, in
 
 struct sm90_backward_params {
   // Boxes of 64 columns of one sequence: bm rows of q and d_out, bn rows of k and v. Dimensions:
-  // columns (heads x dim), rows, sequences (1 in thd).
+  // columns (heads x dim), rows, sequences (1 in thd); of boxes of heads: columns of a head, heads,
+  // tokens of all sequences.
   tensor_map q, d_out, k, v;
   attention_params attention;
   // Elements between tokens, and between sequences (bshd), of what attention_params has none for.

@@ -13,6 +13,37 @@ namespace fftune {
 
 constexpr int backward_row_threads = 256;
 
+// Stores those of 8 features, from number `first` on, that a head has: with `any_exists` at least
+// one. Heads are aligned to no more than their features are.
+template <int dim, bool any_exists, class T>
+__device__ __forceinline__ void store_features(T* to, int first, float4 value) {
+  constexpr int bytes = attention_access_bytes(dim);
+  if constexpr (bytes == 16) {
+    if (any_exists || first < dim) *reinterpret_cast<float4*>(to) = value;
+  } else if constexpr (bytes == 8) {
+    if (first < dim) *reinterpret_cast<float2*>(to) = float2{value.x, value.y};
+    if (first + 4 < dim) *reinterpret_cast<float2*>(to + 4) = float2{value.z, value.w};
+  } else {
+    const float words[4] = {value.x, value.y, value.z, value.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (first + i * 2 < dim) *reinterpret_cast<float*>(to + i * 2) = words[i];
+    }
+  }
+}
+
+// Loads them, zeros behind the last one.
+template <int dim, class T>
+__device__ __forceinline__ vector16 load_features(const T* from, int first) {
+  if constexpr (dim % 8 == 0) return load_dependent(from);
+  vector16 value;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    value.word[i] = first + i * 2 < dim ? load_dependent_word(from + i * 2) : 0;
+  }
+  return value;
+}
+
 // A query block of a head: delta = rowsum(d_out * out) and lse log2(e), 0 and +inf for rows that
 // see no key or are past the sequence's last, whose probabilities are then zero; zeros to dq and
 // its turns. `threads` threads do it, in passes that are unrolled by `unrolled`.
@@ -71,8 +102,10 @@ struct backward_preparation {
       float sum = 0.0f;
       if (valid && lane * 8 < form.dim) {
         const i64 token = sequence.q_first + row;
-        const vector16 a = load_dependent(out + token * attention.out_row + column);
-        const vector16 b = load_dependent(d_out + token * params.d_out_row + column);
+        const vector16 a =
+            load_features<form.dim>(out + token * attention.out_row + column, lane * 8);
+        const vector16 b =
+            load_features<form.dim>(d_out + token * params.d_out_row + column, lane * 8);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float a0, a1, b0, b1;
@@ -122,7 +155,7 @@ struct backward_conversion {
   using T = element_type<form.type>;
   static constexpr sm90_backward_plan plan = sm90_backward_plan_of(form, config);
   static constexpr int queries = 8, warps = backward_row_threads / 32;
-  static constexpr int parts = form.dim / 16;        // of 16 columns
+  static constexpr int parts = (form.dim + 15) / 16;  // of 16 columns
   static constexpr int pitch = plan.slabs * 64 + 8;  // elements; the 16 bytes more spread the banks
 
   // The block is number `block` of all sequences'.
@@ -157,7 +190,14 @@ struct backward_conversion {
 #pragma unroll
       for (int i = 0; i < loads; ++i) {
         const int dq_tile = warpgroup * plan.dq_tiles + (first + i) / 4;
-        const int at = (dq_tile * groups + group) * 128 + (first + i) % 4 * 32 + lane;
+        int at = (dq_tile * groups + group) * 128 + (first + i) % 4 * 32 + lane;
+        if constexpr (plan.last_dq_threads < 128) {
+          // Fewer threads have columns of the last slab.
+          const int slab = (first + i) / 4;
+          const int threads = slab + 1 < plan.slabs ? 128 : plan.last_dq_threads;
+          at = warpgroup * (plan.dq_share / 4) + slab * groups * 128 + group * threads +
+               (first + i) % 4 * 32 + lane;
+        }
         values[i] = load_coherent(dq + at * 4);
       }
 #pragma unroll
@@ -182,11 +222,12 @@ struct backward_conversion {
         store_matrices_transposed(own + part * 32, words);
       });
       __syncwarp();
-      constexpr int vectors = form.dim / 8;  // of a row
+      constexpr int vectors = (form.dim + 7) / 8;  // of a row
       for (int i = lane; i < smaller(queries, rows - first) * vectors; i += 32) {
         const int row = i / vectors, column = i % vectors * 8;
-        *reinterpret_cast<float4*>(to + static_cast<i64>(first + row) * params.dq_row + column) =
-            *reinterpret_cast<const float4*>(tile + row * pitch + column);
+        store_features<form.dim, true>(
+            to + static_cast<i64>(first + row) * params.dq_row + column, column,
+            *reinterpret_cast<const float4*>(tile + row * pitch + column));
       }
       __syncwarp();
     }
@@ -202,7 +243,7 @@ struct backward_conversion {
     for (int first = own * queries; first < rows; first += count * queries) {
       const int row = first + lane / 4;
       T* const of_row = column + static_cast<i64>(row) * params.dq_row;
-      constexpr int loads = parts % 4 == 0 ? 4 : 2;
+      constexpr int loads = parts % 4 == 0 ? 4 : parts % 2 == 0 ? 2 : 1;
       for_parts<loads>(first, params.attention.scale, [&](int part, const u32(&words)[2]) {
         const u32 low = transpose_matrix(words[0]), high = transpose_matrix(words[1]);
         const u32 other = __shfl_xor_sync(~0u, odd ? low : high, 1);

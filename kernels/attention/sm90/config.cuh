@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention/form.cuh"
+#include "attention/row_layout.cuh"
 
 namespace fftune {
 
@@ -40,10 +41,19 @@ struct attention_sm90_plan {
   int slab_columns;  // columns of a row of q, k or v in shared memory: 128 bytes, or 64 with
                      // 64-byte swizzle
   int row_bytes;     // bytes of a slab's row
-  int slabs;         // slabs of a head
-  int q_bytes;       // bytes of a part
-  int q_box_bytes;   // of those that are copied: 64 rows, or the most that whole queries have
-  int kv_bytes;      // bytes of a stage of keys, or of values
+  int slabs;         // slabs of a head; the last one may have columns behind the head's
+  int head_pitch;    // elements from a head to the next
+  // Whether boxes are of one head, and of columns behind it zeros: the MMAs' last step takes some.
+  // Else a box is of a row's columns, and the MMAs take none of those behind the head.
+  bool head_boxes;
+  int score_steps;      // of 16 features
+  int out_columns;      // of the product with values
+  int q_bytes;          // bytes of a part
+  int q_box_bytes;      // of those that are copied: 64 rows, or the most that whole queries have
+  int kv_bytes;         // bytes of a stage of keys, or of values
+  int column_parts;     // parts of the output's columns, each an MMA warpgroup's
+  int stage_slabs;      // slabs of a head that a stage has
+  bool shares_queries;  // the MMA warpgroups have the same queries
   int score_registers, out_registers;  // accumulators of a thread
   // Warps that copy keys and values. A page is a copy of its own, and each takes the warp that
   // issues it more than 100 cycles: one warp is slower than the MMAs.
@@ -69,14 +79,22 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   plan.q_parts = config.split_keys ? 1 : config.mma_warpgroups;
   plan.part_queries = 64 / config.packed_heads;
   plan.bm = plan.part_queries * plan.q_parts;
-  plan.slab_columns = form.dim % 64 == 0 ? 64 : 32;
+  const int columns = (form.dim + 31) / 32 * 32, padded = attention_padded_dim(form.dim);
+  plan.slab_columns = columns % 64 == 0 ? 64 : 32;
   plan.row_bytes = plan.slab_columns * 2;
-  plan.slabs = form.dim / plan.slab_columns;
-  plan.q_bytes = 64 * form.dim * 2;
-  plan.q_box_bytes = plan.part_queries * config.packed_heads * form.dim * 2;
-  plan.kv_bytes = config.bn * form.dim * 2;
+  plan.slabs = columns / plan.slab_columns;
+  plan.head_pitch = attention_copies_heads(form.dim) ? padded : form.dim;
+  plan.head_boxes = !attention_copies_heads(form.dim) && padded != form.dim;
+  plan.score_steps = padded / 16;
+  plan.out_columns = (form.dim + 7) / 8 * 8;
+  plan.q_bytes = 64 * columns * 2;
+  plan.q_box_bytes = plan.part_queries * config.packed_heads * columns * 2;
+  plan.kv_bytes = config.bn * columns * 2;
+  plan.column_parts = 1;
+  plan.stage_slabs = plan.slabs;
+  plan.shares_queries = config.split_keys;
   plan.score_registers = config.bn / 2;
-  plan.out_registers = form.dim / 2;
+  plan.out_registers = plan.out_columns / 2;
   plan.producer_warps = form.paged ? 4 : 1;
   plan.threads = (config.mma_warpgroups + 1) * 128;
   // Registers move from the producer warp, which needs few, to the MMA warpgroups. With one of
@@ -98,9 +116,9 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   plan.v_at = plan.k_at + config.stages * plan.kv_bytes;
   plan.exchange_at = plan.v_at + config.stages * plan.kv_bytes;
   // Each thread exchanges half of a row, and its reference and sum.
-  plan.exchange_bytes = config.split_keys ? 128 * (form.dim + 8) : 0;
+  plan.exchange_bytes = config.split_keys ? 128 * (padded + 8) : 0;
   plan.sums_at = plan.exchange_at + 2 * (plan.exchange_bytes + (config.split_keys ? 16 : 0));
-  plan.sums_bytes = config.chunk > 0 && !config.divided ? 128 * plan.out_registers * 4 : 0;
+  plan.sums_bytes = config.chunk > 0 && !config.divided ? 128 * padded * 2 : 0;
   plan.q_barriers_at = plan.sums_at + config.mma_warpgroups * plan.sums_bytes;
   plan.k_barriers_at = plan.q_barriers_at + 2 * 8 * plan.q_parts;
   plan.v_barriers_at = plan.k_barriers_at + 2 * 8 * config.stages;
@@ -110,11 +128,56 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   return plan;
 }
 
+/// Heads of more than 256 features: two MMA warpgroups have the same 64 queries, and each half of
+/// the output's columns. A stage is a part of a block: 64 keys, or values, of 128 columns.
+/// Configurations differ in stages, order, packed heads and chunks alone.
+constexpr int attention_wide_columns = 128;  // of a stage
+
+constexpr attention_sm90_plan attention_wide_plan_of(const attention_form& form,
+                                                     const attention_sm90_config& config) {
+  attention_sm90_plan plan = {};
+  const int parts = (form.dim + attention_wide_columns - 1) / attention_wide_columns;
+  const int columns = parts * attention_wide_columns, padded = attention_padded_dim(form.dim);
+  const bool copies = attention_copies_heads(form.dim);
+  plan.q_parts = 1;
+  plan.shares_queries = true;
+  plan.column_parts = 2;
+  plan.part_queries = plan.bm = 64 / config.packed_heads;
+  plan.slab_columns = 64;
+  plan.row_bytes = 128;
+  plan.slabs = columns / plan.slab_columns;
+  plan.head_pitch = copies ? padded : form.dim;
+  plan.head_boxes = !copies && padded != form.dim;
+  plan.score_steps = padded / 16;
+  plan.out_columns = (parts + 1) / 2 * attention_wide_columns;
+  plan.q_bytes = 64 * columns * 2;
+  plan.q_box_bytes = plan.part_queries * config.packed_heads * columns * 2;
+  plan.kv_bytes = config.bn * attention_wide_columns * 2;
+  plan.stage_slabs = attention_wide_columns / plan.slab_columns;
+  plan.score_registers = config.bn / 2;
+  plan.out_registers = plan.out_columns / 2;
+  plan.producer_warps = form.paged ? 4 : 1;
+  plan.threads = 3 * 128;
+  plan.reallocates_registers = true;
+  const bool looks_up = form.paged || form.mask == attention_mask::packed;
+  plan.producer_registers = looks_up ? 40 : 24;
+  plan.mma_registers = looks_up ? 232 : 240;
+  plan.k_at = plan.q_bytes;
+  plan.v_at = plan.k_at;
+  plan.q_barriers_at = plan.k_at + config.stages * plan.kv_bytes;
+  plan.k_barriers_at = plan.q_barriers_at + 2 * 8;
+  plan.v_barriers_at = plan.k_barriers_at;
+  plan.tile_at = plan.k_barriers_at + 2 * 8 * config.stages;
+  plan.tile_bytes = 16;
+  plan.shared_bytes = 1024 + plan.tile_at;
+  return plan;
+}
+
 /// Where kernels of a divided configuration leave sums: of each chunk, in float, a row for each row
 /// of the result, which has the features, and for each of four threads a sum of probabilities and
 /// their reference.
 constexpr int attention_chunk_row(const attention_form& form) {
-  return form.dim + 8;
+  return (form.dim + 7) / 8 * 8 + 8;
 }
 
 }  // namespace fftune

@@ -11,9 +11,11 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/attention/copy_heads.hpp"
 #include "kernels/attention/engine.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm90/config.cuh"
+#include "kernels/attention/sm90/forward.hpp"
 #include "kernels/attention/sm90/params.cuh"
 #include "kernels/attention/sm90/tile_search.hpp"
 #include "kernels/common/cuda_kernel.hpp"
@@ -22,7 +24,7 @@
 namespace fftune::attention {
 namespace {
 
-constexpr const char* file = "attention/sm90/forward.cu";
+constexpr const char* file = forward_source;
 
 /// In the order of the parameter's words.
 enum class Scheduler { single, stays, dynamic, paired };
@@ -85,29 +87,9 @@ struct Tile : attention_sm90_config {
   }
 };
 
-std::string template_argument(const attention_sm90_config& config) {
-  return fmt::format(
-      "fftune::attention_sm90_config{{.mma_warpgroups = {}, .bn = {}, .stages = {}, .ordered = {}, "
-      ".ctas_per_sm = {}, .dynamic = {}, .split_keys = {}, .paired = {}, .packed_heads = {}{}}}",
-      config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm,
-      config.dynamic, config.split_keys, config.paired, config.packed_heads,
-      config.chunk == 0
-          ? ""
-          : fmt::format(", .chunk = {}, .divided = {}", config.chunk, config.divided));
-}
-
 /// Whether some tiles see more keys than others.
 bool has_unlike_tiles(const Layer& layer) {
   return layer.mask != Mask::none || layer.lengths || layer.layout == Layout::thd;
-}
-
-/// Heads of k and v that are scheduled together by default: as many, in powers of two up to 128, as
-/// there are or as L2 has room for.
-std::int64_t usual_group(const Layer& layer, const DeviceFacts& facts) {
-  const std::int64_t matrices = kv_matrices(layer), fit = heads_in_l2(layer, facts);
-  std::int64_t group = 1;
-  while (group < 128 && (fit >= matrices ? group < matrices : 2 * group <= fit)) group *= 2;
-  return group;
 }
 
 /// Registers of an MMA thread: accumulators of the scores and of the output, the probabilities that
@@ -159,7 +141,7 @@ double cycles_of_tiles(const Layer& layer, const DeviceFacts& facts, const atten
   constexpr double flops_of_cycle = 4096, exponentials_of_cycle = 16;  // of an SM
   const auto dim = static_cast<double>(layer.dim);
   const double pairs = 64.0 * config.bn * config.mma_warpgroups * config.ctas_per_sm;
-  const double mma = pairs * 4 * dim / flops_of_cycle;
+  const double mma = pairs * 2 * (plan.score_steps * 16 + plan.out_columns) / flops_of_cycle;
   const double softmax = pairs / exponentials_of_cycle * std::min(1.0, 64 / dim);
   const int warpgroups = config.mma_warpgroups * config.ctas_per_sm;
   const double short_of_registers = std::max(0, config.bn - 128) * dim / 16;
@@ -242,7 +224,13 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const attention_form
   const double packing = config.packed_heads == 1 ? 1 : layer.page > 0 ? 1.01 : 1.1;
   if (config.tile_cycles == unknown)
     config.tile_cycles = cycles_of_tiles(layer, facts, form, config);
-  return packing * locality * balance * sharing * config.tile_cycles + of_launch;
+  // Bytes are read and written once, at what an SM moves in a cycle.
+  constexpr double bytes_of_cycle = 13;
+  const double copies = copies_heads(layer)
+                            ? 3000 + 2.0 * static_cast<double>(bytes_of_copies(layer)) /
+                                         bytes_of_cycle / static_cast<double>(facts.multiprocessors)
+                            : 0;
+  return packing * locality * balance * sharing * config.tile_cycles + of_launch + copies;
 }
 
 /// Keys of a block. They and split_keys decide the order of a row's sums: if that is to be fixed,
@@ -363,7 +351,8 @@ Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
   space.constraint("every MMA warpgroup of a CTA needs queries of its own",
                    {"mma_warpgroups", "split_keys", "pack_heads"},
                    [s = layer.s](const Tile& t) { return t.queries() < s + 64; });
-  const bool may_pack = layer.group() > 1 && layer.group() <= 64 && layer.q_row % layer.dim == 0 &&
+  const bool may_pack = layer.group() > 1 && layer.group() <= 64 &&
+                        (layer.q_row % layer.dim == 0 || copies_heads(layer)) &&
                         form.mask != attention_mask::packed;
   space.constraint(
       "pack_heads=1 needs 2 to 64 heads of q for each head of k, rows of q that are whole heads, "
@@ -418,20 +407,7 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   const attention_form form = form_of(layer);
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
   launch.set_group(config.group, config.packed_heads);
-  TensorMapArgument q =
-      rows_map(layer, launch.places().q, layer.q_row, false, 64, plan.slab_columns);
-  if (config.packed_heads > 1) {
-    q.columns = layer.dim;
-    q.rows = layer.q_row / layer.dim;
-    q.matrices = layer.q_tokens();
-    q.box_rows = static_cast<std::uint32_t>(config.packed_heads);
-    q.box_matrices = static_cast<std::uint32_t>(plan.part_queries);
-  }
-  launch.set(offsetof(attention_sm90_params, q), q);
-  launch.set(offsetof(attention_sm90_params, k),
-             rows_map(layer, launch.places().k, layer.k_row, true, config.bn, plan.slab_columns));
-  launch.set(offsetof(attention_sm90_params, v),
-             rows_map(layer, launch.places().v, layer.v_row, true, config.bn, plan.slab_columns));
+  set_tensor_maps(program, launch, facts, plan, config);
   if (config.dynamic) launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(8));
   std::int64_t ctas = query_tiles(layer, plan.bm, config.packed_heads);
   if (config.divided) {
@@ -455,20 +431,74 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
 
 }  // namespace
 
-std::optional<std::string> refuse_sm90(const Layer& layer, const DeviceFacts& facts) {
+std::int64_t usual_group(const Layer& layer, const DeviceFacts& facts) {
+  const std::int64_t matrices = kv_matrices(layer), fit = heads_in_l2(layer, facts);
+  std::int64_t group = 1;
+  while (group < 128 && (fit >= matrices ? group < matrices : 2 * group <= fit)) group *= 2;
+  return group;
+}
+
+std::string template_argument(const attention_sm90_config& config) {
+  return fmt::format(
+      "fftune::attention_sm90_config{{.mma_warpgroups = {}, .bn = {}, .stages = {}, .ordered = {}, "
+      ".ctas_per_sm = {}, .dynamic = {}, .split_keys = {}, .paired = {}, .packed_heads = {}{}}}",
+      config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm,
+      config.dynamic, config.split_keys, config.paired, config.packed_heads,
+      config.chunk == 0
+          ? ""
+          : fmt::format(", .chunk = {}, .divided = {}", config.chunk, config.divided));
+}
+
+void set_tensor_maps(Program& program, Launch& launch, const DeviceFacts& facts,
+                     const attention_sm90_plan& plan, const attention_sm90_config& config) {
+  const HeadTensors tensors = head_tensors(program, launch, facts);
+  const Layer& layer = tensors.layer;
+  const auto set = [&](std::size_t offset, const Pointer& tensor, std::int64_t row, bool of_keys,
+                       int tokens, int heads) {
+    launch.set(offset,
+               plan.head_boxes || heads > 1
+                   ? heads_map(layer, tensor, row, of_keys, tokens, plan.slab_columns, heads)
+                   : rows_map(layer, tensor, row, of_keys, tokens, plan.slab_columns));
+  };
+  using Params = attention_sm90_params;
+  set(offsetof(Params, q), tensors.q, layer.q_row, false, plan.part_queries, config.packed_heads);
+  set(offsetof(Params, k), tensors.k, layer.k_row, true, config.bn, 1);
+  set(offsetof(Params, v), tensors.v, layer.v_row, true, config.bn, 1);
+  if (layer.kv_head != launch.layer().kv_head)
+    launch.set_attention(offsetof(attention_params, kv_head),
+                         static_cast<std::int32_t>(layer.kv_head));
+}
+
+std::optional<std::string> refuse_tma(const Layer& layer, const DeviceFacts& facts) {
   if (facts.compute_capability != 90)
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
                        facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
   if (layer.dtype == DType::f32) return "wgmma multiplies bf16 and fp16, not f32";
-  constexpr std::int64_t dims[] = {64, 96, 128, 192, 256};
-  if (std::find(std::begin(dims), std::end(dims), layer.dim) == std::end(dims))
-    return fmt::format("dim={} is not 64, 96, 128, 192 or 256", layer.dim);
+  if (layer.page > 0 && copies_heads(layer))
+    return fmt::format("TMA cannot address heads of dim={} in pages, which are not copied",
+                       layer.dim);
+  if (!copies_heads(layer) && layer.dim % 16 != 0)
+    for (const std::int64_t row : {layer.q_row, layer.k_row, layer.v_row})
+      if (row % layer.dim != 0)
+        return fmt::format("rows of {} elements are not whole heads of dim={}, as boxes of TMA are",
+                           row, layer.dim);
   return misaligned_rows(layer);
+}
+
+std::optional<std::string> refuse_sm90(const Layer& layer, const DeviceFacts& facts) {
+  if (layer.dim > most_narrow_dim)
+    return fmt::format("dim={} is above {}, the columns of a wgmma", layer.dim, most_narrow_dim);
+  constexpr std::int64_t few_queries = 64;
+  if (!layer.backward && copies_heads(layer) && layer.s <= few_queries && !layer.batch_invariant)
+    return fmt::format("TMA cannot address heads of dim={}, and s={} are too few to copy keys for",
+                       layer.dim, layer.s);
+  return refuse_tma(layer, facts);
 }
 
 std::optional<std::string> refuse_beside_sm90(const Layer& layer, const DeviceFacts& facts) {
   constexpr std::int64_t most_queries = 64;
-  if (refuse_sm90(layer, facts)) return std::nullopt;
+  if (refuse_sm90(layer, facts) && (layer.backward || refuse_wide_sm90(layer, facts)))
+    return std::nullopt;
   if (layer.batch_invariant) return std::string(order_depends_on_rows);
   if (layer.s <= most_queries) return std::nullopt;
   return fmt::format("s={}: wgmma serves this problem, and is faster from {} queries on", layer.s,
@@ -481,6 +511,6 @@ constinit const Engine sm90_engine{.name = Model::name,
                                    .search = Search::side,
                                    .program = program,
                                    .batch_invariant = true,
-                                   .sources = {file}};
+                                   .sources = {file, copy_heads_source}};
 
 }  // namespace fftune::attention

@@ -49,6 +49,7 @@
 #include "attention/sm90/chunks.cuh"
 #include "attention/sm90/config.cuh"
 #include "attention/sm90/params.cuh"
+#include "attention/sm90/value_widths.cuh"
 #include "attention/softmax.cuh"
 #include "common/async.cuh"
 #include "common/mma.cuh"
@@ -137,7 +138,9 @@ struct attention_forward {
   }
 
   // The part of a tile's queries that an MMA warpgroup has.
-  static __device__ __forceinline__ int part_of(int warpgroup) { return splits ? 0 : warpgroup; }
+  static __device__ __forceinline__ int part_of(int warpgroup) {
+    return plan.shares_queries ? 0 : warpgroup;
+  }
 
   // Under a causal mask tiles end with the last row instead of beginning with the first one, so
   // that the partial tile is the shortest: its first row is negative. For a pair it is the first
@@ -195,10 +198,11 @@ struct attention_forward {
 
   // --- Producer warp ---
 
-  // Where the keys and values of a tile's head begin in their rows.
+  // Where the keys and values of a tile's head begin in their rows: a column, or of boxes of heads
+  // the number of that box.
   __device__ __forceinline__ int kv_column(const attention_tile& tile) const {
     const int kv_head = packed_heads > 1 ? tile.head : tile.head / (params.heads / params.kv_heads);
-    return kv_head * params.kv_head;
+    return kv_head * (plan.head_boxes ? params.kv_head / form.dim : params.kv_head);
   }
 
   // A block of keys, and where the part of it is that a lane looked up: its page.
@@ -214,23 +218,34 @@ struct attention_forward {
     const int shift = __ffs(params.page) - 1;
     const int last = larger(tile.sequence.kv_len - 1, 0) >> shift;
     const int row = block * bn + static_cast<int>(threadIdx.x % 32) * smaller(params.page, bn);
-    return page_table(params, tile.sequence.index)[smaller(row >> shift, last)];
+    const int page = page_table(params, tile.sequence.index)[smaller(row >> shift, last)];
+    // Tokens of all pages are one after the other: those of a page that there is not are before.
+    if constexpr (plan.head_boxes) return has_page(params, page) ? page : -1;
+    return page;
   }
 
   // One warp of the producer: its share of the keys or values of a block. The first warp expects
   // the bytes of all: no phase completes before it has.
   __device__ __forceinline__ void load_block(int warp, const stages& to, const tensor_map& map,
                                              const attention_tile& tile, int column,
-                                             const placed_block& block) const {
+                                             const placed_block& block, int first_slab = 0) const {
     const auto begin = [&] {
       to.wait_empty();
       if (warp == 0) barrier_arrive_expect(to.full_barrier(), plan.kv_bytes);
     };
-    const auto load_rows = [&](int at, int row, int matrix) {
+    // `row` of matrix number `matrix`, of `rows` each.
+    const auto load_rows = [&](int at, int row, int matrix, int rows) {
 #pragma unroll
-      for (int slab = 0; slab < plan.slabs; ++slab) {
-        tma_load(to.buffer() + (slab * bn + at) * plan.row_bytes, map, to.full_barrier(),
-                 column + slab * plan.slab_columns, row, matrix, l2_policy::evict_normal);
+      for (int slab = 0; slab < plan.stage_slabs; ++slab) {
+        const int first = (first_slab + slab) * plan.slab_columns;
+        const u32 shared = to.buffer() + (slab * bn + at) * plan.row_bytes;
+        if constexpr (plan.head_boxes) {
+          tma_load(shared, map, to.full_barrier(), first, column, matrix * rows + row,
+                   l2_policy::evict_normal);
+        } else {
+          tma_load(shared, map, to.full_barrier(), column + first, row, matrix,
+                   l2_policy::evict_normal);
+        }
       }
     };
     if constexpr (form.paged) {
@@ -240,14 +255,14 @@ struct attention_forward {
       for (int i = warp, at = warp * rows; at < bn;
            i += producer_warps, at += producer_warps * rows) {
         const int page = __shfl_sync(~0u, block.page, i);
-        if (is_elected()) load_rows(at, (first + at) & (params.page - 1), page);
+        if (is_elected()) load_rows(at, (first + at) & (params.page - 1), page, params.page);
       }
     } else if (is_elected()) {
       begin();
       if constexpr (form.packed_sequences()) {
-        load_rows(0, tile.sequence.kv_first + block.number * bn, 0);
+        load_rows(0, tile.sequence.kv_first + block.number * bn, 0, 0);
       } else {
-        load_rows(0, block.number * bn, tile.sequence.index);
+        load_rows(0, block.number * bn, tile.sequence.index, params.kv_len);
       }
     }
   }
@@ -263,14 +278,14 @@ struct attention_forward {
       for (int slab = 0; slab < plan.slabs; ++slab) {
         const u32 to = base + part * plan.q_bytes + slab * 64 * plan.row_bytes;
         const int query = tile.sequence.q_first + first_row_of(tile, part);
-        if constexpr (packed_heads > 1) {
+        if constexpr (packed_heads > 1 || plan.head_boxes) {
           // The queries of all sequences are one after the other: rows that are others' do not
           // count.
           const int first = form.packed_sequences() ? 0 : tile.sequence.index * params.q_len;
           tma_load(to, maps.q, full, slab * plan.slab_columns, tile.head * packed_heads,
                    first + query, l2_policy::evict_first);
         } else {
-          tma_load(to, maps.q, full, tile.head * form.dim + slab * plan.slab_columns, query,
+          tma_load(to, maps.q, full, tile.head * plan.head_pitch + slab * plan.slab_columns, query,
                    form.packed_sequences() ? 0 : tile.sequence.index, l2_policy::evict_first);
         }
       }
@@ -507,7 +522,7 @@ struct attention_forward {
     constexpr int in_slab = plan.slab_columns / 16;
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < form.dim / 16; ++step) {
+    for (int step = 0; step < plan.score_steps; ++step) {
       const int slab = step / in_slab, at = step % in_slab * 32;
       wgmma<T, bn>(scores, wgmma_advance(q_rows, slab * 64 * plan.row_bytes + at),
                    wgmma_advance(k_rows, slab * bn * plan.row_bytes + at), step > 0 ? 1 : 0);
@@ -521,9 +536,9 @@ struct attention_forward {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < bn / 16; ++step) {
-      wgmma_registers<T, form.dim, true>(out, from[step],
-                                         wgmma_advance(v_rows, step * 16 * plan.row_bytes),
-                                         step > 0 ? 1 : accumulate);
+      multiply_by_values<T, plan.out_columns>(out, from[step],
+                                              wgmma_advance(v_rows, step * 16 * plan.row_bytes),
+                                              step > 0 ? 1 : accumulate);
     }
     wgmma_commit();
   }
@@ -543,7 +558,8 @@ struct attention_forward {
     named_barrier_sync(static_cast<int>(attention_barrier::zero_fill) + warpgroup_of_thread(), 128);
   }
   __device__ __forceinline__ void zero_foreign(const attention_tile& tile, u32 v, int block) const {
-    if constexpr (form.foreign_keys()) {
+    // Boxes of heads take the tokens of all sequences one after the other.
+    if constexpr (form.foreign_keys() || plan.head_boxes) {
       const int count = tile.sequence.kv_len - block * bn;
       if (count < bn) zero_fill(v, splits ? larger(0, count) : count);
     }
@@ -749,9 +765,19 @@ struct attention_forward {
   }
 
   // Values of one of a thread's two rows: pairs of neighbouring columns, 8 columns apart.
-  using row_values = float[form.dim / 4];
+  // Those of 32 columns are stored together: behind the last one are zeros.
+  static constexpr int row_parts = (plan.out_columns + 31) / 32;
+  using row_values = float[row_parts * 8];
+  static constexpr bool stores_all = form.dim == row_parts * 32 * plan.column_parts;
   static __device__ __forceinline__ float value_of(const out_accumulators& out, int i, int at) {
-    return out[at / 2 * 4 + i * 2 + at % 2];
+    const int number = at / 2 * 4 + i * 2 + at % 2;
+    return number < plan.out_registers ? out[number] : 0.0f;
+  }
+  // Four of a row's values, as they are kept in shared memory.
+  static constexpr int row_vectors = (form.dim + 15) / 16;
+  static __device__ __forceinline__ void clear_behind(row_values& sums) {
+#pragma unroll
+    for (int at = row_vectors * 4; at < row_parts * 8; ++at) sums[at] = 0.0f;
   }
 
   // split_keys: gives the other MMA warpgroup one of a thread's rows, and adds to the other row
@@ -764,7 +790,7 @@ struct attention_forward {
     to.phase = from.phase = rows.exchange_phase;
     rows.exchange_phase ^= 1;
     const u32 given = to.buffer(), taken = from.buffer();
-    constexpr int vectors = form.dim / 16, row_at = vectors * 128 * 16;
+    constexpr int vectors = row_vectors, row_at = vectors * 128 * 16;
     to.wait_empty();
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
@@ -800,22 +826,48 @@ struct attention_forward {
       }
     }
     barrier_arrive(from.empty_barrier());
+    clear_behind(sums);
     return own;
+  }
+
+  // Stores 8 columns of a row from `column` on, which its head may not all have. Heads are aligned
+  // to no more than their features are.
+  static __device__ __forceinline__ void store_columns(T* row, int column, const u32 (&word)[4]) {
+    constexpr int bytes = attention_access_bytes(form.dim);
+    T* const to = row + column;
+    if constexpr (bytes == 16) {
+      if (stores_all || column < form.dim) {
+        *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
+      }
+    } else if constexpr (bytes == 8) {
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        if (column + i * 2 < form.dim) {
+          *reinterpret_cast<uint2*>(to + i * 2) = make_uint2(word[i], word[i + 1]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (column + i * 2 < form.dim) *reinterpret_cast<u32*>(to + i * 2) = word[i];
+      }
+    }
   }
 
   // Four threads have neighbouring pairs of columns of a row. They exchange, so that each has 8
   // neighbouring columns of 32 and stores 16 bytes.
   __device__ __forceinline__ void store_row(const row_values& sums, softmax_row total,
-                                            const attention_tile& tile, int first_query,
-                                            int i) const {
+                                            const attention_tile& tile, int first_query, int i,
+                                            int first_column = 0) const {
     const int quarter = threadIdx.x % 4;
     total.sum += __shfl_xor_sync(~0u, total.sum, 1);
     total.sum += __shfl_xor_sync(~0u, total.sum, 2);
     const softmax_result result = finish_softmax(total, sink_of(tile, i));
     T* const to = out_row(tile, first_query, i);
-    if (to != nullptr && quarter == 0) store_lse(tile, first_query, i, result.lse);
+    if (to != nullptr && quarter == 0 && first_column == 0)
+      store_lse(tile, first_query, i, result.lse);
 #pragma unroll
-    for (int part = 0; part < form.dim / 32; ++part) {
+    for (int part = 0; part < row_parts; ++part) {
       u32 word[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -837,10 +889,7 @@ struct attention_forward {
           }
         }
       }
-      if (to != nullptr) {
-        *reinterpret_cast<uint4*>(to + part * 32 + quarter * 8) =
-            make_uint4(word[0], word[1], word[2], word[3]);
-      }
+      if (to != nullptr) store_columns(to, first_column + part * 32 + quarter * 8, word);
     }
   }
 
@@ -858,12 +907,12 @@ struct attention_forward {
                         ((tile.chunk * queries + query) * params.heads + head_of(tile, i)) *
                             attention_chunk_row(form);
 #pragma unroll
-      for (int at = 0; at < form.dim / 4; at += 2) {
+      for (int at = 0; at < plan.out_columns / 4; at += 2) {
         *reinterpret_cast<float2*>(to + at / 2 * 8 + own_column()) =
             float2{value_of(out, i, at), value_of(out, i, at + 1)};
       }
-      to[form.dim + quarter] = rows.softmax[i].sum;
-      to[form.dim + 4 + quarter] = rows.softmax[i].reference;
+      to[plan.out_columns + quarter] = rows.softmax[i].sum;
+      to[plan.out_columns + 4 + quarter] = rows.softmax[i].reference;
     }
   }
 
@@ -874,7 +923,7 @@ struct attention_forward {
     if (is_first) all = {};
     const chunk_factors by = chunk_factors_of(all.reference, rows.softmax[i].reference);
     all.sum = add_chunk(all.sum, rows.softmax[i].sum, by);
-    constexpr int vectors = form.dim / 16;
+    constexpr int vectors = row_vectors;
 #pragma unroll
     for (int vector = 0; vector < vectors; ++vector) {
       const u32 place = base + plan.sums_at + warpgroup_of_thread() * plan.sums_bytes +
@@ -889,6 +938,7 @@ struct attention_forward {
       }
       if (!is_last) store_shared(place, make_float4(now[0], now[1], now[2], now[3]));
     }
+    clear_behind(sums);
   }
 
   __device__ __forceinline__ void store(const out_accumulators& out, const attention_work& tile,
@@ -914,7 +964,7 @@ struct attention_forward {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int at = 0; at < form.dim / 4; ++at) sums[at] = value_of(out, i, at);
+        for (int at = 0; at < row_parts * 8; ++at) sums[at] = value_of(out, i, at);
         store_row(sums, rows.softmax[i], tile, first_query, i);
       }
     }
@@ -930,8 +980,8 @@ struct attention_forward {
       if (to == nullptr) continue;
       if (quarter == 0) store_lse(tile, first_query, i, sink_of(tile, i) * log2_e);
 #pragma unroll
-      for (int part = 0; part < form.dim / 32; ++part) {
-        *reinterpret_cast<uint4*>(to + part * 32 + quarter * 8) = make_uint4(0, 0, 0, 0);
+      for (int part = 0; part < row_parts; ++part) {
+        store_columns(to, part * 32 + quarter * 8, {0, 0, 0, 0});
       }
     }
   }
@@ -1169,6 +1219,12 @@ struct attention_forward {
   }
 };
 
+}  // namespace fftune
+
+#include "attention/sm90/wide.cuh"
+
+namespace fftune {
+
 template <attention_form form, attention_sm90_config config>
 __global__ void __launch_bounds__(attention_sm90_plan_of(form, config).threads, config.ctas_per_sm)
     attention_forward_sm90(const __grid_constant__ attention_sm90_params params) {
@@ -1182,7 +1238,8 @@ template <attention_form form, attention_sm90_config config>
 __global__ void __launch_bounds__(128)
     attention_chunk_sums_sm90(const __grid_constant__ attention_sm90_params maps) {
   using T = element_type<form.type>;
-  constexpr int columns = form.dim / 32, length = attention_chunk_row(form);
+  constexpr int columns = (form.dim + 31) / 32, length = attention_chunk_row(form);
+  constexpr int sums_at = length - 8;
   launch_dependents();
   wait_for_dependencies();
   const attention_params& params = maps.attention;
@@ -1204,10 +1261,14 @@ __global__ void __launch_bounds__(128)
 #pragma unroll 4
   for (int chunk = last - 1; chunk >= first; --chunk) {
     const float* const own = from + chunk * rows * length;
-    const chunk_factors by = chunk_factors_of(all.reference, own[form.dim + 4 + quarter]);
-    all.sum = add_chunk(all.sum, own[form.dim + quarter], by);
+    const chunk_factors by = chunk_factors_of(all.reference, own[sums_at + 4 + quarter]);
+    all.sum = add_chunk(all.sum, own[sums_at + quarter], by);
 #pragma unroll
-    for (int j = 0; j < columns; ++j) sums[j] = add_chunk(sums[j], own[j * 32 + lane], by);
+    for (int j = 0; j < columns; ++j) {
+      if (form.dim % 32 == 0 || j * 32 + lane < form.dim) {
+        sums[j] = add_chunk(sums[j], own[j * 32 + lane], by);
+      }
+    }
   }
   all.sum += __shfl_xor_sync(~0u, all.sum, 1);
   all.sum += __shfl_xor_sync(~0u, all.sum, 2);
@@ -1216,7 +1277,11 @@ __global__ void __launch_bounds__(128)
   T* const to = static_cast<T*>(params.out) + head * form.dim +
                 (query_of_all / params.q_len) * params.out_batch + query * i64{params.out_row};
 #pragma unroll
-  for (int j = 0; j < columns; ++j) to[j * 32 + lane] = from_float<T>(sums[j] * result.factor);
+  for (int j = 0; j < columns; ++j) {
+    if (form.dim % 32 == 0 || j * 32 + lane < form.dim) {
+      to[j * 32 + lane] = from_float<T>(sums[j] * result.factor);
+    }
+  }
   if constexpr (form.lse) {
     if (lane == 0) {
       params.lse[(query_of_all / params.q_len * params.heads + head) * params.q_len + query] =
