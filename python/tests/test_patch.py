@@ -5,9 +5,11 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fftune
 from fftune import _run
+from fftune.patching import attention
 from models import MIXTURES, MODELS, inputs, make
 
 EACH = pytest.mark.parametrize("name", MODELS)
@@ -330,6 +332,25 @@ def test_sinks_and_soft_caps_are_attentions(name, cache, serves, monkeypatch):
     ran = [problem for _, problem in found.values() if problem["op"] == "attention"]
     assert bool(ran) == serves
     assert all("sinks" in problem if name == "gpt-oss" else "softcap" in problem for problem in ran)
+
+
+def test_heads_of_512_features_are_fast_without_gradients():
+    """A backward pass has tensor cores up to 256 features, and so have CPUs and f32."""
+    serves = attention._serves
+    with FakeTensorMode():
+        def heads(dim, device="cuda", dtype=torch.bfloat16):
+            return [torch.empty(1, 8, 4, dim, device=device, dtype=dtype).transpose(1, 2) for _ in "qkv"]
+
+        assert serves(*heads(512), None)
+        assert not serves(*heads(514), None)
+        assert not serves(*heads(512, dtype=torch.float32), None)
+        assert not serves(*heads(512, device="cpu"), None)
+        query, key, value = heads(512)
+        key.requires_grad_()
+        assert not serves(query, key, value, None)
+        with torch.no_grad():
+            assert serves(query, key, value, None)
+        assert serves(*(t.requires_grad_() for t in heads(256)), None)
 
 
 @needs_transformers_5
