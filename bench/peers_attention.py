@@ -5,12 +5,13 @@ in one process.
 usage: peers_attention.py LIBFFTUNE.so PRESETS [NAME...] [--json OUT]
        peers_attention.py LIBFFTUNE.so PRESETS --errors
 
-Contenders (bf16): cuDNN and flash-2, as PyTorch calls them, FlexAttention compiled (documents of a
-packed sequence), torch.compile of the softmax (masked-softmax), and fftune, of the cases below or
-of those whose label contains a NAME. A boolean mask is packed within fftune's time. Each contender
-is a CUDA graph that goes through enough sets of inputs to overflow the L2 three times; the graphs
-are replayed round-robin, and the median of the rounds is what a pass takes. The difference is that
-of fftune's first output from cuDNN's, relative to its norm.
+Contenders (bf16): cuDNN and flash-2, above 256 features the memory-efficient kernel, as PyTorch
+calls them, FlexAttention compiled (documents of a packed sequence), torch.compile of the softmax
+(masked-softmax), and fftune, of the cases below or of those whose label contains a NAME. A boolean
+mask is packed within fftune's time. Each contender is a CUDA graph that goes through enough sets of
+inputs to overflow the L2 three times; the graphs are replayed round-robin, and the median of the
+rounds is what a pass takes. The difference is that of fftune's first output from cuDNN's, relative
+to its norm.
 
 --errors compares instead the outputs and gradients of fftune and of flash-2 on the same inputs with
 attention in float64.
@@ -80,6 +81,10 @@ CASES += [attention(*shape[:4], "causal" if shape[4] else "none", shape[5], back
 CASES += [attention(3, 24, 1536, 128, "causal", 8), attention(2, 40, 3000, 128),
           attention(8, 12, 1000, 64, "causal"), attention(1, 28, 5000, 128, "causal", 4),
           attention(2, 20, 1777, 96), attention(5, 32, 1, 128, kv_heads=4, kv=6000)]
+# Every 16 features of a head, and the 512 of Gemma 4.
+CASES += [attention(2, 16, 4096, dim, "causal", 4, backward=backward)
+          for backward in (False, True) for dim in range(32, 257, 16)]
+CASES += [attention(1, 16, 8192, 512, "causal", 4), attention(4, 16, 2048, 512, "causal", 4)]
 CASES += [softmax(4, 32, 2048, 2048, "none"), softmax(4, 32, 2048, 2048, "causal"),
           softmax(4, 32, 2048, 2048, "bool"), softmax(4, 32, 2048, 2048, "none", True)]
 
@@ -163,6 +168,14 @@ def attention_contenders(case, sets):
     if case["backward"]:
         return {"cuDNN": cudnn_backward, "flash-2": lambda t, _: flash_backward(case, t)}
     found = {"cuDNN": by(SDPBackend.CUDNN_ATTENTION, case["mask"])}
+    if case["shape"][5] > 256:
+        # It has no grouped heads: its keys are repeated.
+        def efficient(t, _):
+            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    heads_first(t["q"]), repeated(t["k"], heads), repeated(t["v"], heads),
+                    is_causal=causal)
+        return {"efficient": efficient}
     if not case["mask"]:
         found["flash-2"] = by(SDPBackend.FLASH_ATTENTION)
     elif case["data"] != "random":
