@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -441,9 +442,9 @@ class ScaledWeight final : public QuantisedWeight {
   }
 
  private:
-  static Shape expected_shape(const SavedTensor& scales, const Shape& shape, std::int64_t rows,
-                              std::int64_t columns) {
-    const Shape blocks{ceil_div(shape[0], rows), ceil_div(shape[1], columns)};
+  static Shape expected_shape(const SavedTensor& scales, const Shape& shape,
+                              std::int64_t block_rows, std::int64_t block_columns) {
+    const Shape blocks{ceil_div(shape[0], block_rows), ceil_div(shape[1], block_columns)};
     // A grid that is one row or one column of blocks may be saved without its other dimension.
     const bool is_list = scales.shape.size() < 2 && std::min(blocks[0], blocks[1]) == 1;
     if (scales.elements() != blocks[0] * blocks[1] || !(is_list || scales.shape == blocks))
@@ -712,11 +713,10 @@ std::vector<Shape> blocks_of(const JsonValue& config, std::string_view key) {
       if (const auto* number = extent.get_if<std::int64_t>(); number != nullptr && *number > 0)
         block.push_back(*number);
   } else if (const auto* text = field->get_if<std::string>()) {
-    std::int64_t rows = 0, columns = 0;
-    int end = 0;
-    if (std::sscanf(text->c_str(), "%9ldx%9ld%n", &rows, &columns, &end) == 2 &&
-        text->c_str()[end] == 0 && rows > 0 && columns > 0)
-      block = {rows, columns};
+    int height = 0, width = 0, end = 0;
+    if (std::sscanf(text->c_str(), "%9dx%9d%n", &height, &width, &end) == 2 &&
+        text->c_str()[end] == 0 && height > 0 && width > 0)
+      block = {height, width};
   }
   if (block.size() != 2) fail("quantization_config has a {} of {}", key, json_brief(*field));
   return {block};
