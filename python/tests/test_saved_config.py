@@ -110,3 +110,34 @@ def test_keys_that_are_refused(name, changes, words, tmp_path):
     save_with(tmp_path, make(name), **changes)
     code, _, said = check(tmp_path)
     assert code == 2 and said.count("\n") == 1 and words in said, said
+
+
+# Keys that decide about a layer: from config.json, or from the tensors that there are.
+KNOWN = set("""activation_function add_cross_attention attention_bias attention_chunk_size attn_logit_softcapping
+    decoder_sparse_step head_dim hidden_act hidden_activation hidden_size intermediate_size is_causal layer_norm_eps
+    layer_norm_epsilon layer_types mlp_bias mlp_only_layers moe_intermediate_size n_embd n_inner norm_topk_prob
+    num_attention_heads num_experts num_experts_per_tok num_key_value_heads num_local_experts
+    original_max_position_embeddings partial_rotary_factor per_layer_config qk_layernorm query_pre_attn_scalar
+    rms_norm_eps rope_parameters scale_attn_by_inverse_layer_idx scale_attn_weights sliding_window
+    use_bidirectional_attention""".split())
+# Of training, of what lies around the layers, or of how they are computed.
+HARMLESS = set("""_attn_implementation attention_dropout attn_pdrop classifier_dropout default_theta embd_pdrop
+    final_logit_softcapping hidden_dropout image_token_id initializer_range json kv_sharing_modes
+    max_position_embeddings mm_tokens_per_image n_layer num_hidden_layers num_labels output_router_logits pad_token_id
+    problem_type reorder_and_upcast_attn resid_pdrop router_aux_loss_coef router_jitter_noise summary_activation
+    summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type summary_use_proj text_config
+    use_cache vision_config vocab_size""".split())
+
+
+def test_every_key_that_transformers_reads_is_known():
+    import re
+    from pathlib import Path
+
+    root = Path(transformers.__file__).parent
+    folders = "llama mistral qwen2 qwen3 gemma gemma2 gemma3 phi phi3 gpt2 mixtral qwen3_moe".split()
+    files = [root / "models" / name / f"modeling_{name}.py" for name in folders]
+    files += [root / name for name in ("masking_utils.py", "modeling_rope_utils.py", "cache_utils.py")]
+    pattern = re.compile(r'\bconfig\.([a-z_0-9]+)\b(?!\s*\()|getattr\((?:\w+\.)*config, "([a-z_0-9]+)"')
+    read = {first or second for file in files for first, second in pattern.findall(file.read_text())}
+    assert read > {"hidden_act", "sliding_window", "is_causal"}
+    assert not read - KNOWN - HARMLESS
