@@ -49,8 +49,8 @@ def patched(name, mode, **options):
 def test_gradients_are_the_same_bits(made, name, projections):
     found = {}
     for mode in MODES:
-        made.clear()
         model = patched(name, mode, projections=projections)
+        made.clear()  # those of patch() itself
         loss = loss_of(model, name)
         loss.backward()
         found[mode] = gradients(model)
@@ -97,6 +97,7 @@ def test_a_graph_that_is_kept_can_be_used_again(made):
 
 def test_no_output_of_a_norm_outlives_the_forward_pass(made):
     model = patched("llama", "balanced")
+    made.clear()
     loss = loss_of(model, "llama")
     assert len(made) == 2 * len(model.model.layers)
     assert all(each.storage.expired() for each in made)
@@ -109,6 +110,7 @@ def test_inputs_of_norms_are_freed_in_the_backward_pass(monkeypatch):
     monkeypatch.setattr(memory._Again, "__init__",
                         lambda self, *given: found.append(weakref.ref(self)) or init(self, *given))
     model = patched("llama", "balanced")
+    found.clear()  # those of patch() itself
     gc.disable()
     try:
         loss_of(model, "llama").backward()
@@ -225,6 +227,7 @@ def test_frozen_weights_of_an_mlp_and_sinks_have_no_gradients(monkeypatch):
 
 def test_hooks_of_others_see_every_tensor(made):
     model = patched("llama", "balanced")
+    made.clear()
     seen = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
         loss_of(model, "llama").backward()

@@ -73,7 +73,8 @@ def is_available() -> bool:
         if _are_lengths(attention_mask):
             attention_mask = added(_mask_of(attention_mask, query.shape[2], key.shape[2]), query)
         # A mask of the caller's is added as it is, also a boolean one: as 0 and 1.
-        own = sys.modules[type(module).__module__].eager_attention_forward
+        own = next(f for kind in type(module).__mro__
+                   if (f := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)))
         return own(module, query, key, value, attention_mask, **options)
 
     def by_fftune(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,

@@ -5,6 +5,7 @@ down_proj, and a forward(hidden_states, ids, weights). The router beside them gi
 weights, ids).
 """
 import inspect
+import math
 from collections.abc import Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from .recognise import (SCALES, KNOWN_ACTIVATIONS, Elsewhere, Foreign, Numbers, 
                         expect_configured_activation, expect_no_hooks, expect_plain, has_kernels, has_settings,
                         identify, is_close, is_patched, kind_of, original, parts_of, parts_watched, remembered,
                         stand_in, undoable, watched)
-from .trial import Trial, replace_forward
+from .trial import Trial, replace_forward, tokens_of
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ def _lay_back(module: nn.Module) -> None:
 def of_experts(experts: int, width: int, **options) -> Trial:
     """A call with hidden states, choices and their weights."""
     def given(numbers: Numbers, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ids = torch.stack([torch.randperm(experts, generator=numbers.generator)[:2] for _ in range(5)])
-        return numbers(5, width), ids, numbers(*ids.shape).abs()
+        rows = math.prod(tokens_of(width, like))
+        ids = torch.stack([torch.randperm(experts, generator=numbers.generator)[:2] for _ in range(rows)])
+        return numbers(rows, width), ids, numbers(*ids.shape).abs()
     return Trial(given, **options)
 
 
@@ -282,9 +284,9 @@ def patch_router(module: nn.Module, known: dict, options: Options) -> str | None
     expect_no_hooks(router)
     found = remembered(known, kind_of(router), lambda: _router_of(router))
     narrow, flattens = remembered(known, ("results", kind_of(router)), lambda: _results_of(router))
-    shape = *((2, 3) if flattens else (6,)), router.weight.shape[1]
+    width, first = router.weight.shape[1], 0 if flattens else 1
     replace_forward(router, router_forward, (found, narrow, flattens), Trial(
-        lambda numbers, like: (numbers(*shape),), compares=False), known)
+        lambda numbers, like: (numbers(*tokens_of(width, like)[first:], width),), compares=False), known)
     router.__dict__["_fftune_reader"] = children["experts"]
     return (f"{type(router).__name__} by moe-route "
             f"({found.score}{', after the choice' if found.order == 'after' else ''})")

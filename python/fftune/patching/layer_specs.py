@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .. import reference
 from .._layer_form import (PACKED, ROUNDED, Choice, constant, form_of, packed_experts_form, packed_form, parse,
                            rounded_form)
+from .._custom import OPS, call
 from .._ops.layer import expect_runs
 from .._ops.packed import packed_word
 from .._library import Error
@@ -502,6 +503,7 @@ class Recogniser:
 
     def __init__(self, decoder: nn.Module, name: str, known: dict):
         self.decoder, self.known = decoder, known
+        self.dtype = decoder.get_input_embeddings().weight.dtype
         self.rotaries = {path: m for path, m in decoder.named_modules() if hasattr(m, "rope_type")}
         self.calls, turns = calls_of_layers(decoder, name, self.rotaries)
         found = [self._turn_of(given, turns) for given in self.calls]
@@ -581,7 +583,7 @@ class Recogniser:
                 weights[f"{name}{end}"] = Weight(paths[name], f"_fftune_{part}")
         spec = replace(dense, form=form, packed=frozenset(quantised), parts=_parts_of(layer),
                        weights=tuple(weights[name] for name in parse(form).weights))
-        remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
+        remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec, self.dtype))
         return spec
 
     def _rounded(self, layer: nn.Module, rounded: dict, dense: Spec) -> Spec:
@@ -617,7 +619,7 @@ class Recogniser:
             raise Unfit(f"layers: {str(reason).removeprefix('layer: ')}") from None
         spec = replace(dense, form=form, rounded=frozenset(rounded), parts=_parts_of(layer),
                        weights=tuple(weights[name] for name in parse(form).weights))
-        remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
+        remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec, self.dtype))
         return spec
 
     def _packed_mixture(self, layer: nn.Module, path: tuple[str, ...], dense: Spec) -> Spec:
@@ -628,7 +630,7 @@ class Recogniser:
         weights |= {name: Weight((*path, "experts"), own) for name, own in LAYER_WEIGHTS.items()}
         spec = replace(dense, form=form, packed=frozenset({path}), parts=_parts_of(layer),
                        weights=tuple(weights[name] for name in parse(form).weights))
-        remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec))
+        remembered(self.known, ("runs", form, kind_of(layer)), lambda: _expect_runs(layer, spec, self.dtype))
         return spec
 
     def _spec_of(self, layer: nn.Module, at: int, runs: bool = True) -> Spec:
@@ -639,7 +641,7 @@ class Recogniser:
                            lambda: self._identify(layer, order, candidates))
         if runs:
             remembered(self.known, ("runs", candidates[found].form, kind_of(layer)),
-                       lambda: _expect_runs(layer, candidates[found]))
+                       lambda: _expect_runs(layer, candidates[found], self.dtype))
         return candidates[found]
 
     def _candidates(self, layer: nn.Module, order: _Order, at: int) -> dict[tuple, Spec]:
@@ -941,13 +943,30 @@ def _expect_analytic(attention: nn.Module, dtype: torch.dtype, run: Callable) ->
     expect_pieces(trace, lambda: scores.clamp(min=torch.finfo(dtype).min), f"layers: {type(attention).__name__}")
 
 
-def _expect_runs(layer: nn.Module, spec: Spec) -> bool:
+def _expect_runs(layer: nn.Module, spec: Spec, dtype: torch.dtype) -> bool:
+    """That the op runs the layer with its own weights, one token on the CPU. On a GPU its plan is made, which compiles
+    its kernels."""
     weights = [w.of(layer) for w in spec.weights]
     try:
         expect_runs(spec.form, weights, weights[0].get_device() if weights[0].is_cuda else -1)
+        if not weights[0].is_cuda:
+            _run_token(spec, weights, dtype)
     except Error as reason:
         raise Unfit(f"layers: {reason}") from None
     return True
+
+
+@torch.no_grad()
+def _run_token(spec: Spec, weights: list[Tensor], dtype: torch.dtype) -> None:
+    form = parse(spec.form)
+    own = dict(zip(form.weights, weights))
+    norm = next((own[name] for name in ("attn_norm", "attn_post_norm", "ffn_norm") if name in own), None)
+    x = torch.zeros(1, 1, len(own["w_o"] if norm is None else norm), dtype=dtype)
+    heads, dim = spec.heads
+    caches = [torch.zeros(1, 8, heads, dim, dtype=dtype).transpose(1, 2) for _ in range(2)]
+    place = torch.zeros(1, 1, dtype=torch.int32)
+    rows, angles = (None, None) if spec.rotation is None else (place, torch.zeros(1, form.get("rotary", dim)))
+    call(OPS.layer, x, rows, angles, place, place[0] + 1, None, weights, caches, spec.form, None, None)
 
 
 _PLACES, _BEFORE = 8, 3

@@ -19,7 +19,7 @@ from .recognise import (Elsewhere, Foreign, Numbers, are_plain, Options, PatchRe
                         expect_no_hooks, expect_plain, has_kernels, identify, is_close, is_patched, kind_of, original,
                         remembered, set_forward, stand_in, take_back, try_to, trying, undoable,
                         watched)
-from .trial import Trial, expect_to_run, replace_forward, shadow
+from .trial import Trial, expect_to_run, replace_forward, shadow, tokens_of
 
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
@@ -319,8 +319,9 @@ def _trial_of(attention: nn.Module, rotary: nn.Module) -> Trial:
         raise Unfit(f"{type(attention).__name__} has no linear layer")
 
     def given(numbers: Numbers, like: Tensor) -> dict:
-        x = numbers(2, 3, width, like=like)
-        embeddings = shadow(rotary, {}, like.device).forward(x, torch.arange(3, device=like.device)[None])
+        batch, tokens = tokens_of(width, like)
+        x = numbers(batch, tokens, width, like=like)
+        embeddings = shadow(rotary, {}, like.device).forward(x, torch.arange(7, 7 + tokens, device=like.device)[None])
         return dict(hidden_states=x, position_embeddings=embeddings, attention_mask=None)
     return Trial(given)
 
