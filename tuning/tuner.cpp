@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "device/lacking.hpp"
 #include "tuning/decide/in_place.hpp"
 #include "tuning/decide/verdict.hpp"
 #include "tuning/search/cover.hpp"
@@ -333,6 +334,29 @@ double default_budget_seconds(DeviceKind kind, double floor_seconds) {
   return kind == DeviceKind::cpu ? 13 + 50 * floor_seconds : 24 + 3000 * floor_seconds;
 }
 
+namespace {
+
+/// Says which variants have no memory, or no library, and whether that is for the moment alone.
+void tell_lacking(const Session& session, TuneResult& result) {
+  const Setup& setup = session.setup();
+  const DeviceFacts& facts = session.evaluator().facts();
+  if (!setup.left_out.empty()) result.notes.push_back(setup.left_out);
+  if (setup.for_now) result.lacked = setup.left_out;
+  const std::string lacking = lacking_for_now(facts);
+  if (lacking.empty()) return;
+  const auto families = session.op().families();
+  const bool depends = std::any_of(families.begin(), families.end(), [&](const Family* family) {
+    if (family->device_kind() != facts.kind) return false;
+    const auto refusal = family->refusal(session.problem(), facts);
+    return refusal && refusal->find(lacking) != refusal->npos;
+  });
+  if (!depends) return;
+  result.lacked = lacking;
+  result.notes.push_back("families are left out: " + lacking);
+}
+
+}  // namespace
+
 TuneResult tune(const Catalog& catalog, Evaluator& evaluator, const Problem& problem,
                 const TuneOptions& options) {
   return tune_in_place(catalog, evaluator, problem, options, {}, options.budget_seconds);
@@ -351,6 +375,7 @@ TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Pro
   auto groups = groups_of(session, result);
   session.prepare();
   result.prepared_seconds = session.seconds();
+  tell_lacking(session, result);
   const bool given = options.budget_seconds > 0;
   if (budget_seconds <= 0)
     budget_seconds =

@@ -23,7 +23,7 @@ std::string bytes_text(double bytes) {
 
 std::string misfit(const std::string& what, double needed, double there, const std::string& where) {
   if (needed <= there) return "";
-  return fmt::format("{} needs {} of memory, and {} has {}: use smaller sizes", what,
+  return fmt::format("{} needs {} of memory on {}, and {} are there: use smaller sizes", what,
                      bytes_text(needed), where, bytes_text(there));
 }
 

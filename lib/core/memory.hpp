@@ -8,7 +8,7 @@ namespace fftune {
 /// "118 KiB", "139.8 GiB": three or four digits with a binary unit.
 std::string bytes_text(double bytes);
 
-/// One line that says what `what` lacks of `where`; empty if it fits. Sizes are doubles, because
+/// One line that says what `what` lacks on `where`; empty if it fits. Sizes are doubles, because
 /// those of a problem may multiply beyond 64 bits.
 std::string misfit(const std::string& what, double needed, double there, const std::string& where);
 

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/memory.hpp"
 #include "core/shared_pages.hpp"
 #include "cpu/executable.hpp"
 #include "cpu/limits.hpp"
@@ -23,6 +24,7 @@
 #include "cpu/open.hpp"
 #include "cpu/pool.hpp"
 #include "device/group_layout.hpp"
+#include "device/lacking.hpp"
 
 namespace fftune {
 namespace {
@@ -194,11 +196,14 @@ class CpuBackend final : public Backend {
       // Linux promises more memory than there is and ends the process that uses it: ask first.
       const std::size_t there = room_for(bytes);
       if (bytes <= there) block = {std::aligned_alloc(alignment, rounded), rounded};
-      if (block.data == nullptr)
-        throw Error(
-            ErrorKind::unavailable,
-            fmt::format("{} needs {} bytes of memory and {} are available: use smaller sizes",
-                        facts_.name, bytes, there));
+      if (block.data == nullptr) {
+        require_fit("a buffer", static_cast<double>(bytes), static_cast<double>(there),
+                    facts_.name);
+        throw Error(ErrorKind::unavailable,
+                    fmt::format("the system refuses a buffer of {}: raise ulimit -v, or use "
+                                "smaller sizes",
+                                bytes_text(static_cast<double>(bytes))));
+      }
       // Only a hint: rows of weights a page apart cost a TLB entry each without it.
       if (alignment == LargePages::page) madvise(block.data, rounded, MADV_HUGEPAGE);
     }
@@ -243,6 +248,12 @@ class CpuBackend final : public Backend {
   }
 
   std::vector<std::string> disturbances() override { return load_.disturbances(); }
+
+  std::vector<std::string> warnings() const override {
+    const std::string lacking = lacking_for_now(facts_);
+    if (lacking.empty()) return {};
+    return {lacking + ": families that use it are left out until it has them"};
+  }
 
   Limits limits(DType) override {
     const std::lock_guard lock(limits_mutex_);

@@ -95,6 +95,24 @@ std::string arm_core(const std::string& implementer, const std::string& part) {
   return fmt::format("aarch64 {} {}", implementer, part);
 }
 
+/// A field of a control group's file of lines "name value"; nothing if it has none.
+std::optional<double> field_of(const fs::path& path, const std::string& field) {
+  std::istringstream file(text_of_file(path));
+  std::string name;
+  double value = 0;
+  while (file >> name >> value)
+    if (name == field) return value;
+  return std::nullopt;
+}
+
+/// The bytes of files that a control group's usage counts, and that the kernel gives up first.
+double reclaimable_bytes(const fs::path& stat, const std::string& prefix) {
+  double bytes = 0;
+  for (const char* name : {"inactive_file", "active_file"})
+    bytes += field_of(stat, prefix + name).value_or(0);
+  return bytes;
+}
+
 template <typename Value>
 void lower(std::optional<Value>& least, Value value) {
   least = least ? std::min(*least, value) : value;
@@ -158,33 +176,30 @@ std::optional<double> read_core_quota(const fs::path& root) {
 
 double read_throttled_seconds(const fs::path& root) {
   double seconds = 0;
-  const auto add = [&](const fs::path& path, const std::string& field, double unit) {
-    std::istringstream file(text_of_file(path));
-    std::string name;
-    double value = 0;
-    while (file >> name >> value)
-      if (name == field) seconds += unit * value;
-  };
   for (const auto& folder : control_groups(root, ""))
-    add(folder / "cpu.stat", "throttled_usec", 1e-6);
+    seconds += 1e-6 * field_of(folder / "cpu.stat", "throttled_usec").value_or(0);
   for (const auto& folder : control_groups(root, "cpu"))
-    add(folder / "cpu.stat", "throttled_time", 1e-9);
+    seconds += 1e-9 * field_of(folder / "cpu.stat", "throttled_time").value_or(0);
   return seconds;
 }
 
 std::optional<std::int64_t> read_memory_room(const fs::path& root) {
   std::optional<std::int64_t> room;
-  const auto take = [&](const fs::path& limit_file, const fs::path& usage_file) {
-    const auto limit = number(first_line(limit_file));
-    const auto usage = number(first_line(usage_file));
+  const auto take = [&](const fs::path& folder, const char* limit_file, const char* usage_file,
+                        const std::string& prefix) {
+    const auto limit = number(first_line(folder / limit_file));
+    const auto usage = number(first_line(folder / usage_file));
     // Version 1 writes "no limit" as a number near 2^63.
-    if (limit && usage && *limit < 0x1p60)
-      lower(room, static_cast<std::int64_t>(std::max(*limit - *usage, 0.0)));
+    if (!limit || !usage || *limit >= 0x1p60) return;
+    const double used = std::max(*usage - reclaimable_bytes(folder / "memory.stat", prefix), 0.0);
+    lower(room, static_cast<std::int64_t>(std::max(*limit - used, 0.0)));
   };
+  // The numbers of a group of version 2 include those of the groups in it; in version 1 their sums
+  // have names of their own.
   for (const auto& folder : control_groups(root, ""))
-    take(folder / "memory.max", folder / "memory.current");
+    take(folder, "memory.max", "memory.current", "");
   for (const auto& folder : control_groups(root, "memory"))
-    take(folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes");
+    take(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_");
   return room;
 }
 

@@ -35,7 +35,8 @@ std::optional<double> read_core_quota(const std::filesystem::path& root);
 /// there is none.
 double read_throttled_seconds(const std::filesystem::path& root);
 
-/// The bytes that this process's control groups leave it; nothing if they set no limit.
+/// The bytes that this process's control groups leave it, those of cached files included, which the
+/// kernel gives up for others; nothing if they set no limit.
 std::optional<std::int64_t> read_memory_room(const std::filesystem::path& root);
 
 /// Cores in this process's affinity mask, at most the quota rounded up; at least 1.

@@ -109,11 +109,16 @@ bool fill_given(Backend& backend, const TensorSpec& tensor, void* address,
 
 }  // namespace
 
-SetLayout layout_of(const std::vector<TensorSpec>& tensors) {
+SetLayout layout_of(const std::vector<TensorSpec>& tensors, const Holders& holders) {
   SetLayout layout;
-  for (const auto& tensor : tensors) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::size_t holder = holders.empty() ? i : holders[i];
+    if (holder != i) {
+      layout.offsets.push_back(holder == nowhere ? nowhere : layout.offsets[holder]);
+      continue;
+    }
     layout.offsets.push_back(layout.bytes);
-    const std::size_t more = (tensor.bytes() + alignment - 1) / alignment * alignment;
+    const std::size_t more = (tensors[i].bytes() + alignment - 1) / alignment * alignment;
     layout.bytes += std::min(more, std::numeric_limits<std::size_t>::max() - layout.bytes);
   }
   return layout;
@@ -145,22 +150,23 @@ int set_count(const std::vector<StageSpec>& stages, std::size_t bytes_per_set,
 }
 
 BufferSets::BufferSets(Backend& backend, const std::vector<TensorSpec>& tensors, int count,
-                       InputData data)
-    : backend_(backend), layout_(layout_of(tensors)) {
+                       InputData data, const Holders& holders)
+    : backend_(backend), layout_(layout_of(tensors, holders)) {
   // Thousands of small sets are one allocation: a device takes long over each.
   buffer_ = backend.allocate(static_cast<std::size_t>(count) * layout_.bytes);
   for (int set = 0; set < count; ++set) {
     auto* base =
         static_cast<std::byte*>(buffer_->data()) + static_cast<std::size_t>(set) * layout_.bytes;
     std::vector<void*> addresses;
-    for (const auto offset : layout_.offsets) addresses.push_back(base + offset);
+    for (const auto offset : layout_.offsets)
+      addresses.push_back(offset == nowhere ? nullptr : base + offset);
     addresses_.push_back(std::move(addresses));
   }
   NormalSource source(data.seed);
   HostThreads threads;
   for (std::size_t i = 0; i < tensors.size() && count > 0; ++i) {
     void* const address = addresses_.front()[i];
-    if (tensors[i].role != Role::output &&
+    if (address != nullptr && tensors[i].role != Role::output &&
         !fill_given(backend, tensors[i], address, data.given, threads))
       fill_random(backend, tensors[i], address, source, data.seed, threads);
   }

@@ -55,6 +55,8 @@ struct Ratio {
 
   /// Whether it may be either.
   bool is_in_noise() const { return low <= 1 && high >= 1; }
+  /// Whether the interval spans less than a factor of two: else its median says nothing.
+  bool is_known() const { return high < 2 * low; }
 };
 /// 0 where either has no samples.
 Ratio ratio_of(const std::vector<std::vector<double>>& one,

@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "core/hash.hpp"
+#include "core/memory.hpp"
 
 namespace fftune {
 namespace {
@@ -35,16 +36,17 @@ Lockstep::Lockstep(Backend& backend, const Group& group, const Op& op, const Pro
                    std::function<double(double)> clock)
     : backend_(backend), group_(group), op_(op), problem_(problem), clock_(std::move(clock)) {
   const auto specs = op.tensors(problem);
-  const std::size_t bytes = layout_of(specs).bytes;
+  const Holders holders = holders_of(op, problem, specs);
+  const std::size_t bytes = layout_of(specs, holders).bytes;
   // All ranks rotate among as many.
   const int count = static_cast<int>(-group.largest(-sets_for(group, backend, bytes)));
   if (count == 0)
-    throw Error(ErrorKind::unavailable,
-                fmt::format("{} needs {} bytes for its tensors, and a rank has less: use smaller "
-                            "sizes",
-                            problem.text(), bytes));
+    throw Error(
+        ErrorKind::unavailable,
+        fmt::format("{} needs {} of memory on each rank, and one has less: use smaller sizes",
+                    problem.text(), bytes_text(static_cast<double>(bytes))));
   on_all("hold the tensors", [&] {
-    sets_.emplace(backend, specs, count, seed);
+    sets_.emplace(backend, specs, count, seed, holders);
     InputData data(seed + 1);
     data.in_place[group_tensor] = group.memory();
     verifier_.emplace(backend, op, problem, std::move(data));

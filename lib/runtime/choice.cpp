@@ -91,6 +91,10 @@ std::optional<double> estimate_of(const Op& op, const Problem& problem, const De
   return seconds;
 }
 
+/// A default that took less than this part of a record's time when both were timed serves in its
+/// place; nearer 1 their intervals, which records do not have, may meet.
+constexpr double least_untuned_ratio = 0.98;
+
 std::string far_words(const Op& op, const Problem& problem, const Problem& record) {
   constexpr double far_in_tokens = 4, far_in_sizes = 2;
   std::string words;
@@ -252,6 +256,12 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
       return choose_without(std::move(by_default),
                             fmt::format("{}, {}", choice.preset->reason, why));
   }
+  // Where the search itself timed the default as faster, a record is worth less than none.
+  if (stale.empty() && record.verdict.untuned_ratio.value_or(1) < least_untuned_ratio)
+    return choose_without(
+        default_recipe(op, problem, facts),
+        fmt::format("{}, timed as slower than the default, which took {:.2f} times as long",
+                    choice.preset->reason, *record.verdict.untuned_ratio));
   choice.recipe = std::move(recorded);
   choice.reason = choice.preset->reason;
   choice.far = far;

@@ -25,57 +25,71 @@ std::size_t align_up(std::size_t bytes) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/// The offsets of a plan are 64-bit numbers: refuses tensors that no address reaches. In double,
-/// because sizes may multiply beyond these.
+/// The offsets of a plan are 64-bit numbers: refuses tensors that no address reaches.
 void check_addressable(const Problem& problem, const std::vector<TensorSpec>& tensors) {
-  double bytes = 0;
-  for (const auto& tensor : tensors) {
-    auto own = static_cast<double>(dtype_bytes(tensor.dtype));
-    for (const auto extent : tensor.shape) own *= static_cast<double>(extent);
-    bytes += own;
-  }
-  if (bytes > 0x1p62)
+  if (const double bytes = held_bytes(tensors, {}); bytes > 0x1p62)
     throw Error(ErrorKind::unavailable,
                 fmt::format("{} has tensors of {:.2g} bytes, more than 2^62 have no addresses: use "
                             "smaller sizes",
                             problem.text(), bytes));
 }
 
-/// For each tensor the one whose memory it shares: an intermediate of a repetition that of the
-/// last but one, as those of two neighbours are in use at once.
-std::vector<std::size_t> aliases_of(const Repetition& repetition,
-                                    const std::vector<TensorSpec>& tensors) {
-  std::vector<std::size_t> aliases(tensors.size());
-  for (std::size_t i = 0; i < aliases.size(); ++i) aliases[i] = i;
-  const auto& places = repetition.places;
+}  // namespace
+
+double held_bytes(const std::vector<TensorSpec>& tensors, const Holders& holders) {
+  double all = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!holders.empty() && holders[i] != i) continue;
+    auto bytes = static_cast<double>(dtype_bytes(tensors[i].dtype));
+    for (const auto extent : tensors[i].shape) bytes *= static_cast<double>(extent);
+    all += bytes;
+  }
+  return all;
+}
+
+Holders holders_of(const Op& op, const Problem& problem, const std::vector<TensorSpec>& tensors) {
+  Holders holders(tensors.size());
+  for (std::size_t i = 0; i < holders.size(); ++i) holders[i] = i;
+  const auto repetition = op.repetition(problem);
+  if (!repetition) return holders;
+  const auto& places = repetition->places;
   for (std::size_t time = 2; time < places.size(); ++time)
     for (std::size_t i = 0; i < places[time].size(); ++i) {
       const std::size_t own = places[time][i], before = places[time - 2][i];
       const bool both =
           tensors[own].role == Role::intermediate && tensors[before].role == Role::intermediate;
       // A tensor that a repetition reads from the one before has its place from there.
-      if (both && aliases[own] == own && before < own) aliases[own] = aliases[before];
+      if (both && holders[own] == own && before < own) holders[own] = holders[before];
     }
-  return aliases;
+  return holders;
 }
 
-}  // namespace
+Holders holders_of(const Op& op, const Problem& problem, const std::vector<TensorSpec>& tensors,
+                   const DeviceFacts& facts, const Recipe& recipe) {
+  Holders holders = holders_of(op, problem, tensors);
+  // Programs of a repetition have the tensors of one time.
+  if (op.repetition(problem)) return holders;
+  std::vector<bool> used(tensors.size());
+  for (std::size_t place = 0; place < recipe.size(); ++place)
+    mark_used(program_in(recipe, place, op, problem, facts), used);
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].role == Role::intermediate && !used[i]) holders[i] = nowhere;
+  return holders;
+}
 
 TensorLayout::TensorLayout(const Op& op, const Problem& problem) : tensors_(op.tensors(problem)) {
   if (tensors_.size() > most_tensors)
     throw Error(ErrorKind::internal, fmt::format("{} has {} tensors: a plan holds {}", op.name(),
                                                  tensors_.size(), most_tensors));
   check_addressable(problem, tensors_);
-  const auto repetition = op.repetition(problem);
-  const auto aliases = repetition ? aliases_of(*repetition, tensors_) : std::vector<std::size_t>();
+  const Holders holders = holders_of(op, problem, tensors_);
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     if (tensors_[i].role != Role::intermediate) {
       ++buffer_count_;
       continue;
     }
-    const std::size_t alias = aliases.empty() ? i : aliases[i];
-    if (alias != i) {
-      intermediate_offsets_.push_back(intermediate_offsets_[alias - buffer_count_]);
+    if (holders[i] != i) {
+      intermediate_offsets_.push_back(intermediate_offsets_[holders[i] - buffer_count_]);
       continue;
     }
     intermediate_offsets_.push_back(scratch_offset_);
@@ -298,14 +312,17 @@ Plan::Plan(Backend& backend, const Op& op, Problem problem, Recipe recipe)
       programs.push_back({recipe_[place], program_in(recipe_, place, op, problem_, facts)});
   // The backend keeps their kernels for those below.
   const Executables compiled = compile_side_by_side(backend, programs);
-  std::vector<bool> used(layout_.tensors().size());
+  used_.resize(layout_.tensors().size());
   executables_ = executables_of(op, problem_, facts, recipe_,
                                 [&](const Variant& variant, const Program& program) {
-                                  mark_used(program, used);
+                                  mark_used(program, used_);
                                   return executable_of(backend.compile(program), variant, facts);
                                 });
   // Programs of a repetition have the tensors of one time.
-  if (!op.repetition(problem_)) layout_.leave_out_unused(used);
+  if (op.repetition(problem_))
+    used_.clear();
+  else
+    layout_.leave_out_unused(used_);
   workspace_bytes_ = layout_.workspace_bytes(scratch_bytes(executables_));
   check_workspace(problem_, workspace_bytes_, facts);
 }

@@ -8,6 +8,7 @@
 
 #include "device/backend.hpp"
 #include "registry/catalog.hpp"
+#include "registry/holders.hpp"
 #include "registry/op.hpp"
 #include "registry/variant.hpp"
 
@@ -45,6 +46,18 @@ class TensorLayout {
   std::vector<std::size_t> intermediate_offsets_;  // in the workspace
   std::size_t scratch_offset_ = 0;
 };
+
+/// The memory of a problem's tensors: each has its own, but an intermediate of a repetition has
+/// that of the last but one, as those of two neighbours are in use at once.
+Holders holders_of(const Op& op, const Problem& problem, const std::vector<TensorSpec>& tensors);
+
+/// The same without intermediates that no program of the recipe has.
+Holders holders_of(const Op& op, const Problem& problem, const std::vector<TensorSpec>& tensors,
+                   const DeviceFacts& facts, const Recipe& recipe);
+
+/// The bytes of the tensors that have memory of their own, in double, as they may multiply beyond
+/// 64 bits.
+double held_bytes(const std::vector<TensorSpec>& tensors, const Holders& holders);
 
 /// Throws Error(unavailable) for a workspace larger than the device's memory. The other tensors of
 /// a plan are its caller's: they are there already, and some may share memory.
@@ -114,6 +127,8 @@ class Plan {
   /// Intermediates, then the largest workspace of any variant.
   std::size_t workspace_bytes() const { return workspace_bytes_; }
   const Executables& executables() const { return executables_; }
+  /// For each tensor, whether the executables have it; of a repetition empty.
+  const std::vector<bool>& used() const { return used_; }
 
  private:
   const Op* op_;
@@ -122,6 +137,7 @@ class Plan {
   TensorLayout layout_;
   std::size_t workspace_bytes_ = 0;
   Executables executables_;
+  std::vector<bool> used_;
 };
 
 }  // namespace fftune

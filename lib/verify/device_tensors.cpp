@@ -92,15 +92,22 @@ void DeviceTensors::fit() {
       addresses_[i] = memory;
       continue;
     }
-    if (buffers_[i].allocated() && buffers_[i].bytes() == tensors[i].bytes()) continue;
-    buffers_[i].resize(tensors[i].bytes());
-    addresses_[i] = buffers_[i].data();
-    provided_[i] = false;
+    if (tensors[i].role != Role::intermediate) hold(i);
   }
 }
 
+void DeviceTensors::hold(std::size_t tensor) {
+  const std::size_t bytes = truth_->tensors()[tensor].bytes();
+  if (buffers_[tensor].allocated() && buffers_[tensor].bytes() == bytes) return;
+  buffers_[tensor].resize(bytes);
+  addresses_[tensor] = buffers_[tensor].data();
+  provided_[tensor] = false;
+}
+
 void DeviceTensors::provide(std::size_t tensor, std::size_t first_stage) {
-  if (provided_[tensor] || truth_->data().in_place(tensor)) return;
+  if (truth_->data().in_place(tensor)) return;
+  hold(tensor);
+  if (provided_[tensor]) return;
   upload(tensor, first_stage);
   provided_[tensor] = true;
 }
@@ -152,6 +159,7 @@ void DeviceTensors::upload(std::size_t tensor, std::size_t first_stage) {
 }
 
 void DeviceTensors::poison(std::size_t tensor, std::uint8_t byte) {
+  hold(tensor);
   provided_[tensor] = false;
   backend_->fill(buffers_[tensor].data(), byte, buffers_[tensor].bytes());
 }

@@ -44,7 +44,8 @@ class DeviceTensors {
  public:
   DeviceTensors(Backend& backend, Truth& truth, Parallel& parallel);
 
-  /// Sizes the tensors for the truth's problem and uploads the inputs that it drew anew.
+  /// Sizes the tensors for the truth's problem. Intermediates take memory when a run has them: one
+  /// that covers their writer and their readers may not.
   void fit();
   /// Makes a tensor hold its input values, or the reference rounded to its dtype, as a run that
   /// begins with `first_stage` finds it.
@@ -68,6 +69,7 @@ class DeviceTensors {
   void restore();
 
  private:
+  void hold(std::size_t tensor);
   void upload(std::size_t tensor, std::size_t first_stage);
   /// Bytes [begin, begin + size) of a tensor whose rows have sources, from its distinct `rows`.
   void gather(std::size_t tensor, const std::vector<std::byte>& rows, std::size_t begin,

@@ -50,7 +50,7 @@ struct Verifier::State {
   void check_run(std::size_t first, std::size_t count, const Executables& executables) const;
   void provide_inputs(std::size_t first, std::size_t end);
   void execute(std::size_t first, std::size_t end, const Executables& executables,
-               std::uint8_t poison);
+               const std::vector<bool>& used, std::uint8_t poison);
   std::string check_values(std::size_t first, std::size_t end, Verification& verification);
   /// Gives rows that chose another id than the reference does, whose score is as large but for
   /// rounding, the reference's id in `result`.
@@ -148,11 +148,11 @@ bool Verifier::State::updates(std::size_t tensor) const {
 }
 
 void Verifier::State::execute(std::size_t first, std::size_t end, const Executables& executables,
-                              std::uint8_t poison) {
+                              const std::vector<bool>& used, std::uint8_t poison) {
   for_each_written(first, end, [&](std::size_t tensor) {
     if (updates(tensor))
       tensors.provide_anew(tensor, first);
-    else
+    else if (used.empty() || used[tensor] || leaves_run(tensor, end))
       tensors.poison(tensor, poison);
   });
   std::size_t workspace_bytes = 0;
@@ -424,16 +424,16 @@ const Problem& Verifier::problem() const {
 }
 
 Verification Verifier::verify(std::size_t first_stage, std::size_t stage_count,
-                              const Executables& executables) {
+                              const Executables& executables, const std::vector<bool>& used) {
   State& state = *state_;
   state.check_run(first_stage, stage_count, executables);
   const std::size_t end = first_stage + stage_count;
   Verification verification;
   state.provide_inputs(first_stage, end);
-  state.execute(first_stage, end, executables, first_poison);
+  state.execute(first_stage, end, executables, used, first_poison);
   verification.failure = state.check_values(first_stage, end, verification);
   // In any case: a peer whose results are right waits for the second collective.
-  state.execute(first_stage, end, executables, second_poison);
+  state.execute(first_stage, end, executables, used, second_poison);
   if (verification.failure.empty()) {
     verification.failure = state.check_repetition(first_stage, end);
     if (verification.failure.empty() && state.has_any_order(first_stage, end))

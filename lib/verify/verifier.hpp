@@ -54,8 +54,10 @@ class Verifier {
   /// poisoned outputs between guard regions: every element written, none beyond, the same bits
   /// both times, the error within the tolerance. Inputs of the first stage that are intermediates
   /// hold the reference rounded to their dtype. A device fault is thrown as Error(device_fault).
+  /// `used`, for each tensor: whether they have it; empty: any. Intermediates that they do not have
+  /// take no memory.
   Verification verify(std::size_t first_stage, std::size_t stage_count,
-                      const Executables& executables);
+                      const Executables& executables, const std::vector<bool>& used = {});
 
  private:
   struct State;

@@ -139,7 +139,7 @@ def user_presets() -> Path:
 
 
 def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
-         presets: str | os.PathLike | None = None) -> TuneReport:
+         presets: str | os.PathLike | None = None, keep_undecided: bool = False) -> TuneReport:
     """Searches the problems of ``model(example)`` that no preset serves exactly, and writes presets.
 
     Later calls use the results. Models that were compiled or captured before keep their kernels.
@@ -151,6 +151,7 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
         budget: Seconds for all searches together.
         train: Search the problems of the backward pass too.
         presets: Folder to write to; the user's folder by default.
+        keep_undecided: Write results that other work on the machine left undecided too.
 
     Returns:
         A ``TuneReport``.
@@ -162,6 +163,7 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
         raise Error(f"tune: budget is {named(budget)}: give seconds")
     flag("tune", "train", train)
+    flag("tune", "keep_undecided", keep_undecided)
     folder = Path(folder_of("tune: presets", presets)) if presets is not None else user_presets()
     found: dict[str, tuple[int, dict]] = {}
     copied = copy_of_module("tune", model)
@@ -189,7 +191,7 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
     for i, (device, problem, tokens) in enumerate(searches.values()):
         left = max(deadline - time.monotonic(), 0.5)
         _search(report, device, problem, tokens, left / (len(searches) - i),
-                f"{i + 1}/{len(searches)}")
+                f"{i + 1}/{len(searches)}", keep_undecided)
     if report.searched:
         forget_plans()
     return report
@@ -208,13 +210,15 @@ def _without_gradients(model: nn.Module):
 
 
 def _search(report: TuneReport, device: int, problem: dict, tokens: list[int], seconds: float,
-            place: str) -> None:
+            place: str, keep_undecided: bool = False) -> None:
     name = _token_sizes()[problem["op"]]
     text = f"{_text(problem)} {name}={','.join(map(str, sorted(tokens)))}"
     print(f"fftune: tuning {place}: {text}", file=sys.stderr, flush=True)
     command = [str(tool_path()), problem["op"], "--device", _device_name(device), "--out",
                str(report.presets), "--budget", f"{max(round(seconds * 1000), 1)}ms", "--json",
                f"--{name}", ",".join(map(str, sorted(tokens)))]
+    if keep_undecided:
+        command.append("--keep-undecided")
     for option, value in problem.items():
         if option != "op":
             command += [f"--{option}", str(value)]

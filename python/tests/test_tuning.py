@@ -18,12 +18,12 @@ def test_tune_writes_presets_that_are_then_used(tmp_path, monkeypatch):
     monkeypatch.setenv("FFTUNE_PRESETS", str(tmp_path))
     model = fftune.nn.RMSNorm(64)
     x = torch.randn(6, 64)
-    report = fftune.tune(model, x, budget=1, presets=tmp_path)
+    report = fftune.tune(model, x, budget=1, presets=tmp_path, keep_undecided=True)
     assert not report.failed and len(report.searched) == 1, str(report)
     records = json.loads(next(tmp_path.glob("*/rmsnorm.json")).read_text())
     assert records
     model(x)
-    again = fftune.tune(model, x, budget=1, presets=tmp_path)
+    again = fftune.tune(model, x, budget=1, presets=tmp_path, keep_undecided=True)
     assert len(again.served) == 1 and not again.searched
 
 

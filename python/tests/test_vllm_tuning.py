@@ -29,7 +29,8 @@ def tune(folder, config, tp=1):
     """Searches briefly what tune-vllm finds for the configuration; the folder of presets."""
     (folder / "config.json").write_text(json.dumps(config))
     words = ["tune-vllm", folder, "--m", len(REQUESTS), "--tp", tp, "--max-model-len", 3 * BLOCK,
-             "--device", "cpu", "--budget", "3s", "--wait", "0s", "--max-variants", 1, "--out", folder / "presets",
+             "--device", "cpu", "--budget", "3s", "--wait", "0s", "--keep-undecided", "--max-variants", 1,
+             "--out", folder / "presets",
              *(["--parts", "experts,layers,linears,ranks"] if tp > 1 else [])]
     subprocess.run([str(tool_path()), *map(str, words)], env=tool_environment(), check=True,
                    capture_output=True)

@@ -353,7 +353,7 @@ CALLS = {
                                    *options_of(nn.LinearCrossEntropy(8, 6), dict(
                                        x=X, labels=torch.zeros(3, dtype=torch.int64), reduction="sum"))],
     "tune": lambda: [lambda wrong: fftune.tune(wrong, X), *options_of(
-        fftune.tune, dict(budget=1, train=False, presets="/nowhere"), model=LINEAR, example=torch.randn(1, 64))],
+        fftune.tune, dict(budget=1, train=False, presets="/nowhere", keep_undecided=False), model=LINEAR, example=torch.randn(1, 64))],
     "check": lambda: [lambda wrong: fftune.check(1 if wrong is None else wrong, X)],
     "explain": lambda: [
         fftune.explain, lambda wrong: fftune.explain({"op": wrong}),

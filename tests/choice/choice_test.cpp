@@ -174,6 +174,21 @@ TEST_CASE("a record whose recipe is not one of the op's is illegal") {
   REQUIRE(why(record) == "d must be a multiple of 8");
 }
 
+TEST_CASE("a record that its search timed as slower than the default does not serve") {
+  const World world;
+  for (const double ratio : {0.24, 0.97, 0.99, 1.5}) {
+    auto record = world.record(16, {&world.op.up, &world.op.down});
+    record.verdict.untuned_ratio = ratio;
+    world.put(record);
+    const Choice choice = world.choose(16);
+    CAPTURE(ratio, choice.reason);
+    CHECK(choice.preset.has_value() == (ratio > 0.98));
+    CHECK(recipe_text(choice.recipe) ==
+          (ratio > 0.98 ? "up/block=2 + down/block=2" : "up/block=1 + down/block=1"));
+    if (ratio < 0.98) CHECK(contains(choice.reason, "timed as slower than the default"));
+  }
+}
+
 TEST_CASE("a record tuned with other sources is used and called stale") {
   const World world;
   auto record = world.record(16, {&world.op.up, &world.op.down});

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "registry/catalog.hpp"
 #include "store/example.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
@@ -121,14 +122,15 @@ TEST_CASE("a record of a group is checked by one rank, unless NCCL adds, which i
 TEST_CASE("records that are too large for the machine are named and left out") {
   const std::size_t much = std::size_t{1} << 40;
   std::vector<CheckedRecord> records{record_of(1024, {64})};
-  skip_too_large(builtin_catalog(), much, much, records);
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  skip_too_large(builtin_catalog(), facts, {}, {.device = much, .host = much}, records);
   CHECK(records[0].skipped.empty());
   auto without_device = records;
-  skip_too_large(builtin_catalog(), 1 << 20, much, without_device);
+  skip_too_large(builtin_catalog(), facts, {}, {.device = 1 << 20, .host = much}, without_device);
   CHECK(without_device[0].skipped.find("too large for this machine") == 0);
-  CHECK(without_device[0].skipped.find("of the device and 1 MiB are free") != std::string::npos);
-  skip_too_large(builtin_catalog(), much, 1 << 20, records);
-  CHECK(records[0].skipped.find("of the host") != std::string::npos);
+  CHECK(without_device[0].skipped.find("on the device, and 1 MiB are there") != std::string::npos);
+  skip_too_large(builtin_catalog(), facts, {}, {.device = much, .host = 1 << 20}, records);
+  CHECK(records[0].skipped.find("on the host") != std::string::npos);
 }
 
 TEST_CASE("the estimate of a check grows with the work, and compiling counts on a GPU") {

@@ -10,14 +10,12 @@ namespace fftune::testing {
 
 namespace {
 
-/// Other tests run beside this one: a search would wait for a quiet moment in vain, 10 s for each
-/// problem.
-bool would_wait(const std::string& words) {
+bool has_search_options(const std::string& words) {
   const auto has = [&](const char* word) { return words.find(word) != std::string::npos; };
   const bool searches =
       words.starts_with("refresh") ||
       (has(" --budget ") && !words.starts_with("bench") && !words.starts_with("check"));
-  return searches && !has(" --wait");
+  return searches;
 }
 
 std::vector<std::string> command(std::vector<std::string> result, const std::string& tool,
@@ -25,7 +23,12 @@ std::vector<std::string> command(std::vector<std::string> result, const std::str
   result.push_back(tool);
   std::istringstream stream(words);
   for (std::string word; stream >> word;) result.push_back(word == "''" ? "" : word);
-  if (would_wait(words)) result.insert(result.end(), {"--wait", "0s"});
+  // Other tests run beside this one: a search would wait for a quiet moment in vain, 10 s for each
+  // problem, and keep out what it cannot decide.
+  const auto lacks = [&](const char* option) { return words.find(option) == std::string::npos; };
+  if (!has_search_options(words)) return result;
+  if (lacks(" --wait")) result.insert(result.end(), {"--wait", "0s"});
+  if (lacks(" --keep-undecided") && lacks(" --strict")) result.emplace_back("--keep-undecided");
   return result;
 }
 

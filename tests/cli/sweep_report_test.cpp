@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "apps/fftune/terminal/text_table.hpp"
+
 #include "support/catch.hpp"
 #include "support/json.hpp"
 #include "tuning/decide/merged_texts.hpp"
@@ -48,9 +50,43 @@ TEST_CASE("the last line of a search has no bar of a phase that was cut short") 
   Progress progress;
   progress.problem = {"ffn", "fwd", DType::f32, {{"m", 1}}, {}};
   progress.done = 1, progress.total = 4, progress.phase = Phase::combine;
-  CHECK(progress_text(progress, "m").find("combine [####") != std::string::npos);
+  CHECK(progress_text(progress, "m", 200).find("combine [####") != std::string::npos);
   progress.phase = Phase::done;
-  CHECK(progress_text(progress, "m").find("done, 0 compiled") != std::string::npos);
+  CHECK(progress_text(progress, "m", 200).find("done, 0 compiled") != std::string::npos);
+}
+
+TEST_CASE("the status line of a search fits, and keeps the time left") {
+  Progress progress;
+  progress.problem = {"ffn", "fwd", DType::bf16, {{"m", 4096}}, {}};
+  progress.problem_index = 5, progress.problem_count = 17;
+  progress.group = "gate_up+down";
+  progress.phase = Phase::screen;
+  progress.done = 1045, progress.total = 1800, progress.compiled = 1260, progress.failed = 212;
+  progress.best_us = 1234, progress.roofline = 0.61, progress.gain_left = 0.034;
+  progress.seconds_left = 3724;
+  CHECK(progress_text(progress, "m", 300).find("1260 compiled, 212 failed") != std::string::npos);
+  for (const double waits : {0.0, 8.0})
+    for (std::size_t width : {60, 70, 80, 99, 120}) {
+      progress.waits = waits;
+      const std::string text = progress_text(progress, "m", width);
+      CAPTURE(text);
+      CHECK(display_width(text) <= width);
+      CHECK(text.find("m=4096 bf16 (6/17)") == 0);
+      CHECK(text.ends_with(" left"));
+      if (waits > 0 && width >= 80)
+        CHECK(text.find("waits for a quiet machine, 8s at most") != std::string::npos);
+    }
+}
+
+TEST_CASE("a ratio that is not known to a factor of two is printed as its interval") {
+  TuneResult result;
+  result.problem = {"ffn", "fwd", DType::f32, {{"m", 1}}, {}};
+  result.ratios = {{"unfused", {190.72, 1.4, 210}}, {"untuned", {1.31, 1.2, 1.4}}};
+  const auto problem = parsed(sweep_json({result})).at(0);
+  CHECK(problem.at("ratios").at("unfused").at("high") == 210);
+  CHECK(ratio_cell(result.ratios.at("unfused"), 2).text == "1.40-210.00x");
+  CHECK(ratio_cell(result.ratios.at("untuned"), 2).text == "1.31x");
+  CHECK_FALSE(result.ratios.at("unfused").is_known());
 }
 
 TEST_CASE("texts that differ in numbers alone are one, with their ranges") {

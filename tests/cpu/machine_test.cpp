@@ -114,6 +114,36 @@ TEST_CASE("control groups of version 1 count too") {
   REQUIRE(read_memory_room(root.path()) == 0);
 }
 
+TEST_CASE("memory that holds cached files is free for others") {
+  Root root;
+  // A container that read many files uses 7.9 of 8 GB, and cached files are 7 of those.
+  root.file("proc/self/cgroup", "0::/box/job\n")
+      .file("sys/fs/cgroup/box/job/memory.max", "max\n")
+      .file("sys/fs/cgroup/box/job/memory.current", "7800\n")
+      .file("sys/fs/cgroup/box/memory.max", "8000\n")
+      .file("sys/fs/cgroup/box/memory.current", "7900\n")
+      .file("sys/fs/cgroup/box/memory.stat",
+            "anon 800\nfile 7050\nshmem 50\ninactive_file 5000\nactive_file 2000\n");
+  CHECK(read_memory_room(root.path()) == 8000 - 7900 + 7000);
+  // A tighter group within it.
+  root.file("sys/fs/cgroup/box/job/memory.max", "7850\n")
+      .file("sys/fs/cgroup/box/job/memory.stat", "inactive_file 100\nactive_file 0\n");
+  CHECK(read_memory_room(root.path()) == 7850 - 7800 + 100);
+  // The numbers are not of one moment: no group has more than its limit.
+  root.file("sys/fs/cgroup/box/job/memory.stat", "inactive_file 9000\nactive_file 0\n");
+  CHECK(read_memory_room(root.path()) == 7100);
+}
+
+TEST_CASE("cached files of version 1 count with those of the groups within") {
+  Root root;
+  root.file("proc/self/cgroup", "4:memory:/box\n")
+      .file("sys/fs/cgroup/memory/box/memory.limit_in_bytes", "4000\n")
+      .file("sys/fs/cgroup/memory/box/memory.usage_in_bytes", "4000\n")
+      .file("sys/fs/cgroup/memory/box/memory.stat",
+            "inactive_file 1\nactive_file 1\ntotal_inactive_file 2000\ntotal_active_file 500\n");
+  CHECK(read_memory_room(root.path()) == 2500);
+}
+
 TEST_CASE("this machine's facts make sense") {
   const auto facts = cpu_facts();
   REQUIRE(facts.kind == DeviceKind::cpu);

@@ -61,8 +61,8 @@ TEST_CASE("one that comes in the middle of a measurement makes it taken again") 
     return quiet.sampled[tuned(quiet).record->stages[0].variant.id()];
   }();
   int asked = 0;
-  // The third time is right after the verdict: the finals and the verdict have asked before.
-  evaluator.disturbed = [&](double) { return ++asked == 3 ? Lines{"hot"} : Lines{}; };
+  // The fourth time is right after the verdict: the start, the finals and the verdict asked before.
+  evaluator.disturbed = [&](double) { return ++asked == 4 ? Lines{"hot"} : Lines{}; };
   const auto result = tuned(evaluator);
   CHECK(result.record->verdict.disturbances.empty());
   CHECK(evaluator.sampled[result.record->stages[0].variant.id()] == once + 32);
@@ -78,7 +78,7 @@ TEST_CASE("a sentinel that drifts is measured until it is stable, and marked if 
     return tuned(evaluator).record->verdict.disturbances;
   };
   CHECK(drifting(0.001).empty());
-  const auto marked = drifting(5);
+  const auto marked = drifting(3);
   REQUIRE(marked.size() == 1);
   CHECK(marked[0].find("the winner's own time drifts by +") == 0);
 }

@@ -11,7 +11,7 @@ FakeEvaluator::FakeEvaluator(Truth truth, double noise, std::uint64_t seed)
 Setup FakeEvaluator::begin(const Problem& problem) {
   clock += begin_seconds;
   ++begun[problem.text()];
-  return {2, 1000, refusal};
+  return {2, 1000, refusal, left_out, for_now};
 }
 
 std::vector<Compiled> FakeEvaluator::compile(const Candidates& candidates,

@@ -28,6 +28,7 @@ class FakeEvaluator : public Evaluator {
   const DeviceFacts& facts() const override { return facts_; }
   Limits limits(DType) override { return ceilings; }
   void set_cache(std::size_t bytes) { facts_.l2_bytes = bytes; }
+  void lack(const std::string& what) { facts_.toolkit = what; }
   void set_kind(DeviceKind kind) { facts_.kind = kind; }
   Setup begin(const Problem& problem) override;
 
@@ -50,7 +51,8 @@ class FakeEvaluator : public Evaluator {
   double begin_seconds = 0.01;
   double compile_seconds = 0.001;
   double restart_seconds = 1;  // of a process that was killed
-  std::string refusal;
+  std::string refusal, left_out;
+  bool for_now = false;
   std::map<std::string, Misbehaviour> misbehaving;  // by id
   std::function<int(const std::string&)> registers;
   std::function<std::string(const std::string&)> bits;  // by id

@@ -146,7 +146,7 @@ TEST_CASE("a clock that sinks under all alike leaves the choice of a GPU decided
     FakeEvaluator evaluator(valley, 0.001);
     evaluator.set_kind(kind);
     evaluator.stretch = [&](const std::string&) {
-      return 1 + 0.1 * std::sin(20 * evaluator.clock);
+      return 1 + 0.2 * std::sin(20 * evaluator.clock);
     };
     const auto result = tuned_by_seed(evaluator, fake, 1);
     REQUIRE(result.record);
@@ -166,8 +166,9 @@ TEST_CASE(
         [](const Variant& v) { return 100 + 5 * static_cast<double>(v.config.at("p")); }, noise);
     const auto result = tuned_by_seed(evaluator, fake, 1);
     const int samples = evaluator.sampled.at("a/p=3 + b/p=3");
-    CHECK(samples % 9 == 0);
-    CHECK((samples > 9) == (noise > 0));
+    const int contended = samples - 32;  // those beside the winner, for its record
+    CHECK(contended % 9 == 0);
+    CHECK((contended > 9) == (noise > 0));
     CHECK(result.record->verdict.untuned_ratio.value() > 1.1);
   }
 }

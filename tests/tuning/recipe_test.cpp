@@ -156,6 +156,31 @@ TEST_CASE("fallbacks take part only where nothing else serves, and it is said") 
   }
 }
 
+TEST_CASE("a winner that its record's own times show to be slower gives way") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 12).default_value = 3;
+  const bool recorded = GENERATE(true, false);  // to the variant on record, or else to the untuned
+  const std::string fastest = recorded ? "f/p=5" : "f/p=3";
+  FakeEvaluator evaluator([&](const Variant& v) { return v.id() == fastest ? 100.0 : 130.0; },
+                          0.001);
+  // A busy machine makes it slow until the record is made, beside a baseline.
+  evaluator.stretch = [&](const std::string& id) {
+    return id == fastest && evaluator.sampled["unfused"] == 0 ? 1.35 : 1;
+  };
+  auto options = evaluator.options();
+  if (recorded) options.on_record[fake.problem()] = {{{"f", {{"p", 5}}}}};
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+  REQUIRE(result.record);
+  const StageRecord& stage = result.record->stages[0];
+  CHECK(stage.variant.id() == fastest);
+  CHECK(result.record->verdict.untuned_ratio.value() > 0.999);
+  CHECK_FALSE(stage.runners_up.empty());
+  CHECK(std::any_of(result.notes.begin(), result.notes.end(), [&](const std::string& note) {
+    return note.find(recorded ? "the variant on record, which is the winner"
+                              : "the untuned choice, which is the winner") != std::string::npos;
+  }));
+}
+
 TEST_CASE("a family of all stages is timed beside parts that are faster by themselves alone") {
   FakeCatalog fake(2);
   fake.op.add("fused", {"a", "b"}, 3);

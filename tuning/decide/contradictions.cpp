@@ -119,8 +119,7 @@ std::vector<std::string> doubts(const PresetRecord& record, const Catalog& catal
   if (!in_place)
     for (auto& contradiction : contradictions(record)) found.push_back(std::move(contradiction));
   if (const double band = TuneOptions().tie_band; kind == DeviceKind::cpu && verdict.noise > band)
-    found.push_back(fmt::format("the noise floor of {:.1f}% is above the tie band of {:.1f}%",
-                                100 * verdict.noise, 100 * band));
+    found.push_back(noise_words(verdict.noise, band));
   if (found.empty())
     found.push_back(verdict.complete ? "some variants cannot be told from the fastest"
                                      : "the search ended before all variants could be told apart");

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,8 +22,10 @@ constexpr int most_attempts = 3;
 /// From one timing to the next; less is the device's own breathing.
 constexpr double most_drift = 0.03;
 
-Candidates winner_and_baselines(Session& session, const EndToEnd& winner) {
+Candidates winner_and_others(Session& session, const EndToEnd& winner,
+                             const std::vector<EndToEnd>& rivals) {
   Candidates candidates{winner.candidate};
+  for (const EndToEnd& rival : rivals) candidates.push_back(rival.candidate);
   if (session.options().baselines && !session.cancelled())
     for (const auto& baseline :
          session.op().baselines(session.problem(), session.evaluator().facts()))
@@ -39,20 +42,23 @@ std::string drift_text(const Summary& before, const Summary& now) {
   return fmt::format("the winner's own time drifts by {:+.1f}%", 100 * drift);
 }
 
+/// The baselines are behind `others`.
 void take_baselines(const Candidates& candidates, const std::vector<BurstTiming>& timings,
-                    Verdict& verdict, TuneResult& result) {
+                    std::size_t others, Verdict& verdict, TuneResult& result) {
   result.baselines.clear();
-  for (std::size_t i = 1; i < candidates.size(); ++i) {
+  for (std::size_t i = others; i < candidates.size(); ++i) {
     if (!timings[i].last.failure.empty() || timings[i].bursts.empty()) {
       result.notes.push_back(fmt::format("the baseline '{}' could not be timed: {}",
                                          candidates[i].baseline, timings[i].last.failure));
       continue;
     }
-    result.baselines.push_back({candidates[i].baseline, median(timings[i].samples_us())});
+    const std::string& name = candidates[i].baseline;
+    result.baselines.push_back({name, median(timings[i].samples_us())});
+    result.ratios[name] = ratio_of(timings[i].bursts, timings.front().bursts);
   }
   // "unfused" by name: the baseline of verdict.unfused_ratio.
-  for (const auto& baseline : result.baselines)
-    if (baseline.id == "unfused") verdict.unfused_ratio = baseline.median_us / verdict.median_us;
+  if (const auto unfused = result.ratios.find("unfused"); unfused != result.ratios.end())
+    verdict.unfused_ratio = unfused->second.is_known() ? unfused->second.median : 0;
 }
 
 void add_new(std::vector<std::string>& all, const std::vector<std::string>& more) {
@@ -86,9 +92,9 @@ std::optional<double> untuned_ratio(Session& session, const EndToEnd& winner,
   return ratio_of({timings[1].samples_us}, {timings[0].samples_us}).median;
 }
 
-bool time_winner(Session& session, const EndToEnd& winner, Summary before, Verdict& verdict,
-                 TuneResult& result) {
-  const auto candidates = winner_and_baselines(session, winner);
+bool time_winner(Session& session, const EndToEnd& winner, const std::vector<EndToEnd>& rivals,
+                 Summary before, Verdict& verdict, std::vector<Ratio>& ratios, TuneResult& result) {
+  const auto candidates = winner_and_others(session, winner, rivals);
   std::vector<BurstTiming> timings;
   for (int attempt = 1;; ++attempt) {
     verdict.disturbances = session.settle();
@@ -127,7 +133,12 @@ bool time_winner(Session& session, const EndToEnd& winner, Summary before, Verdi
   if (!disturbances.empty())
     result.notes.push_back(
         fmt::format("measured while disturbed: {}", fmt::join(disturbances, ", ")));
-  take_baselines(candidates, timings, verdict, result);
+  constexpr double never = std::numeric_limits<double>::infinity();
+  ratios.assign(rivals.size(), {never, never, never});
+  for (std::size_t i = 0; i < rivals.size(); ++i)
+    if (const BurstTiming& own = timings[1 + i]; own.last.failure.empty() && !own.bursts.empty())
+      ratios[i] = ratio_of(own.bursts, timings.front().bursts);
+  take_baselines(candidates, timings, 1 + rivals.size(), verdict, result);
   return true;
 }
 

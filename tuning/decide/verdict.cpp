@@ -23,6 +23,10 @@ namespace {
 constexpr double combination_band = 1.25;
 constexpr std::size_t most_combinations = 16;
 
+/// The winner is the variant of fewest registers among those within this part of the tie band of
+/// the fastest: so the winners of two searches are nearer each other than the band.
+constexpr double preferred_part = 0.4;
+
 /// Times the winner is chosen again because of a contradiction.
 constexpr int most_choices = 3;
 
@@ -83,11 +87,24 @@ Summary last_timing(const std::vector<Searched>& groups, const EndToEnd& contend
   return {outcome.samples, outcome.median_us, outcome.low_us, outcome.high_us};
 }
 
+/// `equals`: rivals that the times of the record cannot tell from the winner.
 void take_stages(const Session& session, const std::vector<Searched>& groups,
-                 const EndToEnd& winner, PresetRecord& record) {
+                 const EndToEnd& winner, const std::vector<Combination>& equals,
+                 PresetRecord& record) {
   record.stages.clear();
   for (const auto& part : winner.combination.parts)
     record.stages.push_back(stage_record(session, groups[part.group], part.variant));
+  if (record.stages.size() != 1) return;
+  StageRecord& stage = record.stages.front();
+  const Part& own = winner.combination.parts.front();
+  for (const Combination& other : equals) {
+    if (other.parts.size() != 1 || other.parts.front().group != own.group) continue;
+    const Outcome& outcome = groups[own.group].group->outcome(other.parts.front().variant);
+    const auto is_it = [&](const Timed& timed) { return timed.id == outcome.id; };
+    std::erase_if(stage.runners_up, is_it);
+    if (std::none_of(stage.ties.begin(), stage.ties.end(), is_it))
+      stage.ties.push_back({outcome.id, outcome.median_us, outcome.bits});
+  }
 }
 
 /// The fastest sums of variants timed by themselves.
@@ -96,7 +113,8 @@ std::vector<Combination> combinations_of(const Session& session,
                                          std::size_t stage_count) {
   std::vector<GroupChoices> choices;
   for (std::size_t i = 0; i < groups.size(); ++i)
-    choices.push_back(choices_of(groups[i], i, session.options().tie_band, stage_count));
+    choices.push_back(
+        choices_of(groups[i], i, preferred_part * session.options().tie_band, stage_count));
   return combine(choices, stage_count, combination_band, most_combinations);
 }
 
@@ -152,31 +170,81 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
   // In place the times of stages by themselves decide nothing.
   if (!in_place)
     for (const auto& contradiction : contradictions(record)) doubt(contradiction);
-  if (verdict.noise > band && !in_turns)
-    doubt(fmt::format("the noise floor of {:.1f}% is above the tie band of {:.1f}%",
-                      100 * verdict.noise, 100 * band));
+  if (verdict.noise > band && !in_turns) doubt(noise_words(verdict.noise, band));
   return decided;
 }
 
 /// Adds the combinations that are timed end to end whatever their stages take by themselves: the
-/// recipes on record and the untuned choice, so that the new winner is never slower. Where every
-/// candidate is a variant of all stages, all were timed as the whole already.
+/// recipes on record and the untuned choice, so that the new winner is never slower. That they were
+/// timed before, with other variants, says little of a machine that was busy then or is now.
 void add_expected(Session& session, const std::vector<Searched>& groups,
                   std::vector<Combination>& combinations) {
   const DeviceFacts& facts = session.evaluator().facts();
-  const bool are_whole =
-      !is_tuned_in_place(session) &&
-      std::all_of(combinations.begin(), combinations.end(),
-                  [](const Combination& other) { return other.parts.size() == 1; });
   const auto add = [&](const Recipe& named) -> Combination* {
     const Recipe recipe = completed(session.op(), session.problem(), facts, named);
-    if ((recipe.size() == 1 && are_whole) || !are_measured(recipe, groups)) return nullptr;
+    if (!are_measured(recipe, groups)) return nullptr;
     return add_present(combination_of(recipe, groups), combinations);
   };
   for (const Recipe& recipe : recipes_on_record(session))
     if (auto* const added = add(recipe)) added->on_record = true;
   if (auto* const added = add(default_recipe(session.op(), session.problem(), facts)))
     added->expected = true;
+}
+
+/// The contenders that the winner must not be slower than.
+std::vector<EndToEnd> rivals_of(const EndToEnd& winner, const std::vector<EndToEnd>& contenders) {
+  std::vector<EndToEnd> rivals;
+  for (const EndToEnd& other : contenders)
+    if ((other.combination.expected || other.combination.on_record) &&
+        !same(other.combination, winner.combination))
+      rivals.push_back(other);
+  return rivals;
+}
+
+/// Whether a rival with this ratio takes the winner's place: beyond the interval, and by more than
+/// a printed ratio shows, so that equal ones do not change places from search to search.
+bool is_faster(const Ratio& ratio) {
+  return ratio.high < 1 && ratio.median < 0.995;
+}
+
+/// Times the winner as its record states it. A rival that these times show to be faster, beyond
+/// their intervals, becomes the winner, and is timed likewise: without a record, or with the one
+/// that is there, it would run. `equals`: rivals that may be as fast. False if the winner could not
+/// be timed.
+bool time_against_rivals(Session& session, EndToEnd& winner, Summary before,
+                         const std::vector<EndToEnd>& contenders,
+                         const std::vector<Searched>& groups, Verdict& verdict,
+                         std::vector<Combination>& equals, TuneResult& result) {
+  std::vector<EndToEnd> rivals = rivals_of(winner, contenders);
+  while (true) {
+    std::vector<Ratio> ratios;
+    if (!time_winner(session, winner, rivals, before, verdict, ratios, result)) return false;
+    const auto slower_than = std::find_if(ratios.begin(), ratios.end(), is_faster);
+    if (slower_than == ratios.end()) {
+      for (std::size_t i = 0; i < rivals.size(); ++i) {
+        if (!std::isfinite(ratios[i].median)) continue;
+        if (rivals[i].combination.expected) {
+          result.ratios["untuned"] = ratios[i];
+          verdict.untuned_ratio =
+              ratios[i].is_known() ? std::optional(ratios[i].median) : std::nullopt;
+        }
+        if (ratios[i].low <= 1 + session.options().tie_band)
+          equals.push_back(rivals[i].combination);
+      }
+      return true;
+    }
+    const std::size_t place = static_cast<std::size_t>(slower_than - ratios.begin());
+    const EndToEnd faster = rivals[place];
+    const bool untuned = faster.combination.expected;
+    result.notes.push_back(fmt::format(
+        "the search's choice, {}, takes {:.3g} times as long as {}, which is the winner",
+        winner.candidate.id(), 1 / slower_than->median,
+        untuned ? "the untuned choice" : "the variant on record"));
+    rivals.erase(rivals.begin() + static_cast<std::ptrdiff_t>(place));
+    winner = faster;
+    before = last_timing(groups, winner);
+    verdict.untuned_ratio = untuned_ratio(session, winner, contenders, groups);
+  }
 }
 
 /// Adds to the record what stands beside the winner's stages and times: the limit, whether the
@@ -202,6 +270,14 @@ void complete(PresetRecord& record, Session& session, const std::vector<Searched
 std::string note_microseconds(double microseconds) {
   return microseconds < 1000 ? fmt::format("{:.4g}", microseconds)
                              : fmt::format("{:.0f}", microseconds);
+}
+
+std::string noise_words(double noise, double tie_band) {
+  // Half of the median and more is no floor: the machine did something else for a while.
+  if (noise > 0.5)
+    return "the winner's own times differ by more than half of themselves: the machine was busy";
+  return fmt::format("the noise floor of {:.1f}% is above the tie band of {:.1f}%", 100 * noise,
+                     100 * tie_band);
 }
 
 std::string beyond_limit(const Op& op, const Problem& problem, const DeviceFacts& facts,
@@ -247,8 +323,8 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
   progress.phase = Phase::combine;
   progress.group.clear();
 
-  const double tie_band = in_place ? std::min(in_place_tie_band, session.options().tie_band)
-                                   : session.options().tie_band;
+  const double preferred = preferred_part * session.options().tie_band;
+  const double tie_band = in_place ? std::min(in_place_tie_band, preferred) : preferred;
   PresetRecord record;
   record.problem = session.problem();
   std::vector<EndToEnd> contenders;
@@ -282,8 +358,11 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
                                   : last_timing(groups, best);
     winner = best;
     record.verdict.untuned_ratio = untuned_ratio(session, *winner, contenders, groups);
-    if (!time_winner(session, *winner, before, record.verdict, result)) return;
-    take_stages(session, groups, *winner, record);
+    std::vector<Combination> equals;
+    if (!time_against_rivals(session, *winner, before, contenders, groups, record.verdict, equals,
+                             result))
+      return;
+    take_stages(session, groups, *winner, equals, record);
     if (in_place || choice == most_choices || !session.stop_reason().empty()) break;
     if (contradictions(record).empty()) break;
     repeat_finals(session, groups);

@@ -21,6 +21,10 @@ constexpr double most_share_of_limit = 1.05;
 /// A time in a note: "28", "104.3", "23720".
 std::string note_microseconds(double microseconds);
 
+/// "the noise floor of 3.1% is above the tie band of 2.0%"; of times that differ by more than that
+/// has a meaning, that they do.
+std::string noise_words(double noise, double tie_band);
+
 /// Why a time is below the limit by more than that, for people: `limit` is "memory" or "compute".
 std::string beyond_limit(const Op& op, const Problem& problem, const DeviceFacts& facts,
                          const std::string& limit);
@@ -54,12 +58,13 @@ std::optional<double> untuned_ratio(Session& session, const EndToEnd& winner,
                                     const std::vector<EndToEnd>& contenders,
                                     const std::vector<Searched>& groups);
 
-/// Times the winner with fresh samples beside the baselines; false if that failed. The winner is
-/// also the sentinel: if its time differs from `before` (a median of 0: not known), or something
-/// disturbs the device, the measurement is repeated after a wait; disturbances that remain are
-/// stated in the verdict.
-bool time_winner(Session& session, const EndToEnd& winner, Summary before, Verdict& verdict,
-                 TuneResult& result);
+/// Times the winner with fresh samples beside its rivals and the baselines; false if that failed.
+/// The winner is also the sentinel: if its time differs from `before` (a median of 0: not known),
+/// or something disturbs the device, the measurement is repeated after a wait; disturbances that
+/// remain are stated in the verdict. `ratios`: the rivals' times over the winner's; infinity for
+/// one that could not be timed.
+bool time_winner(Session& session, const EndToEnd& winner, const std::vector<EndToEnd>& rivals,
+                 Summary before, Verdict& verdict, std::vector<Ratio>& ratios, TuneResult& result);
 
 // Times of one record that cannot all be right: the machine was busy during some of them.
 

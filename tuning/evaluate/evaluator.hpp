@@ -38,6 +38,9 @@ struct Setup {
   int buffer_sets = 0;  // used in rotation, so that no pass finds its data in the cache
   std::size_t bytes_per_set = 0;
   std::string refusal;  // why the problem cannot be run here, with bytes needed and there; or empty
+  /// Which intermediates have no memory, so that the variants that need them fail; empty: none.
+  std::string left_out = {};
+  bool for_now = false;  // they would have, if nothing else took memory of the device
 };
 
 struct Compiled {

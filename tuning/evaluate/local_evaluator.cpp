@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/memory.hpp"
 #include "core/parallel_until.hpp"
 #include "tuning/evaluate/local_state.hpp"
 
@@ -22,12 +23,6 @@ unsigned compile_threads() {
 }
 
 namespace {
-
-std::string size_text(std::size_t bytes) {
-  const bool large = bytes >> 30 != 0;
-  return fmt::format("{:.2f} {}", static_cast<double>(bytes) / (large ? 1 << 30 : 1 << 20),
-                     large ? "GiB" : "MiB");
-}
 
 Compiled summary_of(const std::vector<CompileResult>& results) {
   Compiled summary;
@@ -91,22 +86,20 @@ Setup LocalEvaluator::begin(const Problem& problem) {
   state.stages = state.op->stages(problem);
   state.baselines = state.op->baselines(problem, facts());
   Setup setup;
-  setup.bytes_per_set = layout_of(state.tensors).bytes;
   const auto failure = state.attempt([&] {
+    const auto require = [&](const char* what, std::size_t there) {
+      require_fit(what, static_cast<double>(setup.bytes_per_set), static_cast<double>(there),
+                  facts().name);
+    };
     const auto there = state.backend.free_bytes();
-    if (setup.bytes_per_set > there)
-      throw Error(ErrorKind::unavailable,
-                  fmt::format("it needs {} of memory on {}, {} are free: choose smaller sizes",
-                              size_text(setup.bytes_per_set), facts().name, size_text(there)));
+    state.choose_holders(there, setup);
+    setup.bytes_per_set = layout_of(state.tensors, state.holders).bytes;
+    require("it", there);
     state.make_verifier(before);
     const auto left = state.backend.free_bytes();
     setup.buffer_sets = set_count(state.stages, setup.bytes_per_set, facts(), left);
-    if (setup.buffer_sets == 0)
-      throw Error(ErrorKind::unavailable,
-                  fmt::format("it needs {} of memory on {} beside what its verification takes, {} "
-                              "are free: choose smaller sizes",
-                              size_text(setup.bytes_per_set), facts().name, size_text(left)));
-    state.sets.emplace(state.backend, state.tensors, setup.buffer_sets, state.data);
+    if (setup.buffer_sets == 0) require("it, beside what its verification takes,", left);
+    state.sets.emplace(state.backend, state.tensors, setup.buffer_sets, state.data, state.holders);
     state.compute_intermediates();
     state.sets->replicate();
     state.backend.synchronize();
@@ -140,8 +133,8 @@ Verified LocalEvaluator::verify(const Candidate& candidate) {
   const auto failure = state.attempt([&] {
     const auto all = state.executables(candidate);
     state.announce(0, candidate, 0);
-    const auto result =
-        state.verifier->verify(candidate.first_stage, state.stage_count(candidate), all);
+    const auto result = state.verifier->verify(candidate.first_stage, state.stage_count(candidate),
+                                               all, state.used_by(candidate));
     verified.passed = result.passed;
     verified.error = result.error;
     verified.tolerance = result.tolerance;

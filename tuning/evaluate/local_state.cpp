@@ -1,11 +1,13 @@
 #include "tuning/evaluate/local_state.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
 #include <variant>
 
+#include "core/memory.hpp"
 #include "core/parallel_until.hpp"
 #include "device/backend.hpp"
 #include "registry/part_family.hpp"
@@ -55,7 +57,11 @@ CompileResult LocalEvaluator::State::compile_program(const std::string& key,
   }
   CompileResult result;
   try {
-    result = backend.compile(program());
+    const Program made = program();
+    if (auto lacking = without_memory(made); !lacking.empty())
+      result.report.failure = std::move(lacking);
+    else
+      result = backend.compile(made);
   } catch (const std::exception& error) {
     result.report.failure = error.what();
   }
@@ -132,6 +138,44 @@ std::size_t LocalEvaluator::State::stage_count(const Candidate& candidate) const
   return count;
 }
 
+std::vector<bool> LocalEvaluator::State::used_by(const Candidate& candidate) const {
+  const Problem one = unrepeated(*op, problem);
+  std::vector<bool> used(op->tensors(one).size());
+  for (std::size_t place = 0; place < candidate.recipe.size(); ++place)
+    mark_used(program_in(candidate.recipe, place, *op, one, backend.facts()), used);
+  return used;
+}
+
+void LocalEvaluator::State::choose_holders(std::size_t there, Setup& setup) {
+  // Verification has tensors of its own.
+  const double verified = held_bytes(op->tensors(unrepeated(*op, problem)), {});
+  holders = holders_of(*op, problem, tensors);
+  const double all = held_bytes(tensors, holders) + verified;
+  if (all <= static_cast<double>(there)) return;
+  const Holders fewer = holders_of(*op, problem, tensors, backend.facts(),
+                                   default_recipe(*op, problem, backend.facts()));
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (fewer[i] == nowhere)
+      names.push_back(fmt::format("{} ({})", tensors[i].name,
+                                  bytes_text(static_cast<double>(tensors[i].bytes()))));
+  if (names.empty()) return;
+  holders = fewer;
+  setup.left_out = fmt::format("variants that write {} are left out, for which there is no memory",
+                               fmt::join(names, " or "));
+  setup.for_now = all <= static_cast<double>(backend.facts().memory_bytes);
+}
+
+std::string LocalEvaluator::State::without_memory(const Program& program) const {
+  std::vector<bool> used(most_tensors);
+  mark_used(program, used);
+  for (std::size_t i = 0; i < holders.size(); ++i)
+    if (used[i] && holders[i] == nowhere)
+      return fmt::format("it needs {} for '{}', which has no memory beside the other tensors",
+                         bytes_text(static_cast<double>(tensors[i].bytes())), tensors[i].name);
+  return "";
+}
+
 void LocalEvaluator::State::reserve_workspace(const Executables& all) {
   std::size_t bytes = 0;
   for (const auto& executable : all) bytes = std::max(bytes, executable->workspace_bytes());
@@ -156,7 +200,8 @@ void LocalEvaluator::State::compute_intermediates() {
       if (is_avoided(untuned)) throw Error(ErrorKind::unavailable, "it is to be avoided");
       announce(0, untuned, 0);
       const auto all = executables(untuned);
-      if (const auto result = verifier->verify(0, stages.size(), all); !result.passed)
+      if (const auto result = verifier->verify(0, stages.size(), all, used_by(untuned));
+          !result.passed)
         throw Error(ErrorKind::unavailable, result.failure);
       reserve_workspace(all);
       announce(0, untuned, 0);

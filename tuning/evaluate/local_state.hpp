@@ -76,6 +76,13 @@ struct LocalEvaluator::State {
   Executables timed_executables(const Candidate& candidate);
   std::size_t stage_count(const Candidate& candidate) const;
   void reserve_workspace(const Executables& all);
+  /// For each tensor of a verification, whether the candidate's programs have it.
+  std::vector<bool> used_by(const Candidate& candidate) const;
+  /// Gives up the memory of intermediates that the untuned recipe does not have, if all together do
+  /// not fit in `there`, and says so in the setup.
+  void choose_holders(std::size_t there, Setup& setup);
+  /// Why a program cannot run: it has a tensor without memory. Empty if it can.
+  std::string without_memory(const Program& program) const;
   /// Realistic values for the intermediates: the untuned recipe's results, if they are right.
   void compute_intermediates();
   bool is_avoided(const Candidate& candidate) const;
@@ -95,6 +102,7 @@ struct LocalEvaluator::State {
   const Op* op = nullptr;
   Problem problem;
   std::vector<TensorSpec> tensors;
+  Holders holders;  // of the sets
   std::vector<StageSpec> stages;
   std::vector<Baseline> baselines;
   std::unique_ptr<Verifier> verifier;

@@ -231,8 +231,8 @@ Setup MultiDeviceEvaluator::begin(const Problem& problem) {
   });
   const Setup* accepted = nullptr;
   for (const auto& [member, setup] : setups)
-    if (setup.refusal.empty()) accepted = &setup;
-  if (!accepted) return setups.empty() ? Setup{0, 0, lost()} : setups.front().second;
+    if (setup.refusal.empty() && (!accepted || !setup.left_out.empty())) accepted = &setup;
+  if (!accepted) return setups.empty() ? Setup{.refusal = lost()} : setups.front().second;
   for (const auto& [member, setup] : setups)
     if (!setup.refusal.empty() && !member->lost) leave_out(*member, setup.refusal);
   return *accepted;

@@ -88,7 +88,8 @@ struct Progress {
   std::string best_id;      // the one that took best_us
   double roofline = 0;      // the group's floor over best_us; 0: none yet
   double seconds = 0;       // spent on this problem
-  double seconds_left = 0;  // estimate for this problem; 0: unknown
+  double seconds_left = 0;  // estimate for this problem, waits included; 0: unknown
+  double waits = 0;         // for a quiet device now, seconds at most; 0: it does not wait
   double gain_left = -1;    // expected of the variants not tried, a part of 1; below 0: unknown
 };
 

@@ -90,6 +90,8 @@ void members(Of<Setup> auto& setup, const auto& field) {
   field("buffer_sets", setup.buffer_sets);
   field("bytes_per_set", setup.bytes_per_set);
   field("refusal", setup.refusal);
+  field("left_out", setup.left_out);
+  field("for_now", setup.for_now);
 }
 /// Why a candidate failed.
 void failure_members(auto& result, const auto& field) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "measure/statistics.hpp"
 #include "registry/variant.hpp"
 #include "store/record.hpp"
 #include "tuning/evaluate/evaluator.hpp"
@@ -52,10 +53,16 @@ struct TuneOptions {
 struct TuneResult {
   Problem problem;
   std::optional<PresetRecord> record;  // none if no recipe of all stages worked in time
-  std::vector<Outcome> outcomes;   // of every feasible variant, then of the end-to-end candidates
-  std::vector<Timed> baselines;    // the op's baselines, timed beside the winner
+  std::vector<Outcome> outcomes;  // of every feasible variant, then of the end-to-end candidates
+  std::vector<Timed> baselines;   // the op's baselines, timed beside the winner
+  /// Times over the winner's, with their intervals: of baselines by their name, of the untuned
+  /// choice as "untuned". The record has those that are known to a factor of two.
+  std::map<std::string, Ratio> ratios;
   std::vector<std::string> notes;  // what a person should know, one line each
   std::string stopped;             // why the search ended early; empty if it is complete
+  /// The memory or library that the machine lacked for the moment. Variants that may be the best
+  /// were left out, so the record is not to be written. Empty: nothing.
+  std::string lacked;
   bool cancelled = false;
   bool device_lost = false;
   double seconds = 0;

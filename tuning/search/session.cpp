@@ -58,8 +58,9 @@ void Session::prepare() {
     for (const auto& entry : options_.quarantine->of(problem_)) ids.insert(entry.id);
     evaluator_.avoid(std::move(ids));
   }
-  const Setup setup = evaluator_.begin(problem_);
-  if (!setup.refusal.empty()) throw Error(ErrorKind::unavailable, setup.refusal);
+  setup_ = evaluator_.begin(problem_);
+  if (!setup_.refusal.empty()) throw Error(ErrorKind::unavailable, setup_.refusal);
+  is_disturbed_ = !evaluator_.disturbances().empty();
   prepared_ = seconds();
 }
 
@@ -119,18 +120,32 @@ void Session::quarantine(const std::string& source_hash, const Outcome& outcome,
 
 std::vector<std::string> Session::settle() {
   auto found = evaluator_.disturbances();
-  if (found.empty() || patience_seconds_ <= 0) return found;
+  is_disturbed_ = !found.empty();
+  const double longest = wait_left();
+  if (found.empty() || longest <= 0 || !stop_reason().empty()) return found;
   logging::warn("{}: {}: waiting for {:.3g} s at most", problem_.text(), fmt::join(found, ", "),
-                patience_seconds_);
-  while (!found.empty() && patience_seconds_ > 0 && stop_reason().empty()) {
+                longest);
+  const double began = seconds();
+  const auto waited = [&] { return seconds() - began; };
+  while (!found.empty() && waited() < longest && stop_reason().empty()) {
+    progress_.waits = longest - waited();
+    tell();
     if (options_.sleep)
       options_.sleep(look_again_seconds);
     else
       std::this_thread::sleep_for(std::chrono::duration<double>(look_again_seconds));
-    patience_seconds_ -= look_again_seconds;
     found = evaluator_.disturbances();
   }
+  patience_seconds_ -= waited();
+  is_disturbed_ = !found.empty();
+  progress_.waits = 0;
   return found;
+}
+
+double Session::wait_left() const {
+  // A user's budget is for the search too.
+  const double most = options_.budget_seconds > 0 ? seconds_left() / 2 : seconds_left();
+  return std::max(std::min(patience_seconds_, most), 0.0);
 }
 
 void Session::tell() {
@@ -138,7 +153,11 @@ void Session::tell() {
   progress_.seconds_left = 0;
   if (reached_ > 0 && reached_ <= expected_) {
     const double each = (progress_.seconds - prepared_) / static_cast<double>(reached_);
-    const double rest = each * static_cast<double>(expected_ - reached_);
+    double rest = each * static_cast<double>(expected_ - reached_);
+    if (progress_.waits > 0)
+      rest += progress_.waits;
+    else if (is_disturbed_)
+      rest += wait_left();
     progress_.seconds_left = std::max(std::min(rest, seconds_left()), 0.0);
   }
   if (options_.progress) options_.progress->update(progress_);

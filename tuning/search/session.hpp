@@ -40,6 +40,8 @@ class Session {
   /// Measures the ceilings, then makes buffers and reference ready. Throws Error(unavailable) with
   /// the evaluator's words if the problem is refused.
   void prepare();
+  /// The buffers that prepare() made.
+  const Setup& setup() const { return setup_; }
   /// Sets the stop rules; `budget_seconds` counts from the construction of the session.
   void set_budget(double budget_seconds);
 
@@ -74,6 +76,9 @@ class Session {
   /// and the budget, and returns the disturbances that remain.
   std::vector<std::string> settle();
 
+  /// The longest wait of that kind that may still come.
+  double wait_left() const;
+
   /// For the estimate of the remaining time: the number of variants, and one more of them reached.
   void expect(std::size_t total) { expected_ = total; }
   void count_reached() { ++reached_; }
@@ -96,8 +101,10 @@ class Session {
   std::size_t reached_ = 0;
   double prepared_ = 0;  // when the search proper began
   Limits limits_;
+  Setup setup_;
   std::map<Span, std::string> required_bits_;
   double patience_seconds_;
+  bool is_disturbed_ = false;  // when that was last asked
   Progress progress_;
 };
 

@@ -48,12 +48,8 @@ struct Options {
 /// How it compares with fftune's plan, unless that is within the noise.
 Cell verdict_cell(const BenchEntry& entry, double own) {
   if (entry.name == "fftune") return ratio_cell(own > 0 ? 1 : 0);
-  if (!(entry.ratio.median > 0)) return "-";
-  if (entry.ratio.is_in_noise()) return "in the noise";
-  constexpr double known_to = 1.1;
-  if (entry.ratio.high <= known_to * entry.ratio.low) return ratio_cell(entry.ratio.median);
-  return {ratio_range_text(entry.ratio.low, entry.ratio.high),
-          entry.ratio.high < 0.995 ? Style::caution : Style::plain};
+  if (entry.ratio.median > 0 && entry.ratio.is_in_noise()) return "in the noise";
+  return ratio_cell(entry.ratio, 1.1);
 }
 
 /// One problem on one kind of values, which are named where there are several kinds.

@@ -14,6 +14,9 @@
 #include "apps/fftune/terminal/text.hpp"
 #include "core/distribution.hpp"
 #include "core/error.hpp"
+#include "core/memory.hpp"
+#include "runtime/choice.hpp"
+#include "runtime/plan.hpp"
 #include "tuning/log.hpp"
 
 namespace fftune::tool {
@@ -153,29 +156,42 @@ void keep_quick(const Catalog& catalog, double max_bytes, std::vector<CheckedRec
   }
 }
 
-void skip_too_large(const Catalog& catalog, std::size_t device_bytes, std::size_t host_bytes,
-                    std::vector<CheckedRecord>& records) {
+namespace {
+
+/// The bytes of the tensors that the check of a problem holds, at most `enough` if it is known that
+/// all of them fit.
+double checked_bytes(const Catalog& catalog, const Op& op, const Problem& problem,
+                     const DeviceFacts& facts, const PresetLibrary& presets, double enough) {
+  const Problem one = on_one_rank(op, problem, facts.kind);
+  const auto tensors = op.tensors(one);
+  const double all = held_bytes(tensors, holders_of(op, one, tensors));
+  if (all <= enough) return all;
+  try {
+    const Recipe recipe = choose(catalog, op, problem, facts, presets).recipe;
+    return held_bytes(tensors, holders_of(op, one, tensors, facts, recipe));
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::unavailable) throw;
+    return all;  // the check itself says why no family serves it
+  }
+}
+
+}  // namespace
+
+void skip_too_large(const Catalog& catalog, const DeviceFacts& facts, const PresetLibrary& presets,
+                    const FreeMemory& free, std::vector<CheckedRecord>& records) {
   // Data, results and references.
   constexpr double host_copies = 3;
+  const auto on_device = static_cast<double>(free.device), on_host = static_cast<double>(free.host);
   for (CheckedRecord& record : records) {
     if (!record.skipped.empty() || record.tokens.empty()) continue;
     const Op& op = catalog.op(record.problem.op);
     const Problem largest =
         record.problem.with_size(std::string(op.token_size()), record.tokens.back());
-    double bytes = 0;
-    for (const TensorSpec& tensor : op.tensors(largest)) {
-      auto size = static_cast<double>(dtype_bytes(tensor.dtype));
-      for (const std::int64_t extent : tensor.shape) size *= static_cast<double>(extent);
-      bytes += size;
-    }
-    const auto refuse = [&](double needed, std::size_t there, const char* where) {
-      if (needed > static_cast<double>(there))
-        record.skipped =
-            fmt::format("too large for this machine: it needs about {} {} and {} are free",
-                        bytes_text(needed), where, bytes_text(static_cast<double>(there)));
-    };
-    refuse(bytes * host_copies, host_bytes, "of the host");
-    refuse(bytes, device_bytes, "of the device");
+    const double bytes = checked_bytes(catalog, op, largest, facts, presets,
+                                       std::min(on_device, on_host / host_copies));
+    std::string lacking = misfit("it", bytes * host_copies, on_host, "the host");
+    if (lacking.empty()) lacking = misfit("it", bytes, on_device, "the device");
+    if (!lacking.empty()) record.skipped = "too large for this machine: " + lacking;
   }
 }
 

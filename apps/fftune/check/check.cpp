@@ -276,7 +276,8 @@ int run(const Options& options, const Session& session) {
   put_own_first(presets.files(), backend->facts(), records);
   if (options.quick)
     keep_quick(session.catalog, kind == DeviceKind::cpu ? quick_bytes_on_cpu : 0, records);
-  skip_too_large(session.catalog, backend->free_bytes(), free_host_bytes(), records);
+  skip_too_large(session.catalog, backend->facts(), presets,
+                 {.device = backend->free_bytes(), .host = free_host_bytes()}, records);
   // To stderr, as progress is: the report is written before anything is printed.
   if (mode != ProgressMode::none)
     logging::info("{}", announcement(records, session.catalog, kind, settings));

@@ -48,9 +48,15 @@ void put_own_first(const std::vector<PresetFile>& presets, const DeviceFacts& fa
 /// here.
 void keep_quick(const Catalog& catalog, double max_bytes, std::vector<CheckedRecord>& records);
 
-/// Skips problems whose tensors exceed the device's free bytes, or whose data exceed the host's.
-void skip_too_large(const Catalog& catalog, std::size_t device_bytes, std::size_t host_bytes,
-                    std::vector<CheckedRecord>& records);
+/// The memory that is free for checks.
+struct FreeMemory {
+  std::size_t device = 0, host = 0;
+};
+
+/// Skips problems whose tensors exceed the device's free bytes, or whose data exceed the host's. An
+/// intermediate that no program of the chosen recipe has counts for nothing.
+void skip_too_large(const Catalog& catalog, const DeviceFacts& facts, const PresetLibrary& presets,
+                    const FreeMemory& free, std::vector<CheckedRecord>& records);
 
 /// Rough time of making the data, the reference and the runs of one problem with one seed: good for
 /// sharing out a progress bar and for telling a minute from an hour.

@@ -103,7 +103,7 @@ class LayerCheck {
       const Plan& plan = plan_of(problem, outcome);
       if (!prepare(problem, seed, verifier, outcome)) return true;
       const Verification result =
-          verifier->verify(0, op_.stages(problem).size(), plan.executables());
+          verifier->verify(0, op_.stages(problem).size(), plan.executables(), plan.used());
       outcome.state = result.passed ? CheckState::passed : CheckState::failed;
       outcome.reason =
           result.failure.empty() ? "" : fmt::format("seed {}: {}", seed, result.failure);

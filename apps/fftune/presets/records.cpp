@@ -9,11 +9,27 @@
 
 namespace fftune::tool {
 
-void Recorder::write(const PresetRecord& record) {
-  if (strict_ && !record.verdict.disturbances.empty()) {
+std::string kept_out(const TuneResult& result, const Admission& admission) {
+  const Verdict& verdict = result.record->verdict;
+  const auto disturbed =
+      fmt::format("measured while disturbed: {}", fmt::join(verdict.disturbances, ", "));
+  if (!result.lacked.empty())
+    return fmt::format(
+        "the machine lacks memory for the moment, so what is best may be left out: "
+        "{}; search again when there is more",
+        result.lacked);
+  if (verdict.disturbances.empty()) return "";
+  if (admission.strict) return "as --strict asks: " + disturbed;
+  if (admission.keep_undecided || verdict.decided.value_or(true)) return "";
+  return fmt::format("undecided, and {}; search again on a quiet machine, or --keep-undecided",
+                     disturbed);
+}
+
+void Recorder::write(const TuneResult& result) {
+  const PresetRecord& record = *result.record;
+  if (const std::string why = kept_out(result, admission_); !why.empty()) {
     ++refused_;
-    logging::error("{}: not written, as --strict asks: measured while disturbed: {}",
-                   record.problem.text(), fmt::join(record.verdict.disturbances, ", "));
+    logging::error("{}: not written, {}", record.problem.text(), why);
     return;
   }
   // Those before it first: they may be of the same problem.

@@ -14,25 +14,34 @@
 
 namespace fftune::tool {
 
+/// Which records of a disturbed device are written.
+struct Admission {
+  bool strict = false;          // none
+  bool keep_undecided = false;  // all, or else those that are decided
+};
+
+/// Why the record of a search is not to be written, one line; empty: it is.
+std::string kept_out(const TuneResult& result, const Admission& admission);
+
 class Recorder {
  public:
-  Recorder(const Catalog& catalog, std::filesystem::path folder, PresetDevice device, bool strict,
-           LockWait wait)
+  Recorder(const Catalog& catalog, std::filesystem::path folder, PresetDevice device,
+           Admission admission, LockWait wait)
       : catalog_(catalog),
         folder_(std::move(folder)),
         device_(std::move(device)),
-        strict_(strict),
+        admission_(admission),
         wait_(std::move(wait)) {}
 
-  /// Merges the record into the device's file, with those that could not be written before. Says
-  /// why where it cannot be, and keeps it for the next time.
-  void write(const PresetRecord& record);
+  /// Merges the search's record into the device's file, with those that could not be written
+  /// before, unless it is kept_out(). Says why where it cannot be, and keeps it for the next time.
+  void write(const TuneResult& result);
   /// Tries again to write the remaining records, and reports those that cannot be written.
   void finish();
 
   const std::set<std::string>& files() const { return files_; }
-  /// Exit code by the results and writes: an error if --strict kept records out, or if records
-  /// could not be written.
+  /// Exit code by the results and writes: an error if records were kept out, or could not be
+  /// written.
   ExitCode code() const;
 
  private:
@@ -42,7 +51,7 @@ class Recorder {
   const Catalog& catalog_;
   std::filesystem::path folder_;
   PresetDevice device_;
-  bool strict_;
+  Admission admission_;
   LockWait wait_;
   std::set<std::string> files_;
   std::vector<PresetRecord> unwritten_;

@@ -20,6 +20,7 @@
 #include "apps/fftune/presets/records.hpp"
 #include "apps/fftune/search/sweep_device.hpp"
 #include "apps/fftune/search/sweep_report.hpp"
+#include "apps/fftune/search/tune.hpp"
 #include "apps/fftune/terminal/interrupt.hpp"
 #include "apps/fftune/terminal/json.hpp"
 #include "apps/fftune/terminal/progress.hpp"
@@ -42,6 +43,7 @@ struct RefreshOptions {
   std::string progress;
   bool all = false;
   bool strict = false;
+  bool keep_undecided = false;
   bool in_process = false;
 };
 
@@ -144,7 +146,8 @@ int run(const RefreshOptions& options, const Session& session) {
   Quarantine quarantine(session.environment.state_folder, facts);
   tuning.quarantine = &quarantine;
 
-  Recorder recorder(session.catalog, options.out, preset, options.strict,
+  Recorder recorder(session.catalog, options.out, preset,
+                    {.strict = options.strict, .keep_undecided = options.keep_undecided},
                     lock_wait(&interrupt.requested()));
   std::vector<Refreshed> outcomes;
   // All files before any measurement: one of them may be damaged.
@@ -178,7 +181,7 @@ int run(const RefreshOptions& options, const Session& session) {
       const Stale& before = *asked[next++];
       if (result.record) {
         result.record = refreshed(*result.record, before.record);
-        recorder.write(*result.record);
+        recorder.write(result);
       }
       outcomes.push_back({before, std::move(result)});
     });
@@ -224,6 +227,7 @@ void add_refresh(CommandLine& line) {
                  "(default: 10s)");
   command.flag("--strict", options->strict,
                "write no record that was measured while the device was disturbed");
+  add_keep_undecided(command, options->keep_undecided);
   command.flag("--in-process", options->in_process, "run variants in this process");
   add_progress_option(command, options->progress);
   add_problem_filter(command, line.catalog().ops, options->filter);

@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "apps/fftune/terminal/progress.hpp"
 #include "apps/fftune/terminal/text.hpp"
@@ -18,26 +19,47 @@
 
 namespace fftune::tool {
 
-std::string progress_text(const Progress& progress, const std::string& token_size) {
-  std::string text = fmt::format("{}={} {} ({}/{})", token_size, progress.problem.size(token_size),
-                                 dtype_name(progress.problem.dtype), progress.problem_index + 1,
-                                 progress.problem_count);
-  if (!progress.group.empty()) text += " " + progress.group;
-  text += fmt::format(" {}", phase_name(progress.phase));
+std::string progress_text(const Progress& progress, const std::string& token_size,
+                          std::size_t width) {
+  // Behind the place in the sweep, by importance: what does not fit any more is left out.
+  struct Part {
+    int importance;
+    std::string text;
+  };
+  std::vector<Part> parts;
+  const auto add = [&](int importance, std::string text) {
+    parts.push_back({importance, std::move(text)});
+  };
+  add(9, fmt::format("{}={} {} ({}/{})", token_size, progress.problem.size(token_size),
+                     dtype_name(progress.problem.dtype), progress.problem_index + 1,
+                     progress.problem_count));
+  if (!progress.group.empty()) add(6, " " + progress.group);
+  add(8, fmt::format(" {}", phase_name(progress.phase)));
   // In the end the last phase's bar, which may have been cut short, says nothing.
   if (progress.total > 0 && progress.phase != Phase::done)
-    text += fmt::format(" {} {}/{}", bar_text(static_cast<double>(progress.done) / progress.total),
-                        progress.done, progress.total);
-  text += fmt::format(", {} compiled, {} failed", progress.compiled, progress.failed);
+    add(3, fmt::format(" {} {}/{}", bar_text(static_cast<double>(progress.done) / progress.total),
+                       progress.done, progress.total));
+  add(1, fmt::format(", {} compiled, {} failed", progress.compiled, progress.failed));
   if (progress.best_us > 0)
-    text += fmt::format(", best {} µs", microseconds_text(progress.best_us));
+    add(5, fmt::format(", best {} µs", microseconds_text(progress.best_us)));
   if (progress.best_us > 0 && progress.roofline > 0)
-    text += fmt::format(" (roofline {})", limit_share_text(progress.roofline));
+    add(2, fmt::format(" (roofline {})", limit_share_text(progress.roofline)));
   if (progress.gain_left >= 0)
-    text += fmt::format(", at most {} to gain", percent_text(progress.gain_left));
+    add(4, fmt::format(", at most {} to gain", percent_text(progress.gain_left)));
+  if (progress.waits > 0)
+    add(7, fmt::format(", waits for a quiet machine, {} at most", seconds_text(progress.waits)));
   if (progress.seconds_left > 0)
-    text += fmt::format(", {} left", seconds_text(progress.seconds_left));
-  return text;
+    add(8, fmt::format(", {} left", seconds_text(progress.seconds_left)));
+  const auto whole = [&] {
+    std::string text;
+    for (const Part& part : parts) text += part.text;
+    return text;
+  };
+  while (parts.size() > 1 && display_width(whole()) > width)
+    parts.erase(std::min_element(parts.begin(), parts.end(), [](const Part& a, const Part& b) {
+      return a.importance < b.importance;
+    }));
+  return whole();
 }
 
 void SweepProgress::update(const Progress& progress) {
@@ -45,7 +67,7 @@ void SweepProgress::update(const Progress& progress) {
       fmt::format("{}/{}/{}", progress.problem_index, progress.group, phase_name(progress.phase));
   const bool new_step = told_.insert(step).second;
   if (!new_step && !line_.due()) return;
-  line_.update(progress_text(progress, token_size_), new_step);
+  line_.update(progress_text(progress, token_size_, line_.width()), new_step);
 }
 
 namespace {
@@ -55,8 +77,13 @@ std::string ties_text(const StageRecord& stage) {
 }
 
 void add_record(TextTable& table, const std::string& tokens, const std::string& dtype,
-                const PresetRecord& record) {
+                const TuneResult& result) {
+  const PresetRecord& record = *result.record;
   const Verdict& verdict = record.verdict;
+  const auto ratio = [&](const char* name, double recorded) {
+    const auto measured = result.ratios.find(name);
+    return measured == result.ratios.end() ? ratio_cell(recorded) : ratio_cell(measured->second, 2);
+  };
   bool first = true;
   for (const StageRecord& stage : record.stages) {
     const std::string name = fmt::format("{}", fmt::join(stage.stages, "+"));
@@ -66,8 +93,8 @@ void add_record(TextTable& table, const std::string& tokens, const std::string& 
                  {microseconds_text(verdict.median_us), Style::bold},
                  limit_share_text(verdict.roofline_fraction),
                  verdict.limit,
-                 ratio_cell(verdict.unfused_ratio),
-                 ratio_cell(verdict.untuned_ratio.value_or(0)),
+                 ratio("unfused", verdict.unfused_ratio),
+                 ratio("untuned", verdict.untuned_ratio.value_or(0)),
                  name,
                  microseconds_text(stage.median_us),
                  ties_text(stage),
@@ -127,7 +154,7 @@ void print_sweep(const std::vector<TuneResult>& results, const std::string& toke
     const std::string tokens = fmt::format("{}", result.problem.size(token_size));
     const std::string dtype(dtype_name(result.problem.dtype));
     if (result.record)
-      add_record(table, tokens, dtype, *result.record);
+      add_record(table, tokens, dtype, result);
     else
       table.row({tokens,
                  dtype,
@@ -202,6 +229,9 @@ Json sweep_json(const std::vector<TuneResult>& results) {
     Json baselines = Json::Array();
     for (const Timed& baseline : result.baselines)
       baselines.push_back({{"name", baseline.id}, {"median_us", baseline.median_us}});
+    Json ratios = Json::Object();
+    for (const auto& [name, ratio] : result.ratios)
+      ratios[name] = {{"median", ratio.median}, {"low", ratio.low}, {"high", ratio.high}};
     problems.push_back({{"problem", to_json(result.problem)},
                         {"record", result.record ? to_json(*result.record) : Json()},
                         {"outcomes", kinds_of(result)},
@@ -210,6 +240,7 @@ Json sweep_json(const std::vector<TuneResult>& results) {
                                                          {"reason", failure->reason}}
                                                   : Json()},
                         {"baselines", baselines},
+                        {"ratios", ratios},
                         {"notes", result.notes},
                         {"stopped", result.stopped},
                         {"cancelled", result.cancelled},

@@ -15,8 +15,10 @@
 namespace fftune::tool {
 
 /// "m=256 (2/7) gate_up screen [####------------] 45/180, 60 compiled, 2 failed, best 12.34 µs
-/// (roofline 61.0%), 24s left".
-std::string progress_text(const Progress& progress, const std::string& token_size);
+/// (roofline 61.0%), 24s left". A line has at most `width` columns: the least important is left
+/// out.
+std::string progress_text(const Progress& progress, const std::string& token_size,
+                          std::size_t width);
 
 class SweepProgress : public ProgressSink {
  public:

@@ -176,10 +176,11 @@ Sweep sweep(const SearchedOp& searched, Evaluator& evaluator,
   tuning.quarantine = &quarantine;
 
   Sweep done{fmt::format("{}", fmt::join(devices, ",")), {}, {}, journal.path().string()};
-  Recorder recorder(session.catalog, options.out, preset, options.strict, wait);
+  Recorder recorder(session.catalog, options.out, preset,
+                    {.strict = options.strict, .keep_undecided = options.keep_undecided}, wait);
   tune_all(session.catalog, evaluator, problems, tuning, [&](const TuneResult& result) {
     if (result.record)
-      recorder.write(*result.record);
+      recorder.write(result);
     else if (!result.stopped.empty() && !result.cancelled)
       logging::error("{}: {}", result.problem.text(), result.stopped);
     done.results.push_back(result);
@@ -329,14 +330,23 @@ int search(const std::function<std::vector<SearchedOp>(const std::string&)>& sea
   return exit_interrupted;
 }
 
+void add_keep_undecided(Command& command, bool& option, const char* group) {
+  command.flag("--keep-undecided", option,
+               "write undecided records of a disturbed device too; without it they are reported, "
+               "and the exit code is 1",
+               group);
+}
+
 void add_search_options(Command& command, SearchOptions& options, bool several_hosts) {
   const char* group = "Search";
   add_device_option(command, options.device, true);
   command.option("--strategy NAME", options.strategy, strategy_help(), group);
-  command.option("--budget TIME", options.budget,
-                 "time for all problems of a device together, such as 500ms, 60s, 2m (default: by "
-                 "the size of the problems)",
-                 group);
+  command.option(
+      "--budget TIME", options.budget,
+      "time for all problems of a device together, waits for a quiet machine included, "
+      "such as 500ms, 60s, 2m; what has begun to run ends first (default: by the size of "
+      "the problems)",
+      group);
   command.option("--min-gain PERCENT", options.min_gain,
                  "guided ends when the expected gain of all untried variants is less, or when a "
                  "tenth of the variants was tried; half the gain tries twice as many "
@@ -373,6 +383,7 @@ void add_search_options(Command& command, SearchOptions& options, bool several_h
                  group);
   command.flag("--strict", options.strict,
                "write no record that was measured while the device was disturbed", group);
+  add_keep_undecided(command, options.keep_undecided, group);
   command.option("--out DIR", options.out,
                  "folder of presets that <device>/<op>.json is written in (default: presets)");
   add_progress_option(command, options.progress);

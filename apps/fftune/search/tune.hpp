@@ -31,11 +31,14 @@ struct SearchOptions {
   std::string wait = "10s";
   bool same_bits = false;
   bool strict = false;
+  bool keep_undecided = false;
 };
 
 /// `options` must live as long as `command` parses. `several_hosts`: with --launcher, whose devices
 /// serve the search of one op.
 void add_search_options(Command& command, SearchOptions& options, bool several_hosts);
+
+void add_keep_undecided(Command& command, bool& option, const char* group = "");
 
 struct SearchedOp {
   const Op* op = nullptr;

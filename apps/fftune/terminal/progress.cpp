@@ -45,7 +45,11 @@ void StatusLine::update(const std::string& text, bool always) {
   const std::string line = shown(text);
   if (mode_ == ProgressMode::plain) return print(line + "\n");
   drawn_ = true;
-  print(std::string(clear_line) + truncated(line, terminal_width(stderr) - 1));
+  print(std::string(clear_line) + truncated(line, width()));
+}
+
+std::size_t StatusLine::width() const {
+  return mode_ == ProgressMode::live ? terminal_width(stderr) - 1 : std::string::npos;
 }
 
 void StatusLine::clear() {

@@ -27,6 +27,8 @@ class StatusLine {
   bool due();
   /// Prints if it is due (ten times a second live, every ten seconds plain), or `always`.
   void update(const std::string& text, bool always = false);
+  /// The columns that a text has room in; a plain line may have any number.
+  std::size_t width() const;
   /// Clears a live line, for other words to come.
   void clear();
 

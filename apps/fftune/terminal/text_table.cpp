@@ -149,6 +149,12 @@ Cell ratio_cell(double ratio) {
   return {ratio_text(ratio), ratio < 0.995 ? Style::caution : Style::plain};
 }
 
+Cell ratio_cell(const Ratio& ratio, double known_to) {
+  if (!(ratio.median > 0) || ratio.high <= known_to * ratio.low) return ratio_cell(ratio.median);
+  return {ratio_range_text(ratio.low, ratio.high),
+          ratio.high < 0.995 ? Style::caution : Style::plain};
+}
+
 void TextTable::row(std::vector<Cell> cells) {
   if (cells.size() > columns_.size())
     throw Error(ErrorKind::internal, "a table row has more cells than the table has columns");

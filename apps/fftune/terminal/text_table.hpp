@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/fftune/terminal/text.hpp"
+#include "measure/statistics.hpp"
 
 namespace fftune::tool {
 
@@ -28,6 +29,10 @@ struct Cell {
 
 /// ratio_text(), in another colour below 1; "-" for one that is not known, 0.
 Cell ratio_cell(double ratio);
+
+/// The same of a measured ratio; its interval where it is not known to `known_to`, such as
+/// 10%: 1.1.
+Cell ratio_cell(const Ratio& ratio, double known_to);
 
 class TextTable {
  public:
