@@ -57,6 +57,15 @@ def test_two_layers_whose_widths_change_later():
         assert module(torch.randn(2, 32)).shape == (2, 16)
 
 
+@pytest.mark.parametrize("kind, sizes, parts", [
+    ("LlamaConfig", SIZES, ["rmsnorm (llama)", "LlamaMLP by ffn", "by rope", "ffn with a norm"]),
+    ("GPT2Config", GPT2, ["layernorm", "bias-gelu"]), ("Qwen3MoeConfig", MIXTURE, ["moe-ffn", "moe-route"])])
+def test_what_runs_is_replaced(kind, sizes, parts):
+    report = fftune.patch(make(kind, **sizes))
+    assert all(any(part in words for _, words in report.replaced) for part in parts), str(report)
+    assert not any("tried" in words or "as such modules do" in words for _, words in report.left), str(report)
+
+
 # The op that runs in a part of a model, in these modes: training, and whether gradients are computed.
 OPS = [("LlamaConfig", SIZES, "ffn", "LlamaMLP"), ("LlamaConfig", SIZES, "rope", "LlamaAttention"),
        ("LlamaConfig", SIZES, "rmsnorm", "LlamaRMSNorm"), ("Qwen3MoeConfig", MIXTURE, "moe_ffn", "Qwen3MoeExperts"),

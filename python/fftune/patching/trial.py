@@ -93,7 +93,7 @@ def _try(module: nn.Module, forward, settings: tuple, trial: Trial, device: torc
                 given = pytree.tree_map_only(Tensor, lambda t: _as_input(t, device, dtype), given)
                 arguments, options = ((), given) if isinstance(given, dict) else (given, {})
                 if right is None:
-                    right = _result_of(own, arguments, options) or ()
+                    right = _result_of(own, arguments, options)
                 set_forward(own, forward, settings)
                 try:
                     ours = own.forward(*arguments, **options)
