@@ -148,6 +148,7 @@ TEST_CASE("what the cost models prefer in an H200's layers is near the fastest")
     double worst, mean;  // relative time above the fastest
   };
   const auto recorded = GENERATE(Recorded{"attention-decode.txt", 55, 0.1, 0.02},
+                                 Recorded{"attention-heads.txt", 15, 0.02, 0.005},
                                  Recorded{"experts-of-one-token.txt", 10, 0.05, 0.01});
   int landscapes = 0;
   double slower = 0;  // in all

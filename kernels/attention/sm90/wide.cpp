@@ -64,9 +64,10 @@ double wide_cycles(const Layer& layer, const DeviceFacts& facts, const attention
       pairs * 2 * (2 * plan.score_steps * 16 + 2 * plan.out_columns) / flops_of_cycle;
   const int stages_of_block = 2 * plan.slabs / plan.stage_slabs;
   const double copies = static_cast<double>(stages_of_block * plan.kv_bytes) / l2_bytes_of_cycle;
-  // A block's keys and the values before it are in use together.
+  // A block's keys and the values before it are in use together. Warpgroups in turn wait for the
+  // stages of each other: 1,385 us instead of 1,310, causal, 2 x 4,096 tokens, on an H200.
   const double waits = config.stages > stages_of_block ? 0 : 400;
-  const double of_block = std::max(mma + 300, copies) + waits + (config.ordered ? 0 : 40);
+  const double of_block = std::max(mma + 300, copies) + waits + (config.ordered ? 200 : 0);
   auto tiles = static_cast<double>(quotient_up(usual_queries(layer), plan.bm) * layer.b *
                                    layer.heads / config.packed_heads);
   double sums = 0;
