@@ -64,8 +64,7 @@ std::string usage_text(const Command& command) {
   std::string usage = "Usage: " + command.path();
   if (!shown_commands(command).empty()) usage += command.takes_op() ? " OP" : " COMMAND";
   usage += " [OPTIONS]";
-  if (command.parent == nullptr)
-    usage += "\n       fftune OP [OPTIONS]: search, and write presets";
+  if (command.parent == nullptr) usage += "\n       fftune OP [OPTIONS]: search, and write presets";
   for (const Option& option : command.options)
     if (option.takes_words()) usage += " [" + option.names.front() + "...]";
   return usage + "\n";

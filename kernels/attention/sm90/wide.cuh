@@ -39,12 +39,12 @@ template <class Traits>
 struct attention_wide_forward : attention_forward<Traits> {
   using common = attention_forward<Traits>;
   using common::bn, common::config, common::form, common::maps, common::params, common::plan;
+  using common::divided;
   using common::release, common::warpgroup_of_thread;
   using typename common::mask_words, typename common::placed_block, typename common::probabilities;
   using typename common::row_values, typename common::scheduler, typename common::stages;
   using typename common::score_accumulators, typename common::T, typename common::tile_rows;
   using typename common::walk;
-  using common::divided;
   static_assert(config.mma_warpgroups == 2 && bn == 64 && divided == (config.chunk > 0));
   static constexpr int part_columns = attention_wide_columns;
   static constexpr int parts = plan.slabs / plan.stage_slabs;  // of a block

@@ -197,7 +197,7 @@ def _of_slices(name: str, label: str, given: tuple, labels: Tensor, vocab_slice,
     if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
         raise Error(f"{label}: labels is {named(labels)}: give a tensor of int64")
     first, whole = vocab_slice
-    expect_tensors(label, OPS.cross_entropy.kinds, class_weights=class_weights)
+    _expect_class_weights(label, class_weights)
     if class_weights is not None and (smoothing or z_loss):
         raise Error(f"{label}: vocab_slice with class_weights, and label_smoothing or z_loss: leave one out")
     ignored = labels == ignore_index
@@ -219,6 +219,12 @@ def _of_slices(name: str, label: str, given: tuple, labels: Tensor, vocab_slice,
     return loss.sum() / divisor, *more
 
 
+def _expect_class_weights(label: str, class_weights) -> None:
+    """Error where they are none that the op takes; those of float64 are the references'."""
+    if not isinstance(class_weights, Tensor) or class_weights.dtype is not torch.float64:
+        expect_tensors(label, OPS.cross_entropy.kinds, class_weights=class_weights)
+
+
 def _items(label: str, items, labels, class_weights, ignore_index, reduction) -> Tensor:
     """The divisor of the sum of the losses, as a tensor of one number."""
     expect_tensor(label, "labels", labels)
@@ -236,7 +242,7 @@ def _items(label: str, items, labels, class_weights, ignore_index, reduction) ->
     counts = labels != ignore_index
     if class_weights is None:
         return counts.sum().to(torch.float32).reshape(1)
-    expect_tensors(label, OPS.cross_entropy.kinds, class_weights=class_weights)
+    _expect_class_weights(label, class_weights)
     if class_weights.dim() != 1 or not class_weights.numel() \
             or class_weights.device != labels.device or labels.dtype != torch.int64:
         return torch.ones(1, device=labels.device)  # the op says what is wrong
