@@ -200,7 +200,7 @@ TEST_CASE("a problem that does not fit is refused with what it needs, and the ot
   CHECK(done.code == 3);
   CHECK(lines_in(done.err) == 1);
   CHECK(done.err.find("m=1: it needs") != std::string::npos);
-  CHECK(done.err.find(" GiB of memory") != std::string::npos);
+  CHECK(done.err.find(" TiB of memory") != std::string::npos);
   CHECK(sandbox.preset_file().empty());
 
   const Finished both = sandbox.fftune(
