@@ -69,9 +69,10 @@ void SmallModel::add(const std::string& name, const std::vector<std::int64_t>& s
 void SmallModel::write(const std::filesystem::path& folder, int shards,
                        const std::string& dtype) const {
   const auto& s = shape_;
-  nlohmann::json config{{"model_type", s.qk_norm    ? "qwen3"
-                                       : s.qkv_bias ? "qwen2"
-                                                    : "llama"},
+  nlohmann::json config{{"model_type", s.qk_norm      ? "qwen3"
+                                       : s.qkv_bias   ? "qwen2"
+                                       : s.window > 0 ? "mistral"
+                                                      : "llama"},
                         {"hidden_size", s.d},
                         {"intermediate_size", s.h},
                         {"num_attention_heads", s.heads},
