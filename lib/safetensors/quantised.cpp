@@ -208,15 +208,16 @@ IntegerSettings settings_in(const JsonValue& config, std::string_view method,
     const JsonValue* const field = config.find(key);
     return field ? field->get_if<std::int64_t>() : nullptr;
   };
-  const auto* const bits = whole("bits");
+  const auto* const field_of_bits = whole("bits");
+  const std::int64_t bits = field_of_bits ? *field_of_bits : 0;
   const auto* const group = whole("group_size");
   if (group != nullptr && *group != -1 && *group < 1)
     fail("quantization_config has a group_size of {}", *group);
-  if (bits == nullptr || std::find(known_bits.begin(), known_bits.end(), *bits) == known_bits.end())
+  if (std::find(known_bits.begin(), known_bits.end(), bits) == known_bits.end())
     fail("{} weights of {} bits are not known: {} are", method,
          config.find("bits") ? json_brief(*config.find("bits")) : "unknown",
          fmt::join(known_bits, " and "));
-  return {*bits, group == nullptr || *group == -1 ? 0 : *group};
+  return {bits, group == nullptr || *group == -1 ? 0 : *group};
 }
 
 /// Group size of a module of `count` groups: its own where `dynamic` may give one.
