@@ -80,7 +80,11 @@ def test_check_finds_what_is_wrong(monkeypatch):
     from fftune import ops
 
     right = ops.ffn
-    monkeypatch.setattr(ops, "ffn", lambda *a, **o: right(*a, **o) * 1.01)
+
+    def wrong(x, *arguments, **options):  # not where patch() tries it
+        return right(x, *arguments, **options) * (1.01 if len(x) == 5 else 1)
+
+    monkeypatch.setattr(ops, "ffn", wrong)
     mlp = make("llama").model.layers[0].mlp
     assert not fftune.check(mlp, torch.randn(5, 32)).good
 
