@@ -65,7 +65,7 @@ def problems(config, folder):
     saved = json.loads(config.to_json_string(use_diff=False)) | {"architectures": ["ForCausalLM"], "dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(saved))
     done = subprocess.run([str(tool_path()), "tune-vllm", str(folder), "--list", "--m", "1", "--parts", "experts"],
-                          env=tool_environment(), capture_output=True, text=True)
+                          env={**tool_environment(), "COLUMNS": "500"}, capture_output=True, text=True)
     return done.stdout.splitlines(), done.stderr
 
 
