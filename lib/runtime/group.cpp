@@ -243,8 +243,8 @@ std::string cannot_meet(const std::string& name, const std::string& why) {
   return fmt::format("group '{}': no socket for the ranks to meet: {}", name, why);
 }
 
-/// Judges the first bytes of a connection to rank 0. The word in the name of a group that goes over a
-/// network is its secret: who does not know it is a stranger, whatever else it says.
+/// Judges the first bytes of a connection to rank 0. The word in the name of a group that goes over
+/// a network is its secret: who does not know it is a stranger, whatever else it says.
 Introduction introduction_of(std::string_view bytes, const Address& address,
                              const std::string& name) {
   Message message;
