@@ -1,6 +1,6 @@
 #!/bin/sh
 # in_root.sh ROOT SCRIPT [VARIABLE=VALUE...]: runs SCRIPT, a path in ROOT, by its shell as root, with
-# these variables as its environment. What is mounted for it ends with its namespace.
+# these variables as its environment. Its mounts end with its namespace.
 set -eu
 
 # The loader finds a program's own folder in /proc; the sizes of caches are in /sys.

@@ -100,7 +100,7 @@ def _try(module: nn.Module, forward, settings: tuple, trial: Trial, device: torc
                     if mode is torch.enable_grad:
                         _derive(own, ours, given)
                 except Exception as error:
-                    # What the module itself does not do is no fault of the replacement.
+                    # A mode in which the module itself fails is no fault of the replacement.
                     if not isinstance(error, Error) and _result_of(own, arguments, options, given) is None:
                         continue
                     _log.debug("patch: %s", subject, exc_info=error)

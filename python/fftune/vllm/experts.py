@@ -30,7 +30,7 @@ _TIMED = (1, 16, 64, 256, 1024, 4096)
 
 
 class _Tested(NamedTuple):
-    """What the first call of a kind of experts found, which is part of vLLM's profile run."""
+    """The findings of the first call of a kind of experts, which is part of vLLM's profile run."""
 
     problems: list[tuple[int, dict]]  # each with its device
     most: int  # tokens

@@ -200,7 +200,7 @@ def _on_all(state: _State, run):
     try:
         result = run()
         if state.model.group is not None:
-            if _together(result).is_cuda:
+            if (result if isinstance(result, Tensor) else result[0]).is_cuda:
                 torch.cuda.synchronize()
             state.model.group.check()
     except Exception as error:
@@ -265,7 +265,7 @@ def _in_context_of(state: _State, context, trial: "_Batch"):
 
 
 def _mark_padding(context, rows: int, tokens: int) -> None:
-    """Has vLLM's routers see `tokens` rows, the last of which belong to no sequence: they take no other number."""
+    """Marks the rows behind the first `rows` of `tokens` as padding: vLLM's routers take one mark for each row."""
     given = getattr(context, "is_padding", None)
     if given is not None:
         context.is_padding = torch.arange(tokens, device=given.device) >= rows
@@ -692,7 +692,7 @@ def _run_layers(model: Model, places: range, pages: list[Pages], batch: _Batch, 
 
 def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor, table: Tensor,
              marks: tuple[int, ...]) -> tuple[Tensor | None, Tensor, list[Tensor]]:
-    """What is to be added to the stream of the residual, that stream, and the hidden states that are read."""
+    """The summand of the residual stream, that stream, and the hidden states that are read."""
     added, hidden = None, []  # what is to be added to x, the stream of the residual
 
     def note(place: int) -> None:
