@@ -9,15 +9,21 @@
 #include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/bias_gelu/bias_gelu.hpp"
+#include "kernels/causal_conv1d/causal_conv1d.hpp"
 #include "kernels/cross_entropy/cross_entropy.hpp"
 #include "kernels/decode/decode.hpp"
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/gated_delta_rule/gated_delta_rule.hpp"
+#include "kernels/gated_rmsnorm/gated_rmsnorm.hpp"
 #include "kernels/head/head.hpp"
+#include "kernels/head_linear/head_linear.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/linear_cross_entropy/linear_cross_entropy.hpp"
 #include "kernels/masked/masked.hpp"
 #include "kernels/masked_softmax/masked_softmax.hpp"
+#include "kernels/mla/mla.hpp"
+#include "kernels/mla_rope/mla_rope.hpp"
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
@@ -27,6 +33,7 @@
 #include "kernels/rope/rope.hpp"
 #include "kernels/sample/sample.hpp"
 #include "kernels/scale/scale.hpp"
+#include "kernels/ssd/ssd.hpp"
 
 namespace fftune {
 
@@ -59,7 +66,14 @@ const Catalog& builtin_catalog() {
                                 &scale_op(),
                                 &decode_op(),
                                 &all_reduce_op(),
-                                &all_argmax_op()},
+                                &all_argmax_op(),
+                                &causal_conv1d_op(),
+                                &gated_rmsnorm_op(),
+                                &gated_delta_rule_op(),
+                                &ssd_op(),
+                                &mla_op(),
+                                &mla_rope_op(),
+                                &head_linear_op()},
                                &sources};
   return catalog;
 }

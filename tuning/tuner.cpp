@@ -363,7 +363,8 @@ TuneResult tune(const Catalog& catalog, Evaluator& evaluator, const Problem& pro
 }
 
 TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Problem& repeated,
-                         const TuneOptions& options, Place place, double budget_seconds) {
+                         const TuneOptions& options, SweepPosition position,
+                         double budget_seconds) {
   const Strategy& strategy = strategy_named(options.strategy);
   const Op& op = catalog.op(repeated.op);
   const Problem problem = unrepeated(op, repeated);  // what records are of
@@ -371,7 +372,7 @@ TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Pro
   TuneResult result;
   result.problem = problem;
 
-  Session session(catalog, op, evaluator, problem, options, place);
+  Session session(catalog, op, evaluator, problem, options, position);
   auto groups = groups_of(session, result);
   session.prepare();
   result.prepared_seconds = session.seconds();

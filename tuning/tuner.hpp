@@ -22,7 +22,7 @@ TuneResult tune(const Catalog& catalog, Evaluator& evaluator, const Problem& pro
 
 /// tune() for one of several problems; `budget_seconds` 0: the default bound.
 TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Problem& problem,
-                         const TuneOptions& options, Place place, double budget_seconds);
+                         const TuneOptions& options, SweepPosition position, double budget_seconds);
 
 // A sweep: several problems under one budget.
 

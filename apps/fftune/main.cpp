@@ -83,7 +83,7 @@ int parse_and_run(int argc, char** argv) {
   bool table = false;
   root.flag("--version", version, "print the versions of fftune and of what it is built with");
   root.flag("--json", as_json, "with --version: as one JSON document").needs = "--version";
-  root.flag("--reference", reference, "", "");
+  root.flag("--reference", reference, "print the help of every command as one Markdown page");
   root.flag("--ops-header", header, "", "");
   root.flag("--op-table", table, "", "");
   for (const auto add : commands) add(line);

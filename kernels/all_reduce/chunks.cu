@@ -11,6 +11,9 @@
 // goes to its owner alone, which adds it and sends the rounded sum to the peers; each byte crosses
 // a link 2 (ranks - 1) / ranks times instead of ranks - 1 times. The last block exchanges
 // greetings.
+//
+// The kernel is long: its two roles and the two shots share the group, the owner of a chunk and a
+// row's vectors in registers.
 #include "all_reduce/normed_rows.cuh"
 #include "common/peers.cuh"
 

@@ -7,6 +7,7 @@
 #include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/stage_family.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "registry/part_family.hpp"
 
 namespace fftune::all_reduce {
@@ -227,10 +228,11 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
   Program program;
   KernelLaunch& launch =
       append(program, problem, facts, form, chunks_file,
-             fmt::format("all_reduce_chunks<{}, fftune::chunk_config{{{}, {}, {}, {}, {}, {}}}>",
-                         template_arguments(form), config.at("shots") == 2, chunk_vector(form),
-                         config.at("senders"), config.at("summers"), chunk_vectors(form, config),
-                         config.at("parts")),
+             fmt::format("all_reduce_chunks<{}, {}>", template_arguments(form),
+                         StructText("chunk_config", "two_shots", config.at("shots") == 2, "vector",
+                                    chunk_vector(form), "senders", config.at("senders"), "summers",
+                                    config.at("summers"), "vectors", chunk_vectors(form, config),
+                                    "parts", config.at("parts"))),
              blocks + 1, chunk_threads(config), chunk_rows);
   if (form.quantises && !form.adds && chunk_vectors(form, config) == 0) {
     launch.parameters->fields.push_back(

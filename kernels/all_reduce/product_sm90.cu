@@ -97,35 +97,8 @@ struct summed_epilogue : value_epilogue<Traits> {
                                                 valid(i), policy);
       }
       float total[batch][elements];
-#pragma unroll
-      for (int p = 0; p < ranks; ++p) {
-        vector theirs[batch];
-        if (group.is_peer(p)) {
-          char* const from = sent_words::here(group, p);
-          group.wait(p, [&] {
-            bool there = true;
-#pragma unroll
-            for (int i = 0; i < batch; ++i) {
-              if (!valid(i)) continue;
-              const bool own =
-                  sent_words::arrived(from, place(subtile, first + i) / elements, theirs[i]);
-              there = there && own;
-            }
-            return there;
-          });
-#pragma unroll
-          for (int i = 0; i < batch; ++i)
-            if (valid(i)) sent_words::take(from, place(subtile, first + i) / elements, theirs[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < batch; ++i) {
-          float summand[elements];
-          to_floats(group.is_peer(p) ? theirs[i] : own[i], summand);
-#pragma unroll
-          for (int e = 0; e < elements; ++e)
-            total[i][e] = p == 0 ? summand[e] : total[i][e] + summand[e];
-        }
-      }
+      sent_words::add_up(group, own, total, valid,
+                         [&](int i) { return place(subtile, first + i) / elements; });
 #pragma unroll
       for (int i = 0; i < batch; ++i) {
         if (!valid(i) || group.failed) continue;

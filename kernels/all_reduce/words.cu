@@ -37,16 +37,7 @@ __global__ void __launch_bounds__(threads)
 
   peer_group<ranks> group(params.table, params.loopback, params.tag);
   sent_words::require_room(group, params.rows * (d / count));
-  if (!group.failed) {
-#pragma unroll
-    for (int p = 0; p < ranks; ++p) {
-      if (!group.is_peer(p)) continue;
-      char* const slot = sent_words::at_peer(group, p);
-#pragma unroll
-      for (int i = 0; i < vectors; ++i)
-        if (valid(i)) sent_words::send(slot, number(i), own[i]);
-    }
-  }
+  sent_words::send_all(group, own, valid, number);
   // The next kernel loads its weights while this one waits, and not while it sends.
   launch_dependents();
   const bool greets = !has_row && part == 0;
@@ -71,35 +62,7 @@ __global__ void __launch_bounds__(threads)
   if (greets) group.await_greeting(static_cast<int>(threadIdx.x));
 
   float total[vectors][count];
-#pragma unroll
-  for (int p = 0; p < ranks; ++p) {
-    aligned_vector<T, count> values[vectors];
-#pragma unroll
-    for (int i = 0; i < vectors; ++i) values[i] = own[i];
-    if (group.is_peer(p)) {
-      char* const slot = sent_words::here(group, p);
-      group.wait(p, [&] {  // the loads of all vectors are in flight together
-        bool there = true;
-#pragma unroll
-        for (int i = 0; i < vectors; ++i) {
-          if (!valid(i)) continue;
-          const bool own_there = sent_words::arrived(slot, number(i), values[i]);
-          there = there && own_there;
-        }
-        return there;
-      });
-#pragma unroll
-      for (int i = 0; i < vectors; ++i)
-        if (valid(i)) sent_words::take(slot, number(i), values[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < vectors; ++i) {
-      float summand[count];
-      to_floats(values[i], summand);
-#pragma unroll
-      for (int e = 0; e < count; ++e) total[i][e] = p == 0 ? summand[e] : total[i][e] + summand[e];
-    }
-  }
+  sent_words::add_up(group, own, total, valid, number);
 
   float squares[1] = {0.0f};
 #pragma unroll

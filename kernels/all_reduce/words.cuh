@@ -61,6 +61,60 @@ struct sent_words {
 #pragma unroll
     for (int i = 0; i < 4; ++i) value.word[i] = ~value.word[i];
   }
+
+  // Sends vectors to all peers: number(i) of a message, where valid(i).
+  template <int ranks, class Vector, int vectors, class Valid, class Number>
+  __device__ __forceinline__ static void send_all(const peer_group<ranks>& group,
+                                                  const Vector (&own)[vectors], const Valid& valid,
+                                                  const Number& number) {
+    if (group.failed) return;
+#pragma unroll
+    for (int p = 0; p < ranks; ++p) {
+      if (!group.is_peer(p)) continue;
+      char* const slot = at_peer(group, p);
+#pragma unroll
+      for (int i = 0; i < vectors; ++i)
+        if (valid(i)) send(slot, number(i), own[i]);
+    }
+  }
+  // The sums of vectors of all ranks, in the ranks' order: number(i) of a message, where valid(i).
+  // `own`: this rank's. The loads of all vectors of a peer are in flight together.
+  template <int ranks, class Vector, int vectors, int count, class Valid, class Number>
+  __device__ __forceinline__ static void add_up(peer_group<ranks>& group,
+                                                const Vector (&own)[vectors],
+                                                float (&total)[vectors][count], const Valid& valid,
+                                                const Number& number) {
+#pragma unroll
+    for (int p = 0; p < ranks; ++p) {
+      Vector values[vectors];
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) values[i] = own[i];
+      if (group.is_peer(p)) {
+        char* const slot = here(group, p);
+        group.wait(p, [&] {
+          bool there = true;
+#pragma unroll
+          for (int i = 0; i < vectors; ++i) {
+            if (!valid(i)) continue;
+            const bool own_there = arrived(slot, number(i), values[i]);
+            there = there && own_there;
+          }
+          return there;
+        });
+#pragma unroll
+        for (int i = 0; i < vectors; ++i)
+          if (valid(i)) take(slot, number(i), values[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        float summand[count];
+        to_floats(values[i], summand);
+#pragma unroll
+        for (int e = 0; e < count; ++e)
+          total[i][e] = p == 0 ? summand[e] : total[i][e] + summand[e];
+      }
+    }
+  }
 };
 
 }  // namespace fftune

@@ -25,6 +25,9 @@
 // (heads / kv-heads) of k and v. q, k and v may be parts of wider rows (q-row, k-row, v-row), as of
 // a product that makes all three. Heads of k and v may be further apart than dim (kv-head), as in
 // pages where each head's keys and values are side by side: v then begins dim elements after k.
+// Heads of v, and so those of out, may have another number of features than those of q and k
+// (v-dim), as the expanded form of latent attention has. k and v may be e4m3 with scales
+// (common/cache_format.hpp); a gradient has no such form.
 //
 // The packed mask has a bit for each pair, bit j % 32 of word j / 32 of a row of mask_words()
 // words. For each tile of 64 queries and 64 keys it has a flag: 0 no pair is allowed, 1 all are, 2
@@ -52,6 +55,7 @@
 #include <vector>
 
 #include "core/problem.hpp"
+#include "kernels/common/cache_format.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
@@ -88,14 +92,16 @@ struct Layer {
   std::int64_t kv = 0;        // keys of a sequence; in thd of all together, unless they are paged
   std::int64_t heads = 0;     // of q
   std::int64_t kv_heads = 0;  // of k and v
-  std::int64_t dim = 0;       // features of a head
+  std::int64_t dim = 0;       // features of a head of q and k
+  std::int64_t v_dim = 0;     // of v and out
   std::int64_t window = 0;    // 0: none
   std::int64_t page = 0;      // keys of a page; 0: not paged
   std::int64_t pages = 0;     // of the cache
   std::int64_t q_row = 0;     // elements from a token to the next
   std::int64_t k_row = 0;
   std::int64_t v_row = 0;
-  std::int64_t kv_head = 0;  // elements from a head of k, and of v, to the next
+  std::int64_t kv_head = 0;  // elements from a head of k to the next
+  std::int64_t v_head = 0;   // the same of v
   Layout layout = Layout::bshd;
   Mask mask = Mask::none;
   MaskData mask_data = MaskData::random;
@@ -112,8 +118,10 @@ struct Layer {
   bool batch_invariant = false;  // forward: a row's bits do not depend on the other rows
   float softcap = 0;             // 0: none
   float scale = 0;
+  CacheFormat cache_format = {};  // of k and v
   DType dtype = DType::f32;
 
+  DType kv_dtype() const { return cache_format.dtype(dtype); }
   std::int64_t q_tokens() const { return layout == Layout::thd ? s : b * s; }
   /// Rows of k and v in memory.
   std::int64_t kv_tokens() const {
@@ -158,6 +166,8 @@ struct Places {
   std::size_t kv_offsets = absent;  // i32 [b + 1]
   std::size_t lengths = absent;     // i32 [b]
   std::size_t sinks = absent;       // f32 [heads]
+  std::size_t k_scale = absent;     // f32 [1 | kv_heads]
+  std::size_t v_scale = absent;     // the same
   std::size_t dq = absent, dk = absent, dv = absent;  // as q, k, v, in rows of their own
   std::size_t d_sinks = absent;                       // f32 [heads]
   std::size_t count = 0;

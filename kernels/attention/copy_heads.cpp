@@ -21,10 +21,16 @@ bool copies_heads(const Layer& layer) {
   return attention_copies_heads(static_cast<int>(layer.dim));
 }
 
-std::int64_t bytes_of_copies(const Layer& layer) {
+double copy_cycles(const Layer& layer, const DeviceFacts& facts) {
+  if (!copies_heads(layer)) return 0;
+  constexpr double of_launch = 3000, bytes_of_cycle = 13;  // of an SM
   const std::int64_t of_queries = layer.backward ? 2 : 1;
-  return (of_queries * layer.q_tokens() * layer.heads + 2 * layer.kv_tokens() * layer.kv_heads) *
-         padded(layer) * 2;
+  const std::int64_t elements =
+      (of_queries * layer.q_tokens() * layer.heads + 2 * layer.kv_tokens() * layer.kv_heads) *
+      padded(layer);
+  // 16-bit elements, read once and written once.
+  return of_launch + 2.0 * static_cast<double>(2 * elements) / bytes_of_cycle /
+                         static_cast<double>(facts.multiprocessors);
 }
 
 HeadTensors head_tensors(Program& program, Launch& launch, const DeviceFacts& facts) {

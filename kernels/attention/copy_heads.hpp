@@ -16,8 +16,8 @@ constexpr const char* copy_heads_source = "attention/copy_heads.cu";
 /// Whether kernels of TMA read copies of a layer's heads: these are not aligned to 16 bytes.
 bool copies_heads(const Layer& layer);
 
-/// Bytes that the copies of a layer, and of d_out in the backward pass, have.
-std::int64_t bytes_of_copies(const Layer& layer);
+/// Cycles of the launch that copies q, k and v, and d_out in the backward pass; 0: there is none.
+double copy_cycles(const Layer& layer, const DeviceFacts& facts);
 
 /// The tensors of a layer as maps of TMA are made from: the problem's own, or copies.
 struct HeadTensors {

@@ -42,6 +42,7 @@ extern const Engine decode_engine;
 extern const Engine sm90_engine;
 extern const Engine sm90_wide_engine;
 extern const Engine sm90_backward_engine;
+extern const Engine sm90_backward_copies_engine;
 /// sm80/: cp.async and mma.sync, compute capability 8.0 and newer.
 extern const Engine sm80_engine;
 extern const Engine sm80_wide_engine;

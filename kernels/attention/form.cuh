@@ -32,6 +32,7 @@ struct attention_form {
   bool softcap = false;        // softcap * tanh(scaled score / softcap)
   bool lse = false;            // the forward stores the log-sum-exp of each row
   bool deterministic = false;  // backward: dq is summed in a fixed order
+  bool e4m3 = false;           // forward: k and v, with scales (attention_cache_params)
 
   constexpr bool packed_sequences() const { return layout == attention_layout::thd; }
   /// Whether keys beyond a sequence's own may follow it in memory, where they can hold anything:

@@ -1,18 +1,18 @@
 #include "kernels/attention/launch.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string_view>
+#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "core/error.hpp"
 #include "kernels/attention/pack_mask.hpp"
 #include "kernels/attention/row_layout.cuh"
 #include "kernels/attention/simt/config.cuh"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/gemm/element.hpp"
 
 namespace fftune::attention {
@@ -43,44 +43,57 @@ attention_form form_of(const Layer& layer) {
   form.softcap = layer.softcap > 0;
   form.lse = layer.lse;
   form.deterministic = layer.deterministic;
+  form.e4m3 = layer.cache_format.e4m3;
   return form;
 }
 
 std::string template_argument(const attention_form& form) {
   constexpr std::string_view masks[] = {"none", "causal", "packed"};
-  std::vector<std::string> fields{fmt::format(".type = fftune::element::{}",
-                                              element_names[static_cast<std::size_t>(form.type)]),
-                                  fmt::format(".dim = {}", form.dim)};
-  // In the order of the struct's members, as designated initialisers are.
-  if (form.layout == attention_layout::thd)
-    fields.emplace_back(".layout = fftune::attention_layout::thd");
-  if (form.mask != attention_mask::none)
-    fields.push_back(fmt::format(".mask = fftune::attention_mask::{}",
-                                 masks[static_cast<std::size_t>(form.mask)]));
-  const auto flag = [&](const char* name, bool value) {
-    if (value) fields.push_back(fmt::format(".{} = true", name));
-  };
-  flag("window", form.window);
-  flag("bias", form.bias);
-  flag("lengths", form.lengths);
-  flag("paged", form.paged);
-  flag("sinks", form.sinks);
-  flag("softcap", form.softcap);
-  flag("lse", form.lse);
-  flag("deterministic", form.deterministic);
-  return fmt::format("fftune::attention_form{{{}}}", fmt::join(fields, ", "));
+  StructText text("attention_form");
+  text.set("type", element_text(form.type), "dim", form.dim);
+  if (form.layout == attention_layout::thd) text.set("layout", "fftune::attention_layout::thd");
+  return text.name("mask", "attention_mask", form.mask, attention_mask::none, masks)
+      .flags("window", form.window, "bias", form.bias, "lengths", form.lengths, "paged", form.paged,
+             "sinks", form.sinks, "softcap", form.softcap, "lse", form.lse, "deterministic",
+             form.deterministic, "e4m3", form.e4m3);
+}
+
+std::string kernel_of(const Layer& layer, std::string_view name, const std::string& config) {
+  const bool other_values = layer.v_dim != layer.dim;
+  return fmt::format("{}{}{}<{}{}{}{}>", name, other_values ? "_values" : "",
+                     layer.cache_format.e4m3 ? "_e4m3" : "", template_argument(form_of(layer)),
+                     other_values ? fmt::format(", {}", layer.v_dim) : "",
+                     config.empty() ? "" : ", ", config);
 }
 
 std::optional<std::string> misaligned_rows(const Layer& layer) {
   if (layer.dim % 2 != 0)
     return fmt::format("heads of dim={} are not aligned to 4 bytes", layer.dim);
-  const int access = attention_access_bytes(static_cast<int>(layer.dim));
-  for (const auto& [name, row] :
-       {std::pair{"q", layer.q_row}, std::pair{"k", layer.k_row}, std::pair{"v", layer.v_row}})
-    if (row * element_bytes(layer) % access != 0)
+  // Elements of e4m3 are read in pairs, as those of 16 bits.
+  const std::int64_t pair = layer.cache_format.e4m3 ? 2 : 1;
+  if (layer.dim / pair % 2 != 0)
+    return fmt::format("heads of dim={} in e4m3 are not aligned to 4 bytes", layer.dim);
+  for (const auto& [name, row, features, bytes] :
+       {std::tuple{"q", layer.q_row, layer.dim, element_bytes(layer)},
+        std::tuple{"k", layer.k_row, layer.dim / pair, element_bytes(layer) / pair},
+        std::tuple{"v", layer.v_row, layer.v_dim / pair, element_bytes(layer) / pair}}) {
+    const int access = attention_access_bytes(static_cast<int>(features));
+    if (row * bytes % access != 0)
       return fmt::format("rows of {}-row={} elements are not aligned to {} bytes", name, row,
                          access);
+  }
   return std::nullopt;
+}
+
+std::optional<std::string> refuse_other_values(const Layer& layer) {
+  if (layer.v_dim == layer.dim) return std::nullopt;
+  return fmt::format("it takes values of as many features as keys: v-dim={} is not dim={}",
+                     layer.v_dim, layer.dim);
+}
+
+std::optional<std::string> refuse_e4m3(const Layer& layer) {
+  if (!layer.cache_format.e4m3) return std::nullopt;
+  return "its keys and values are of the same type as q, and not e4m3";
 }
 
 std::string no_tiles(const Layer& layer, const DeviceFacts& facts) {
@@ -134,7 +147,7 @@ void Launch::set_tensor(std::size_t offset, std::size_t place) {
 
 void Launch::set_sizes() {
   using Params = attention_params;
-  const std::int64_t out_row = layer_.heads * layer_.dim, matrix = layer_.s * layer_.kv;
+  const std::int64_t out_row = layer_.heads * layer_.v_dim, matrix = layer_.s * layer_.kv;
   const std::int64_t bias_of_sequence = matrix * (layer_.bias_of_head ? layer_.heads : 1);
   for (const auto& [offset, elements] :
        {std::pair{offsetof(Params, q_batch), layer_.s * layer_.q_row},
@@ -194,22 +207,35 @@ void append_d_sinks(Launch& launch) {
       {static_cast<std::uint32_t>(launch.layer().heads), 1, 1}, attention_simt_config::threads);
 }
 
+Launch forward_launch(Program& program, const Problem& problem, const DeviceFacts& facts) {
+  using Params = attention_cache_params;
+  const Layer layer = layer_of(problem);
+  if (!layer.cache_format.e4m3) return {program, problem, facts, sizeof(attention_params)};
+  Launch launch(program, problem, facts, sizeof(Params), offsetof(Params, attention));
+  launch.set(offsetof(Params, k_scale), TensorArgument{launch.places().k_scale});
+  launch.set(offsetof(Params, v_scale), TensorArgument{launch.places().v_scale});
+  launch.set(offsetof(Params, scale_of_head),
+             std::int32_t{layer.cache_format.scale_of_head ? 1 : 0});
+  return launch;
+}
+
 Launch backward_launch(Program& program, const Problem& problem, const DeviceFacts& facts) {
   using Params = attention_backward_params;
   Launch launch(program, problem, facts, sizeof(Params), offsetof(Params, forward));
   const Layer& layer = launch.layer();
   const std::int64_t row = layer.heads * layer.dim, kv_row = layer.kv_heads * layer.dim;
+  const std::int64_t out_row = layer.heads * layer.v_dim, v_row = layer.kv_heads * layer.v_dim;
   const auto whole = [&](std::size_t offset, std::int64_t value) {
     launch.set(offset, static_cast<std::int32_t>(value));
   };
-  launch.set(offsetof(Params, d_out_batch), layer.s * row);
+  launch.set(offsetof(Params, d_out_batch), layer.s * out_row);
   launch.set(offsetof(Params, dq_batch), layer.s * row);
   launch.set(offsetof(Params, dk_batch), layer.kv * kv_row);
-  launch.set(offsetof(Params, dv_batch), layer.kv * kv_row);
-  whole(offsetof(Params, d_out_row), row);
+  launch.set(offsetof(Params, dv_batch), layer.kv * v_row);
+  whole(offsetof(Params, d_out_row), out_row);
   whole(offsetof(Params, dq_row), row);
   whole(offsetof(Params, dk_row), kv_row);
-  whole(offsetof(Params, dv_row), kv_row);
+  whole(offsetof(Params, dv_row), v_row);
   launch.set_attention(offsetof(attention_params, delta),
                        launch.scratch(layer.q_tokens() * layer.heads * 4));
   return launch;
@@ -258,7 +284,7 @@ std::int64_t kv_matrices(const Layer& layer) {
 }
 
 std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts) {
-  const std::int64_t bytes = 2 * usual_keys(layer) * layer.dim * element_bytes(layer);
+  const std::int64_t bytes = usual_keys(layer) * (layer.dim + layer.v_dim) * element_bytes(layer);
   return std::clamp<std::int64_t>(facts.l2_bytes / 2 / bytes, 1, layer.kv_heads * layer.b);
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "device/facts.hpp"
 #include "device/program.hpp"
@@ -19,12 +20,23 @@ attention_form form_of(const Layer& layer);
 /// "fftune::attention_form{.dim = 64, ...}", without the fields that have their defaults.
 std::string template_argument(const attention_form& form);
 
+/// "name<form, config>" of a kernel that takes values of another size than keys in a second one,
+/// "name_values<form, v_dim, config>". An empty `config`: it has none. Kernels that read e4m3 are
+/// "name_e4m3" and "name_values_e4m3".
+std::string kernel_of(const Layer& layer, std::string_view name, const std::string& config = "");
+
 /// Why a kernel that reads rows of q, k and v in accesses of attention_access_bytes() cannot, one
 /// line.
 std::optional<std::string> misaligned_rows(const Layer& layer);
 
+/// Why a kernel whose keys and values have the same layout cannot, one line.
+std::optional<std::string> refuse_other_values(const Layer& layer);
+
 /// The reason of a kernel whose space is empty, one line.
 std::string no_tiles(const Layer& layer, const DeviceFacts& facts);
+
+/// Why a kernel that reads k and v of q's type alone cannot, one line.
+std::optional<std::string> refuse_e4m3(const Layer& layer);
 
 /// Launches of attention kernels that take one struct, while it is filled in: attention_params, or
 /// one that has it at `base`.
@@ -69,6 +81,10 @@ class Launch {
 /// A launch of kernels that take attention_backward_params, with their strides and delta, of lse's
 /// shape, in scratch memory.
 Launch backward_launch(Program& program, const Problem& problem, const DeviceFacts& facts);
+
+/// A launch of forward kernels that take attention_cache_params where k and v are e4m3, and
+/// attention_params otherwise.
+Launch forward_launch(Program& program, const Problem& problem, const DeviceFacts& facts);
 
 /// Appends the kernel that computes the gradient of the sinks from delta, if there are sinks; it is
 /// in d_sinks_file.

@@ -63,6 +63,20 @@ struct row_chunks {
   }
 };
 
+// Probabilities of 16 keys, as A fragments.
+template <class T, int m_tiles, int blocks>
+__device__ __forceinline__ void pack_step(u32 (&a)[m_tiles][4],
+                                          const float (&p)[m_tiles][blocks][4], int step) {
+#pragma unroll
+  for (int tile = 0; tile < m_tiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&from)[4] = p[tile][2 * step + i / 2];
+      a[tile][i] = pack<T>(from[i % 2 * 2], from[i % 2 * 2 + 1]);
+    }
+  }
+}
+
 // `m_tiles` times 16 rows of queries of one warp. In fragments a thread has the rows
 // 16 tile + lane / 4 + 8 half.
 template <class T, int dim, int m_tiles>
@@ -143,14 +157,7 @@ struct mma_tile {
 #pragma unroll
     for (int step = 0; step < keys / 16; ++step) {
       u32 a[m_tiles][4];
-#pragma unroll
-      for (int tile = 0; tile < m_tiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float(&from)[4] = p[tile][2 * step + i / 2];
-          a[tile][i] = pack<T>(from[i % 2 * 2], from[i % 2 * 2 + 1]);
-        }
-      }
+      pack_step<T>(a, p, step);
 #pragma unroll
       for (int pair = 0; pair < o_blocks / 2; ++pair) {
         u32 b[2][2];

@@ -37,40 +37,60 @@ std::optional<std::int64_t> usual_pages(const Problem& problem) {
 std::optional<std::int64_t> usual_q_row(const Problem& problem) {
   return saturated_product(size_or(problem, "heads", 0), size_or(problem, "dim", 0));
 }
-std::optional<std::int64_t> usual_kv_row(const Problem& problem) {
+std::optional<std::int64_t> usual_kv_row(const Problem& problem, const char* features) {
   if (problem.sizes.contains("page")) return std::nullopt;
-  return saturated_product(size_or(problem, "kv-heads", size_or(problem, "heads", 0)),
-                           size_or(problem, "kv-head", size_or(problem, "dim", 0)));
+  return saturated_product(
+      size_or(problem, "kv-heads", size_or(problem, "heads", 0)),
+      size_or(problem, "kv-head", size_or(problem, features, size_or(problem, "dim", 0))));
+}
+std::optional<std::int64_t> usual_k_row(const Problem& problem) {
+  return usual_kv_row(problem, "dim");
+}
+std::optional<std::int64_t> usual_v_row(const Problem& problem) {
+  return usual_kv_row(problem, "v-dim");
 }
 
 class TensorList {
  public:
   explicit TensorList(const Layer& layer) : layer_(layer) {}
 
-  /// q and what has its rows, or k and v.
-  TensorSpec& add_rows(const char* name, Role role, bool of_keys, std::int64_t row) {
+  /// Rows of heads as those of a tensor: of q, k or v, or of out.
+  struct Rows {
+    bool of_keys;
+    std::int64_t features;  // of a head
+    std::int64_t head;      // elements from a head to the next
+  };
+  Rows of_q() const { return {false, layer_.dim, layer_.dim}; }
+  Rows of_out() const { return {false, layer_.v_dim, layer_.v_dim}; }
+  Rows of_k() const { return {true, layer_.dim, layer_.kv_head}; }
+  Rows of_v() const { return {true, layer_.v_dim, layer_.v_head}; }
+
+  /// Tokens `row` elements apart; 0: heads follow each other.
+  TensorSpec& add_rows(const char* name, Role role, Rows rows, std::int64_t row = 0) {
+    const auto& [of_keys, features, head] = rows;
     const std::int64_t heads = of_keys ? layer_.kv_heads : layer_.heads;
-    const std::int64_t features = of_keys ? layer_.kv_head : layer_.dim;
     const std::int64_t tokens = of_keys ? layer_.kv : layer_.s;
+    if (row == 0) row = heads * head;
     std::vector<std::int64_t> shape{layer_.b, tokens};
     if (layer_.layout == Layout::thd) shape = {tokens};
     if (of_keys && layer_.page > 0) shape = {layer_.pages, layer_.page};
-    if (row == heads * features)
-      shape.insert(shape.end(), {heads, features});
+    if (row == heads * head)
+      shape.insert(shape.end(), {heads, head});
     else
       shape.push_back(row);
-    TensorSpec& spec = add({name, layer_.dtype, shape, role, 1});
-    spec.behind = row - (heads - 1) * features - layer_.dim;
+    const bool reads_cache = of_keys && role == Role::input;
+    TensorSpec& spec = add({name, reads_cache ? layer_.kv_dtype() : layer_.dtype, shape, role,
+                            reads_cache ? cache_deviation(layer_.cache_format) : 1});
+    spec.behind = row - (heads - 1) * head - features;
     return spec;
   }
-  TensorSpec& add_output(const char* name, bool of_keys) {
-    const std::int64_t heads = of_keys ? layer_.kv_heads : layer_.heads;
-    TensorSpec& spec = add_rows(name, Role::output, of_keys, heads * layer_.dim);
+  TensorSpec& add_output(const char* name, Rows rows) {
+    TensorSpec& spec = add_rows(name, Role::output, {rows.of_keys, rows.features, rows.features});
     // Rows are averages over as many keys, or sums over as many queries, as there are for them.
     // The elements of a head of 2 or 4 features may all cancel: a token's heads count together, if
     // they have at least 8, and all rows otherwise.
-    const std::int64_t row = heads * layer_.dim;
-    spec.alike = layer_.dim > 4 ? layer_.dim : row >= 8 ? row : 0;
+    const std::int64_t row = (rows.of_keys ? layer_.kv_heads : layer_.heads) * rows.features;
+    spec.alike = rows.features > 4 ? rows.features : row >= 8 ? row : 0;
     return spec;
   }
   TensorSpec& add_lse(Role role) {
@@ -143,19 +163,21 @@ void add_rules(const Layer& layer, TensorList& list) {
           draw_lengths(most, values);
         };
   if (layer.sinks) list.add({"sinks", DType::f32, {layer.heads}, Role::input, 1});
+  for (TensorSpec& scale : cache_scale_tensors(layer.cache_format, layer.kv_heads))
+    list.add(std::move(scale));
 }
 
 std::vector<TensorSpec> tensors_of(const Layer& layer) {
   TensorList list(layer);
-  if (layer.backward) list.add_rows("d_out", Role::input, false, layer.heads * layer.dim);
+  if (layer.backward) list.add_rows("d_out", Role::input, list.of_out());
   // Scores have deviation 1 whatever the scale is.
-  list.add_rows("q", Role::input, false, layer.q_row).scale =
+  list.add_rows("q", Role::input, list.of_q(), layer.q_row).scale =
       1 / (static_cast<double>(layer.scale) * std::sqrt(static_cast<double>(layer.dim)));
-  list.add_rows("k", Role::input, true, layer.k_row);
-  list.add_rows("v", Role::input, true, layer.v_row);
+  list.add_rows("k", Role::input, list.of_k(), layer.k_row);
+  list.add_rows("v", Role::input, list.of_v(), layer.v_row);
   if (layer.backward) {
     // An average over all keys.
-    auto& out = list.add_rows("out", Role::input, false, layer.heads * layer.dim);
+    auto& out = list.add_rows("out", Role::input, list.of_out());
     out.scale = 1 / std::sqrt(static_cast<double>(layer.kv));
     out.kept = true;
     auto& lse = list.add_lse(Role::input);
@@ -167,13 +189,13 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   add_pages(layer, list);
   add_rules(layer, list);
   if (!layer.backward) {
-    list.add_output("out", false);
+    list.add_output("out", list.of_out());
     if (layer.lse) list.add_lse(Role::output);
     return std::move(list).tensors();
   }
-  list.add_output("dq", false).any_order = !layer.deterministic;
-  list.add_output("dk", true);
-  list.add_output("dv", true);
+  list.add_output("dq", list.of_q()).any_order = !layer.deterministic;
+  list.add_output("dk", list.of_k());
+  list.add_output("dv", list.of_v());
   if (layer.sinks) list.add({"d_sinks", DType::f32, {layer.heads}, Role::output, 1});
   return std::move(list).tensors();
 }
@@ -212,6 +234,36 @@ Pairs pairs_of(const Layer& layer) {
   return pairs;
 }
 
+std::vector<OptionField> option_fields() {
+  std::vector<OptionField> fields{
+      {.name = "mask",
+       .help = "keys that a query may see: all, those up to its position, or by a mask of bytes "
+               "or of bits",
+       .choices = {"none", "causal", "bool", "packed"}},
+      rare_option("layout", "order of q, k and v: [b, s, heads, dim], or packed sequences",
+                  {"bshd", "thd"}),
+      rare_option("mask-heads", "masks of a sequence: one, or each head's own", {"one", "each"}),
+      mask_data_option(),
+      rare_option("bias", "whether a matrix is added to the scores", {"no", "yes"}),
+      rare_option("bias-heads", "biases of a sequence: each head's own, or one", {"each", "one"}),
+      rare_option("bias-sequences", "biases: one for all sequences, or each one's own",
+                  {"one", "each"}),
+      rare_option("lengths", "whether each sequence has its own number of keys, of kv at most",
+                  {"no", "yes"}),
+      rare_option("sinks", "whether each head has a logit that joins the softmax without a value",
+                  {"no", "yes"}),
+      rare_option("lse",
+                  "whether the log of the sum of exponentials is written for a backward pass",
+                  {"no", "yes"}, "fwd"),
+      batch_invariant_option(),
+      rare_option("deterministic", "whether every run gives the same bits", {"no", "yes"}, "bwd"),
+      rare_number("softcap", "scores become softcap * tanh(score / softcap); 0: they stay", "0",
+                  {0, 1e6}),
+      rare_number("scale", "factor of the scores; 0: 1 / sqrt(dim)", "0", {0, 1e6})};
+  for (OptionField& field : cache_format_options("fwd")) fields.push_back(std::move(field));
+  return fields;
+}
+
 // The baseline that a user would take is another library's kernels: bench/ compares with PyTorch's.
 OpFacts facts() {
   return {
@@ -230,6 +282,10 @@ OpFacts facts() {
             .help = "features of a head, an even number",
             .max = most_dim,
             .example = 128},
+           rare_size("v-dim",
+                     "features of a head of v, an even number, if they are not as many as those of "
+                     "q and k",
+                     most_dim, 128, same_as("dim")),
            rare_size("kv",
                      "keys of a sequence, in layout thd of all sequences together, with pages the "
                      "most of a sequence; s if left out",
@@ -256,9 +312,10 @@ OpFacts facts() {
                      "heads * dim if left out",
                      most_stride, 6144, usual_q_row),
            rare_size("k-row", "as q-row, for k; kv-heads * kv-head if left out", most_stride, 6144,
-                     usual_kv_row),
-           rare_size("v-row", "as q-row, for v; kv-heads * kv-head if left out", most_stride, 6144,
-                     usual_kv_row),
+                     usual_k_row),
+           rare_size("v-row",
+                     "as q-row, for v; kv-heads * kv-head, or kv-heads * v-dim, if left out",
+                     most_stride, 6144, usual_v_row),
            {.name = "kv-head",
             .help =
                 "stride of k and of v between heads, in elements, a multiple of dim; dim if left "
@@ -268,36 +325,7 @@ OpFacts facts() {
             .rare = true,
             .performance_neutral = true,
             .when_absent = same_as("dim")}},
-      .options =
-          {{.name = "mask",
-            .help =
-                "keys that a query may see: all, those up to its position, or by a mask of bytes "
-                "or of bits",
-            .choices = {"none", "causal", "bool", "packed"}},
-           rare_option("layout", "order of q, k and v: [b, s, heads, dim], or packed sequences",
-                       {"bshd", "thd"}),
-           rare_option("mask-heads", "masks of a sequence: one, or each head's own",
-                       {"one", "each"}),
-           mask_data_option(),
-           rare_option("bias", "whether a matrix is added to the scores", {"no", "yes"}),
-           rare_option("bias-heads", "biases of a sequence: each head's own, or one",
-                       {"each", "one"}),
-           rare_option("bias-sequences", "biases: one for all sequences, or each one's own",
-                       {"one", "each"}),
-           rare_option("lengths", "whether each sequence has its own number of keys, of kv at most",
-                       {"no", "yes"}),
-           rare_option("sinks",
-                       "whether each head has a logit that joins the softmax without a value",
-                       {"no", "yes"}),
-           rare_option("lse",
-                       "whether the log of the sum of exponentials is written for a backward pass",
-                       {"no", "yes"}, "fwd"),
-           batch_invariant_option(),
-           rare_option("deterministic", "whether every run gives the same bits", {"no", "yes"},
-                       "bwd"),
-           rare_number("softcap", "scores become softcap * tanh(score / softcap); 0: they stay",
-                       "0", {0, 1e6}),
-           rare_number("scale", "factor of the scores; 0: 1 / sqrt(dim)", "0", {0, 1e6})},
+      .options = option_fields(),
       .token_size = "s",
       .rows_are_alike = false,
       .families = {families}};
@@ -318,14 +346,15 @@ class Attention final : public DescribedOp {
     const auto tensors = tensors_of(layer);
     StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors);
     // Only this tensor's part of a packed row is read.
-    for (const auto& [tokens, row, used] :
-         {std::tuple{layer.q_tokens(), layer.q_row, layer.heads * layer.dim},
-          std::tuple{layer.kv_tokens(), layer.k_row, layer.kv_heads * layer.dim},
-          std::tuple{layer.kv_tokens(), layer.v_row, layer.kv_heads * layer.dim}})
+    for (const auto& [tokens, row, used, dtype] :
+         {std::tuple{layer.q_tokens(), layer.q_row, layer.heads * layer.dim, layer.dtype},
+          std::tuple{layer.kv_tokens(), layer.k_row, layer.kv_heads * layer.dim, layer.kv_dtype()},
+          std::tuple{layer.kv_tokens(), layer.v_row, layer.kv_heads * layer.v_dim,
+                     layer.kv_dtype()}})
       stage.bytes -= static_cast<double>(tokens) * static_cast<double>(row - used) *
-                     static_cast<double>(dtype_bytes(layer.dtype));
+                     static_cast<double>(dtype_bytes(dtype));
     stage.reduction_length = layer.dim + layer.kv;
-    if (layer.backward) stage.reduction_length += layer.dim + layer.s * layer.group();
+    if (layer.backward) stage.reduction_length += layer.v_dim + layer.s * layer.group();
     if (layer.backward && layer.sinks) stage.reduction_length += layer.q_tokens();
     // Weights, and in the backward pass the gradients of scores, for the tensor cores.
     stage.inner_roundings = layer.dtype == DType::f32 ? 0 : 1;
@@ -338,8 +367,10 @@ class Attention final : public DescribedOp {
                          (layer.backward ? 3 : 1) / (layer.bias ? std::exp(4.0) : 1);
     // Weights of heads of 2 and 4 features have no second moment: one may outweigh all others.
     if (layer.dim <= 4) stage.inner_values = 1;
-    stage.flops =
-        (layer.backward ? 10 : 4) * pairs.count * static_cast<double>(layer.heads * layer.dim);
+    // Backward: the scores, dq and dk, and the gradient of the weights and dv.
+    stage.flops = pairs.count * static_cast<double>(layer.heads) *
+                  static_cast<double>(layer.backward ? 6 * layer.dim + 4 * layer.v_dim
+                                                     : 2 * layer.dim + 2 * layer.v_dim);
     return {stage};
   }
 
@@ -355,6 +386,9 @@ std::string Attention::contradiction(const Problem& problem) const {
   if (layer.heads % layer.kv_heads != 0)
     return fmt::format("kv-heads={} do not divide heads={}", layer.kv_heads, layer.heads);
   if (layer.dim % 2 != 0) return fmt::format("dim={} is odd: give an even one", layer.dim);
+  if (layer.v_dim % 2 != 0) return fmt::format("v-dim={} is odd: give an even one", layer.v_dim);
+  if (layer.v_dim != layer.dim && problem.sizes.contains("kv-head"))
+    return "kv-head with v-dim: heads of k and of v are not equally far apart";
   if (layer.page != 0 && (layer.page < 16 || (layer.page & (layer.page - 1)) != 0))
     return fmt::format("page={} is not 16, 32, 64, 128 or 256", layer.page);
   if (layer.page == 0 && problem.sizes.contains("pages"))
@@ -366,10 +400,11 @@ std::string Attention::contradiction(const Problem& problem) const {
   if (layer.backward && layer.kv_head != layer.dim)
     return "kv-head in pass bwd: gradients are of heads that follow each other";
   // The last head may end before the next one would begin.
-  const std::int64_t kv_width = (layer.kv_heads - 1) * layer.kv_head + layer.dim;
+  const std::int64_t k_width = (layer.kv_heads - 1) * layer.kv_head + layer.dim;
+  const std::int64_t v_width = (layer.kv_heads - 1) * layer.v_head + layer.v_dim;
   for (const auto& [name, row, width] :
        {std::tuple{"q", layer.q_row, layer.heads * layer.dim},
-        std::tuple{"k", layer.k_row, kv_width}, std::tuple{"v", layer.v_row, kv_width}})
+        std::tuple{"k", layer.k_row, k_width}, std::tuple{"v", layer.v_row, v_width}})
     if (row < width)
       return fmt::format("{}-row={} is less than its heads * dim = {}", name, row, width);
   if (layer.page != 0 && (problem.sizes.contains("k-row") || problem.sizes.contains("v-row")))
@@ -387,7 +422,7 @@ std::string Attention::contradiction(const Problem& problem) const {
     return "mask-data without a mask in memory: use mask=bool or mask=packed";
   if (!layer.bias && (problem.has("bias-heads", "one") || layer.bias_of_sequence))
     return "bias-heads or bias-sequences without bias=yes";
-  return "";
+  return cache_format_contradiction(problem);
 }
 
 }  // namespace
@@ -400,13 +435,15 @@ Layer layer_of(const Problem& problem) {
   layer.heads = problem.size("heads");
   layer.kv_heads = size_or(problem, "kv-heads", layer.heads);
   layer.dim = problem.size("dim");
+  layer.v_dim = size_or(problem, "v-dim", layer.dim);
   layer.window = size_or(problem, "window", 0);
   layer.page = size_or(problem, "page", 0);
   if (layer.page > 0) layer.pages = size_or(problem, "pages", layer.b * layer.pages_of_sequence());
   layer.q_row = size_or(problem, "q-row", layer.heads * layer.dim);
   layer.kv_head = size_or(problem, "kv-head", layer.dim);
   layer.k_row = size_or(problem, "k-row", layer.kv_heads * layer.kv_head);
-  layer.v_row = size_or(problem, "v-row", layer.kv_heads * layer.kv_head);
+  layer.v_head = layer.v_dim == layer.dim ? layer.kv_head : layer.v_dim;
+  layer.v_row = size_or(problem, "v-row", layer.kv_heads * layer.v_head);
   layer.layout = problem.has("layout", "thd") ? Layout::thd : Layout::bshd;
   layer.mask = problem.has("mask", "causal")   ? Mask::causal
                : problem.has("mask", "bool")   ? Mask::boolean
@@ -429,6 +466,7 @@ Layer layer_of(const Problem& problem) {
   layer.scale = static_cast<float>(number_of(problem, "scale"));
   if (layer.scale == 0)
     layer.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(layer.dim)));
+  layer.cache_format = cache_format(problem);
   layer.dtype = problem.dtype;
   return layer;
 }
@@ -451,6 +489,8 @@ Places places_of(const Problem& problem) {
   places.kv_offsets = tensors.at("kv_offsets");
   places.lengths = tensors.at("lengths");
   places.sinks = tensors.at("sinks");
+  places.k_scale = tensors.at("k_scale");
+  places.v_scale = tensors.at("v_scale");
   places.dq = tensors.at("dq");
   places.dk = tensors.at("dk");
   places.dv = tensors.at("dv");

@@ -52,6 +52,14 @@ struct attention_params {
   float softcap;
 };
 
+// Parameters of kernels that read k and v of e4m3.
+struct attention_cache_params {
+  attention_params attention;
+  const float* k_scale;  // f32, of the tensor or of each of its heads
+  const float* v_scale;
+  int scale_of_head;  // 1: each head has its own
+};
+
 // Parameters of backward kernels that know their tensors by strides.
 struct attention_backward_params {
   attention_params forward;  // with d_out, dq, dk, dv, d_sinks and delta

@@ -59,23 +59,32 @@ class Inputs {
   /// Rows of one head as a matrix [count, dim].
   Values query_rows(const char* name, const Sequence& sequence, std::int64_t head,
                     std::int64_t first, std::int64_t count) const {
-    const std::int64_t row =
-        std::string_view(name) == "q" ? layer_.q_row : layer_.heads * layer_.dim;
+    const bool is_q = std::string_view(name) == "q";
+    const std::int64_t features = is_q ? layer_.dim : layer_.v_dim;
+    const std::int64_t row = is_q ? layer_.q_row : layer_.heads * features;
     Values rows;
     for (std::int64_t i = first; i < first + count; ++i)
-      append(rows, name, (sequence.first_query + i) * row + head * layer_.dim);
+      append(rows, name, (sequence.first_query + i) * row + head * features, features);
     return rows;
   }
   Values key_rows(const char* name, const Sequence& sequence, std::int64_t head, std::int64_t first,
                   std::int64_t count) const {
-    const std::int64_t row = std::string_view(name) == "k" ? layer_.k_row : layer_.v_row;
+    const bool is_k = std::string_view(name) == "k";
+    const std::int64_t features = is_k ? layer_.dim : layer_.v_dim;
+    const std::int64_t row = is_k ? layer_.k_row : layer_.v_row;
+    const std::int64_t place = head * (is_k ? layer_.kv_head : layer_.v_head);
     Values rows;
     for (std::int64_t j = first; j < first + count; ++j) {
       const std::int64_t token = key_token(sequence, j);
       if (token < 0)
-        rows.insert(rows.end(), at(layer_.dim), 0.0);
+        rows.insert(rows.end(), at(features), 0.0);
       else
-        append(rows, name, token * row + head * layer_.kv_head);
+        append(rows, name, token * row + place, features);
+    }
+    if (layer_.cache_format.e4m3) {
+      const double scale =
+          tensors_.at(std::string(name) + "_scale")[at(layer_.cache_format.scale_at(head))];
+      for (double& value : rows) value *= scale;
     }
     return rows;
   }
@@ -143,9 +152,9 @@ class Inputs {
     return static_cast<std::int64_t>(page) * layer_.page + j % layer_.page;
   }
 
-  void append(Values& rows, const char* name, std::int64_t place) const {
+  void append(Values& rows, const char* name, std::int64_t place, std::int64_t features) const {
     const auto first = tensors_.at(name).begin() + static_cast<std::ptrdiff_t>(place);
-    rows.insert(rows.end(), first, first + static_cast<std::ptrdiff_t>(layer_.dim));
+    rows.insert(rows.end(), first, first + static_cast<std::ptrdiff_t>(features));
   }
 
   Keys keys_of(const Sequence& sequence, std::int64_t i) const {
@@ -232,7 +241,7 @@ void copy_rows(const Values& from, Values& to, std::int64_t dim, std::int64_t ro
 
 void forward(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel) {
   const Inputs inputs(layer, tensors);
-  const std::int64_t row = layer.heads * layer.dim;
+  const std::int64_t row = layer.heads * layer.v_dim;
   auto out = large_vector<double>(at(layer.q_tokens() * row), parallel);
   auto lse = large_vector<double>(at(layer.q_tokens() * layer.heads), parallel);
   // Queries of no sequence do not occur: offsets end at the last.
@@ -263,8 +272,8 @@ void forward(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel) 
           lse[at(inputs.lse_place(sequence, head, first + i))] =
               sum != 0 ? most + std::log(sum) : -infinity;
         }
-        copy_rows(product(count, layer.dim, width, weights, v, false, true), out, layer.dim, row,
-                  (sequence.first_query + first) * row + head * layer.dim);
+        copy_rows(product(count, layer.v_dim, width, weights, v, false, true), out, layer.v_dim,
+                  row, (sequence.first_query + first) * row + head * layer.v_dim);
       });
   tensors["out"] = std::move(out);
   if (layer.lse) tensors["lse"] = std::move(lse);
@@ -281,11 +290,11 @@ Gradients gradients_of(const Layer& layer, const Inputs& inputs, const Sequence&
   const std::int64_t count = std::ssize(q) / layer.dim, width = keys.count();
   Scores scores = scores_of(layer, inputs, sequence, head, first, q, keys, k);
   Gradients gradients;
-  gradients.of_scores = product(count, width, layer.dim, d_out, v);
+  gradients.of_scores = product(count, width, layer.v_dim, d_out, v);
   for (std::int64_t i = 0; i < count; ++i) {
     const double lse = inputs.lse(sequence, head, first + i);
     double sum = 0;
-    for (std::int64_t e = i * layer.dim; e < (i + 1) * layer.dim; ++e)
+    for (std::int64_t e = i * layer.v_dim; e < (i + 1) * layer.v_dim; ++e)
       sum += d_out[at(e)] * out[at(e)];
     for (std::int64_t place = i * width; place < (i + 1) * width; ++place) {
       double& weight = scores.values[at(place)];
@@ -331,7 +340,6 @@ void backward_queries(const Layer& layer, const Inputs& inputs, Parallel& parall
 
 void backward_keys(const Layer& layer, const Inputs& inputs, Parallel& parallel, Values& dk,
                    Values& dv) {
-  const std::int64_t row = layer.kv_heads * layer.dim;
   for_each_block(
       layer, inputs, layer.kv_heads, true, parallel,
       [&](const Sequence& sequence, std::int64_t shared, std::int64_t first, std::int64_t count) {
@@ -352,11 +360,12 @@ void backward_keys(const Layer& layer, const Inputs& inputs, Parallel& parallel,
                              {first, first + count}, k, v);
             add(product(count, layer.dim, queries, gradients.of_scores, q, true, true),
                 double{layer.scale}, own_k);
-            add(product(count, layer.dim, queries, gradients.weights, d_out, true, true), 1, own_v);
+            add(product(count, layer.v_dim, queries, gradients.weights, d_out, true, true), 1,
+                own_v);
           }
-        const std::int64_t place = (sequence.first_key + first) * row + shared * layer.dim;
-        copy_rows(own_k, dk, layer.dim, row, place);
-        copy_rows(own_v, dv, layer.dim, row, place);
+        const std::int64_t place = (sequence.first_key + first) * layer.kv_heads + shared;
+        copy_rows(own_k, dk, layer.dim, layer.kv_heads * layer.dim, place * layer.dim);
+        copy_rows(own_v, dv, layer.v_dim, layer.kv_heads * layer.v_dim, place * layer.v_dim);
       });
 }
 
@@ -380,10 +389,10 @@ Values backward_sinks(const Layer& layer, const Inputs& inputs) {
 
 void backward(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel) {
   const Inputs inputs(layer, tensors);
-  const std::int64_t row = layer.kv_heads * layer.dim;
+  const std::int64_t kv_rows = layer.kv_tokens() * layer.kv_heads;
   auto dq = large_vector<double>(at(layer.q_tokens() * layer.heads * layer.dim), parallel);
-  auto dk = large_vector<double>(at(layer.kv_tokens() * row), parallel);
-  auto dv = large_vector<double>(at(layer.kv_tokens() * row), parallel);
+  auto dk = large_vector<double>(at(kv_rows * layer.dim), parallel);
+  auto dv = large_vector<double>(at(kv_rows * layer.v_dim), parallel);
   backward_queries(layer, inputs, parallel, dq);
   backward_keys(layer, inputs, parallel, dk, dv);
   Values d_sinks;

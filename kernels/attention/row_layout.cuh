@@ -25,6 +25,11 @@ constexpr int attention_access_bytes(int dim) {
   return dim % 8 == 0 ? 16 : dim % 4 == 0 ? 8 : 4;
 }
 
+/// Words of 16 bits of a head of k and v: elements, or pairs of e4m3.
+constexpr int attention_kv_words(const attention_form& form) {
+  return form.e4m3 ? form.dim / 2 : form.dim;
+}
+
 /// Whether kernels of TMA read copies of q, k, v and d_out, whose heads are attention_padded_dim()
 /// apart with zeros behind their features: TMA addresses multiples of 16 bytes.
 constexpr bool attention_copies_heads(int dim) {

@@ -39,6 +39,9 @@ struct score_scaling {
       : inner(form.softcap ? params.scale / params.softcap : 1.0f),
         outer((form.softcap ? params.softcap : params.scale) * log2_e) {}
 
+  // Products with keys that are `by` times as large.
+  __device__ __forceinline__ void scale_keys(float by) { (form.softcap ? inner : outer) *= by; }
+
   __device__ __forceinline__ float cap(float score) const {
     if constexpr (form.softcap) return tanh_by_exp2(score * inner);
     return score;
@@ -49,6 +52,18 @@ struct score_scaling {
   // With a bias the scores have been scaled when it was added.
   __device__ __forceinline__ float factor() const { return form.bias ? 1.0f : outer; }
 };
+
+// Scales of a head of k and of v: 1 of those of q's type, which have no `cache`.
+template <attention_form form>
+__device__ __forceinline__ float k_scale_of(const attention_cache_params* cache, int kv_head) {
+  if constexpr (form.e4m3) return cache->k_scale[cache->scale_of_head != 0 ? kv_head : 0];
+  return 1.0f;
+}
+template <attention_form form>
+__device__ __forceinline__ float v_scale_of(const attention_cache_params* cache, int kv_head) {
+  if constexpr (form.e4m3) return cache->v_scale[cache->scale_of_head != 0 ? kv_head : 0];
+  return 1.0f;
+}
 
 // The backward pass: the probability of a masked pair, or of one with padding. Its sign tells it
 // from a probability that underflows.

@@ -62,6 +62,20 @@ struct RowKernels {
   /// scale times the sines and cosines of `count` angles: for f32 double, to a few 1e-16, else
   /// float, to 1e-7.
   void (*sines)(const float* angle, std::size_t count, double scale, void* sine, void* cosine);
+  /// y = act(bias + the sum over j of taps_j ⊙ rows_j). The taps of each j are `tap_step` floats
+  /// apart; `bias` may be null.
+  void (*convolve)(Activation activation, const void* const* rows, const float* taps,
+                   std::size_t tap_step, std::size_t width, const float* bias, void* y,
+                   std::size_t count, bool streams);
+  /// The gradient g of that sum, in float, and what it adds to those of taps and bias:
+  /// g = dy ⊙ act', dtaps_j += g ⊙ rows_j, dbias += g.
+  void (*convolve_gradient)(Activation activation, const void* const* rows, const float* taps,
+                            std::size_t tap_step, std::size_t width, const float* bias,
+                            const void* dy, float* g, float* dtaps, float* dbias,
+                            std::size_t count);
+  /// dx = more + the sum over j of taps_j ⊙ g_j, where `more` may be null.
+  void (*spread)(const float* const* g, const float* taps, std::size_t tap_step, std::size_t width,
+                 const void* more, void* dx, std::size_t count);
   /// Waits until this thread's non-temporal stores are visible. It is slow, so it is called once
   /// for many rows.
   void (*fence)();

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "kernels/gemm/launch.hpp"
 
 namespace fftune {
 
@@ -16,13 +15,6 @@ std::string contradiction_of_parts(const Problem& problem,
     return error.what();
   }
   return "";
-}
-
-void launch_programmatically(Program& program, const DeviceFacts& facts) {
-  if (facts.compute_capability < 90) return;
-  for (Step& step : program.steps)
-    if (auto* launch = std::get_if<KernelLaunch>(&step))
-      launch_behind(*launch, program.kernels[launch->kernel]);
 }
 
 std::vector<StageSpec> stages_of_parts(const std::vector<OpPart>& parts) {

@@ -15,10 +15,6 @@ namespace fftune {
 std::string contradiction_of_parts(const Problem& problem,
                                    std::vector<OpPart> (*parts_of)(const Problem&));
 
-/// Launches the kernels of a part, which follow others, programmatically where they can be: each
-/// starts while the one before drains.
-void launch_programmatically(Program& program, const DeviceFacts& facts);
-
 std::vector<StageSpec> stages_of_parts(const std::vector<OpPart>& parts);
 
 /// Computes a stage of a part: `name_of` says what its tensors are called in `tensors`.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/common/stage_family.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/cross_entropy/cross_entropy.hpp"
 
 namespace fftune::cross_entropy {
@@ -51,10 +52,12 @@ void append_rows(Program& program, const Form& form, const Rows& rows, const Dev
   const std::int64_t count = vector_elements(rows.vocab, rows.dtype);
   const std::int64_t held =
       has_clusters && rows.loss && rows.dlogits ? held_vectors(rows.vocab, rows.dtype, blocks) : 0;
-  const std::string kind = fmt::format(
-      "{}, fftune::cross_entropy_form{{{}, {}, {}, {}, {}, {}}}", element_type(rows.dtype),
-      rows.loss.has_value(), rows.dlogits.has_value(), form.smoothing > 0, form.class_weights,
-      form.softcap > 0, rows.entropy.has_value());
+  const std::string kind =
+      fmt::format("{}, {}", element_type(rows.dtype),
+                  StructText("cross_entropy_form", "loss", rows.loss.has_value(), "gradient",
+                             rows.dlogits.has_value(), "smooths", form.smoothing > 0, "weighs",
+                             form.class_weights, "caps", form.softcap > 0, "entropy",
+                             rows.entropy.has_value()));
   std::vector<Argument> arguments{argument_of(rows.logits),
                                   argument_of(rows.labels),
                                   or_null(rows.class_weights),

@@ -301,6 +301,17 @@ struct cluster_reduction {
   }
 };
 
+// Sets a block's part of a gradient to one value.
+template <class T, int threads>
+__device__ __forceinline__ void fill_part(T* gradient, float value, int vectors, u64 policy) {
+  constexpr int count = 16 / sizeof(T);
+  float values[count];
+#pragma unroll
+  for (int e = 0; e < count; ++e) values[e] = value;
+  for (int i = static_cast<int>(threadIdx.x); i < vectors; i += threads)
+    store_once(gradient + i * count, from_floats<T>(values), policy);
+}
+
 // Loss and gradient of rows that a cluster has in turn. A block has `part` neighbouring vectors of
 // 16 bytes of each, and a thread `held` of these:
 //
@@ -359,11 +370,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
       load(row + clusters);
       const float value = value_without_label(ignored);
       if (writes) store_without_label(value, row, lses, losses, logprobs, entropies);
-      float values[count];
-#pragma unroll
-      for (int e = 0; e < count; ++e) values[e] = value;
-      for (int i = thread; i < vectors; i += threads)
-        store_once(gradient + i * count, from_floats<T>(values), policy);
+      fill_part<T, threads>(gradient, value, vectors, policy);
       label = next_label;
       continue;
     }

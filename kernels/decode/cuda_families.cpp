@@ -6,6 +6,7 @@
 
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/decode/decode.hpp"
 
 namespace fftune::decoding {
@@ -28,8 +29,9 @@ Program embed_program(const Problem& problem, const DeviceFacts& facts, const Co
   Program program;
   KernelLaunch& launch = append_kernel(
       program, kernel_file,
-      fmt::format("embed_tokens<{}, fftune::step_config{{{}, {}, {}}}>", element_type(of.dtype),
-                  vector, of.page, places.at("positions") != absent),
+      fmt::format("embed_tokens<{}, {}>", element_type(of.dtype),
+                  StructText("step_config", "vector", vector, "page", of.page, "rotates",
+                             places.at("positions") != absent)),
       {static_cast<std::uint32_t>(of.batch * quotient_up(of.d, threads * vector))}, threads,
       {given("ids"), given("lengths"), given("ended"), given("pages"), given("embedding"),
        given("x"), given("positions"), given("slots"), given("key_lengths"), of.scale, number(of.d),

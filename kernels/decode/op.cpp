@@ -20,6 +20,7 @@
 #include "kernels/decode/decode.hpp"
 #include "kernels/head/head.hpp"
 #include "kernels/layer/layer.hpp"
+#include "kernels/layer/sequences.hpp"
 #include "registry/last_problems.hpp"
 #include "registry/part_family.hpp"
 
@@ -375,6 +376,7 @@ void launch_behind_embed(const Family& family, const Problem& problem, const Dev
 
 std::vector<SizeField> size_fields() {
   std::vector<SizeField> fields = layer_op().sizes();
+  for (SizeField& field : fields) field.is_needed = nullptr;
   std::erase_if(fields, [](const SizeField& field) { return field.name == "s"; });
   for (const SizeField& field : head_op().sizes())
     if (field.name == "vocab" || field.name == "best") fields.push_back(field);
@@ -441,6 +443,9 @@ class Decode final : public DescribedOp {
   std::vector<std::string> sharded_sizes() const override { return layer::sharded_sizes(); }
 
   std::string contradiction(const Problem& problem) const override {
+    if (problem.options.contains("mixer"))
+      return fmt::format("mixer={}: a decode step has layers of attention",
+                         problem.option("mixer"));
     const double pad = number_or_default(decode_op(), problem, "pad");
     if (pad != static_cast<double>(static_cast<std::int32_t>(pad)))
       return "pad=" + problem.option("pad") + " is no id: give a whole number";

@@ -116,14 +116,14 @@ class PersistentToken final : public Family {
     return part_named(decode_op().parts(problem), "head")->problem;
   }
 
-  static layer::WholeToken token_of(const Problem& problem) {
+  static layer::DecodeStep token_of(const Problem& problem) {
     const Sequences of = sequences_of(problem);
     const Problem head = head_of(problem);
     const PackedFormat format = packed_format(head);
     const OpPart* const choose = part_named(head::parts_of(head), "choose");
     const sample::Form form = sample::form_of(choose->problem);
     const TensorPlaces places(decode_op().tensors(problem));
-    layer::WholeToken token;
+    layer::DecodeStep token;
     token.set_form = [=](persistent_config& config) {
       config.vocab = static_cast<int>(of.vocab);
       config.draws = form.draws;

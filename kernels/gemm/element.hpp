@@ -2,6 +2,8 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
+#include <string>
 #include <string_view>
 
 #include "core/dtype.hpp"
@@ -14,5 +16,10 @@ inline constexpr std::array<std::string_view, 4> element_names{"f32", "bf16", "f
 
 /// Throws Error(internal) for a dtype that no kernel multiplies.
 element element_of(DType dtype);
+
+/// "fftune::element::bf16".
+inline std::string element_text(element type) {
+  return "fftune::element::" + std::string(element_names[static_cast<std::size_t>(type)]);
+}
 
 }  // namespace fftune

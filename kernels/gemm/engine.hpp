@@ -32,7 +32,7 @@ struct Engine {
 
   /// Why it cannot compute the chain there, one line; nothing if the space decides.
   std::optional<std::string> (*can_implement)(const GemmChain&, const DeviceFacts&) = nullptr;
-  SearchSide<GemmChain> search = {};  // unused of a fallback
+  SearchSide<GemmChain> search = {};  // a fallback has an estimate alone
   /// Whether its default should be faster than those of the engines behind it in an op's order;
   /// null: it always is.
   bool (*is_preferred)(const GemmChain&, const DeviceFacts&) = nullptr;

@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/gemm/element.hpp"
 #include "kernels/gemm/packed/packed.hpp"
 #include "kernels/gemm/packed/params.cuh"
@@ -77,55 +78,40 @@ gemm_form form_of(const GemmProblem& gemm) {
 
 std::string template_argument(const gemm_form& form) {
   const gemm_form plain;
-  std::vector<std::string> fields;
-  const auto name = [&](const char* field, const char* type, auto value, auto common,
-                        const auto& names) {
-    if (value != common)
-      fields.push_back(
-          fmt::format(".{} = fftune::{}::{}", field, type, names[static_cast<std::size_t>(value)]));
-  };
-  const auto flag = [&](const char* field, bool value) {
-    if (value) fields.push_back(fmt::format(".{} = true", field));
-  };
-  // In the order of the struct's members, as designated initialisers are.
-  name("ab", "element", form.ab, plain.ab, element_names);
-  name("c", "element", form.c, plain.c, element_names);
-  name("wide", "element", form.wide, plain.wide, element_names);
-  name("operands", "gemm_operands", form.operands, plain.operands, operands);
-  name("a_major", "major", form.a_major, plain.a_major, majors);
-  name("b_major", "major", form.b_major, plain.b_major, majors);
-  name("groups", "grouping", form.groups, plain.groups, groupings);
-  name("source", "group_source", form.source, plain.source, group_sources);
-  flag("stacked", form.stacked);
-  flag("a_sorted", form.a_sorted);
-  flag("b_sorted", form.b_sorted);
-  flag("c_sorted", form.c_sorted);
-  name("ready", "groups_ready", form.ready, plain.ready, readiness);
-  name("epilogue", "epilogue_kind", form.epilogue, plain.epilogue, epilogues);
+  StructText text("gemm_form");
+  text.name("ab", "element", form.ab, plain.ab, element_names)
+      .name("c", "element", form.c, plain.c, element_names)
+      .name("wide", "element", form.wide, plain.wide, element_names)
+      .name("operands", "gemm_operands", form.operands, plain.operands, operands)
+      .name("a_major", "major", form.a_major, plain.a_major, majors)
+      .name("b_major", "major", form.b_major, plain.b_major, majors)
+      .name("groups", "grouping", form.groups, plain.groups, groupings)
+      .name("source", "group_source", form.source, plain.source, group_sources)
+      .flags("stacked", form.stacked, "a_sorted", form.a_sorted, "b_sorted", form.b_sorted,
+             "c_sorted", form.c_sorted)
+      .name("ready", "groups_ready", form.ready, plain.ready, readiness)
+      .name("epilogue", "epilogue_kind", form.epilogue, plain.epilogue, epilogues);
   if (form.epilogue != epilogue_kind::linear || form.activates)
-    fields.push_back(fmt::format(".activation = fftune::activation_kind::{}",
-                                 activation_enumerator(form.activation)));
+    text.set("activation", "fftune::activation_kind::" + activation_enumerator(form.activation));
   if (form.broadcasts_any())
-    fields.push_back(fmt::format(".broadcasts = {{{}}}", fmt::join(form.broadcasts, ", ")));
-  flag("activates", form.activates);
-  flag("adds_source", form.adds_source);
-  flag("stores_preactivations", form.stores_preactivations);
-  flag("stores_hidden", form.stores_hidden);
-  name("scales", "scaling", form.scales, plain.scales, scalings);
-  flag("a_scaled_by_block", form.a_scaled_by_block);
-  flag("a_scales_sorted", form.a_scales_sorted);
-  flag("c_quantised", form.c_quantised);
-  name("b_packing", "packing", form.b_packing, plain.b_packing, packings);
-  flag("weighs_rows", form.weighs_rows);
-  flag("group_bias", form.group_bias);
-  flag("b_depends", form.b_depends);
-  name("norm_of_a", "row_norm", form.norm_of_a, plain.norm_of_a, row_norms);
+    text.set("broadcasts", fmt::format("{{{}}}", fmt::join(form.broadcasts, ", ")));
+  text.flags("activates", form.activates, "adds_source", form.adds_source, "stores_preactivations",
+             form.stores_preactivations, "stores_hidden", form.stores_hidden)
+      .name("scales", "scaling", form.scales, plain.scales, scalings)
+      .flags("a_scaled_by_block", form.a_scaled_by_block, "a_scales_sorted", form.a_scales_sorted,
+             "c_quantised", form.c_quantised)
+      .name("b_packing", "packing", form.b_packing, plain.b_packing, packings)
+      .flags("weighs_rows", form.weighs_rows, "group_bias", form.group_bias, "b_depends",
+             form.b_depends)
+      .name("norm_of_a", "row_norm", form.norm_of_a, plain.norm_of_a, row_norms);
   if (form.is_qkv())
-    fields.push_back(fmt::format(
-        ".qkv = {{{}, {}, fftune::head_rotation::{}, {}, {}, {}, {}, {}}}", form.qkv.dim,
-        form.qkv.rotary, rotations[static_cast<std::size_t>(form.qkv.rotation)], form.qkv.separate,
-        form.qkv.bias, form.qkv.normalises, form.qkv.caches, form.qkv.wide_slots));
-  return fmt::format("fftune::gemm_form{{{}}}", fmt::join(fields, ", "));
+    text.set("qkv", StructText("qkv_form", "dim", form.qkv.dim, "rotary", form.qkv.rotary)
+                        .name("rotation", "head_rotation", form.qkv.rotation, head_rotation::none,
+                              rotations)
+                        .flags("separate", form.qkv.separate, "bias", form.qkv.bias, "normalises",
+                               form.qkv.normalises, "caches", form.qkv.caches, "wide_slots",
+                               form.qkv.wide_slots));
+  return text;
 }
 
 ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& places,
@@ -188,8 +174,8 @@ packed_form packed_form_of(const GemmProblem& gemm) {
 }
 
 std::string template_argument(const packed_form& form) {
-  return fmt::format("fftune::packed_form{{{}, {}, {}}}", form.group, form.zeros,
-                     device_name(form.code));
+  return StructText("packed_form", "group", form.group, "zeros", form.zeros, "code",
+                    device_name(form.code));
 }
 
 ParameterStruct packed_parameters(const GemmProblem& gemm, const TensorPlaces& places,
@@ -319,6 +305,13 @@ void launch_behind(KernelLaunch& launch, const KernelSource& kernel) {
   if (kernel.file != "gemm/sm90/packed.cu") return;
   for (ParameterStruct::Field& field : launch.parameters->fields)
     if (field.offset == offsetof(packed_params, loads_early)) field.value = std::int32_t{1};
+}
+
+void launch_programmatically(Program& program, const DeviceFacts& facts) {
+  if (facts.compute_capability < 90) return;
+  for (Step& step : program.steps)
+    if (auto* launch = std::get_if<KernelLaunch>(&step))
+      launch_behind(*launch, program.kernels[launch->kernel]);
 }
 
 bool splits_in_clusters(const DeviceFacts& facts) {

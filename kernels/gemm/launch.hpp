@@ -64,6 +64,8 @@ KernelLaunch& append_gemm(Program& program, const std::string& file, const std::
 /// Launches `kernel` while the launches before it run (KernelLaunch::programmatic) if it waits for
 /// them by itself. These write no weights: packed ones are loaded before the wait.
 void launch_behind(KernelLaunch& launch, const KernelSource& kernel);
+/// The same for all kernels of a part, which follow others.
+void launch_programmatically(Program& program, const DeviceFacts& facts);
 
 /// From sm_90 on the splits of a tile are a cluster, and need neither workspace nor counters.
 bool splits_in_clusters(const DeviceFacts& facts);

@@ -10,6 +10,7 @@
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/head/head.hpp"
 #include "kernels/linear/linear.hpp"
@@ -130,12 +131,13 @@ class ChooseDecode final : public Family {
                        grid = stream.grid(facts), parts = grid * stream.warps;
     Program program;
     program.scratch.push_back({static_cast<std::size_t>(m * parts * sample::partial_bytes), false});
-    const std::string expression = fmt::format(
-        "choose_decode<{}, fftune::choice_form{{{}, {}}}, fftune::head_config{{{}, {}, {}, {}, {}, "
-        "{}, {}, {}}}>",
-        element_type(problem.dtype), form.draws, form.logprobs, stream.tokens, stream.rows,
-        stream.warps, stream.unroll, stream.blocks, problem.has("bias", "yes"),
-        !problem.has("logits", "f32"), form.softcap > 0);
+    const std::string expression =
+        fmt::format("choose_decode<{}, {}, {}>", element_type(problem.dtype),
+                    StructText("choice_form", "draws", form.draws, "sums", form.logprobs),
+                    StructText("head_config", "tokens", stream.tokens, "rows", stream.rows, "warps",
+                               stream.warps, "unroll", stream.unroll, "blocks", stream.blocks,
+                               "bias", problem.has("bias", "yes"), "rounds",
+                               !problem.has("logits", "f32"), "caps", form.softcap > 0));
     KernelLaunch& launch = append_kernel(
         program, kernel_file, expression, {static_cast<std::uint32_t>(grid)},
         static_cast<std::uint32_t>(stream.warps * 32),

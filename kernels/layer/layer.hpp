@@ -9,6 +9,9 @@
 //                                                      block=parallel: mid + ffn(n)
 //                                                      block=parallel-norms: mid + ffn(norm(x))
 //
+// With output-gate=features or heads, a is multiplied by sigmoid(n·w_gᵀ) in front of w_o: a gate
+// for each feature (AFMoE), or for each head (LFM3).
+//
 // With post-norms=only there are no norms but those of what is added: q, k, v and ffn take x and
 // mid as they are (OLMo-2). With residual-scale=yes what is added is first multiplied by a vector
 // (Granite's residual multiplier).
@@ -25,9 +28,30 @@
 // with the residual and the RMSNorm behind it. x, mid and y are the same on all ranks. One rank
 // alone has b_o and b_down; its peers' are zeros.
 //
-// A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, qkv,
-// attention, linear, all-reduce, ffn, or moe-route and moe-ffn. It has no kernels of its own, and
-// no definition but theirs.
+// The option `mixer` has something else in the place of attention (mixer.hpp):
+//
+//   conv       a = C ⊙ conv(B ⊙ z), [B C z] = n·w_inᵀ: a gated short convolution over the tokens
+//              (causal_conv1d/causal_conv1d.hpp) with heads · dim channels
+//   mla        latent attention in its absorbed form (mla/mla.hpp): q = n·w_qᵀ, or from a latent
+//              of its own, norm(n·w_q_aᵀ)·w_q_bᵀ; n·w_kv_aᵀ has the latent of keys and values and
+//              the rotated key, whose norm and rotation go to a row of `cache` [batch, cache, rank
+//              + rope]. w_kv_b has of each head the rows of its keys and of its values.
+//
+//   gated-delta-rule
+//              a = norm(rule(conv(q), conv(k), conv(v))) ⊙ silu(n·w_zᵀ), where q, k and v are
+//              products of n, conv has SiLU behind it, and rule takes its decays and betas from
+//              n·w_aᵀ and n·w_bᵀ (gated_delta_rule/gated_delta_rule.hpp)
+//
+// The state of conv is a tensor of the layer, which is updated in place, in the order of
+// transformers' caches: conv_state [batch, channels, width] with the last inputs of each sequence,
+// zeros before its first token. That of gated-delta-rule is `states` [batch, v-heads, dim, v-dim]
+// in f32, the one of sequence i at state_indices[i], and conv_q_state, conv_k_state and
+// conv_v_state. These are views of one [batch, heads · dim · 2 + v-heads · v-dim, width], of whose
+// channels each has its own. Such layers have no positions, slots and lengths.
+//
+// A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, the mixer's,
+// linear, all-reduce, ffn, or moe-route and moe-ffn. It has no kernels of its own, and no
+// definition but theirs.
 //
 // Token j of sequence i is row i·s + j of x and has the position positions[i·s + j] for RoPE. Its k
 // and v go to row slots[i·s + j] of the caches, which is usually i·cache + position. The last of
@@ -63,9 +87,6 @@ const Op& layer_op();
 
 namespace layer {
 
-/// Pages of a layer's cache, of a problem with `page`.
-std::int64_t pages_of(const Problem& problem);
-
 /// Sizes that are divided by the ranks of a group.
 inline std::vector<std::string> sharded_sizes() {
   return {"heads", "kv-heads", "h", "shared-h"};
@@ -98,24 +119,24 @@ std::vector<const Family*> normed_products();
 std::vector<const Family*> sums();
 
 /// The families that have all stages of layers, and all layers of a plan, in one launch: one for
-/// each kind of feed-forward network and of weights. Those that serve whole tokens too, with a
+/// each kind of feed-forward network and of weights. Those that serve decode steps too, with a
 /// packed head or a dense one.
 std::vector<const Family*> persistent_layers();
 std::vector<const Family*> layers_of_tokens(bool packs_head);
 
-/// The rest of a whole token, which one launch computes together with its layers. The fields are
+/// The rest of a decode step, which one launch computes together with its layers. The fields are
 /// those of persistent_token (layer/persistent.cuh), by their offsets in the kernel's
 /// parameters.
-struct WholeToken {
+struct DecodeStep {
   std::function<void(persistent_config&)> set_form;
   std::vector<std::pair<std::size_t, Argument>> state, embedding, head;
 };
 
-/// The program of those families for the layers of a whole token. `places`: for each layer, which
+/// The program of those families for the layers of a decode step. `places`: for each layer, which
 /// tensor of the program is each of the op layer's.
 Program persistent_program(const Problem& layers,
                            const std::vector<std::vector<std::size_t>>& places,
-                           const WholeToken& token, const DeviceFacts& facts, const Config& config);
+                           const DecodeStep& token, const DeviceFacts& facts, const Config& config);
 
 /// Test data of a layer with experts, x [tokens, d] and w_router [experts, d], by which tokens are
 /// routed as the option `routing` says. With independent random values the scores of a token's k-th

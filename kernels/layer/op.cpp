@@ -2,23 +2,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <deque>
 #include <iterator>
-#include <memory>
-#include <numeric>
-#include <random>
-#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core/error.hpp"
 #include "device/group_layout.hpp"
+#include "kernels/causal_conv1d/causal_conv1d.hpp"
 #include "kernels/common/activation.hpp"
+#include "kernels/common/cache_format.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/part_stages.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/packed/packed.hpp"
 #include "kernels/gemm/quantise/quantise.hpp"
 #include "kernels/layer/layer.hpp"
+#include "kernels/layer/mixer.hpp"
+#include "kernels/mla/mla.hpp"
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "kernels/rope/rope.hpp"
@@ -30,73 +33,83 @@ namespace {
 
 constexpr std::int64_t most_layers = 256;
 
-/// Inputs that all layers of a plan share.
-constexpr const char* shared_inputs[] = {"x",       "positions", "angles", "slots",
-                                         "lengths", "pages",     "group",  "first_expert"};
+/// Inputs that all layers of a plan share; those of mixers are behind the first.
+constexpr const char* shared_inputs[] = {"x", "group", "first_expert"};
 
-/// The tensors of a layer of its own, in the order of the buffers.
-constexpr const char* own_inputs[] = {"attn_norm",
-                                      "attn_norm_bias",
-                                      "w_q",
-                                      "w_k",
-                                      "w_v",
-                                      "b_q",
-                                      "b_k",
-                                      "b_v",
-                                      "w_qkv",
-                                      "w_qkv_scale",
-                                      "w_qkv_zero",
-                                      "b_qkv",
-                                      "q_norm",
-                                      "k_norm",
-                                      "q_norm_bias",
-                                      "k_norm_bias",
-                                      "k_cache",
-                                      "v_cache",
-                                      "sinks",
-                                      "residual_scale",
-                                      "w_o",
-                                      "w_o_scale",
-                                      "w_o_zero",
-                                      "b_o",
-                                      "attn_post_norm",
-                                      "ffn_norm",
-                                      "ffn_norm_bias",
-                                      "w_router",
-                                      "b_router",
-                                      "choice_bias",
-                                      "w_gate",
-                                      "w_up",
-                                      "w_gate_up",
-                                      "w_down",
-                                      "w_gate_scale",
-                                      "w_gate_zero",
-                                      "w_up_scale",
-                                      "w_up_zero",
-                                      "w_gate_up_scale",
-                                      "w_down_scale",
-                                      "w_down_zero",
-                                      "b_gate",
-                                      "b_up",
-                                      "b_gate_up",
-                                      "b_down",
-                                      "w_shared_router",
-                                      "w_shared_gate",
-                                      "w_shared_up",
-                                      "w_shared_down",
-                                      "ffn_post_norm"};
+/// The tensors of a layer of its own, in the order of the buffers: in front of the mixer's and
+/// behind them.
+constexpr const char* inputs_before_mixer[] = {"attn_norm", "attn_norm_bias"};
+constexpr const char* inputs_behind_mixer[] = {"residual_scale",
+                                               "w_o",
+                                               "w_o_scale",
+                                               "w_o_zero",
+                                               "b_o",
+                                               "attn_post_norm",
+                                               "ffn_norm",
+                                               "ffn_norm_bias",
+                                               "w_router",
+                                               "b_router",
+                                               "choice_bias",
+                                               "w_gate",
+                                               "w_up",
+                                               "w_gate_up",
+                                               "w_down",
+                                               "w_gate_scale",
+                                               "w_gate_zero",
+                                               "w_up_scale",
+                                               "w_up_zero",
+                                               "w_gate_up_scale",
+                                               "w_down_scale",
+                                               "w_down_zero",
+                                               "b_gate",
+                                               "b_up",
+                                               "b_gate_up",
+                                               "b_down",
+                                               "w_shared_router",
+                                               "w_shared_gate",
+                                               "w_shared_up",
+                                               "w_shared_down",
+                                               "ffn_post_norm"};
+
+/// All inputs that there may be: those that layers share, and then those of a layer.
+struct InputOrder {
+  std::vector<std::string> names;
+  std::size_t shared = 0;
+
+  InputOrder() {
+    names.emplace_back(shared_inputs[0]);
+    add_of_mixers(&Mixer::shared_inputs);
+    names.insert(names.end(), std::begin(shared_inputs) + 1, std::end(shared_inputs));
+    shared = names.size();
+    names.insert(names.end(), std::begin(inputs_before_mixer), std::end(inputs_before_mixer));
+    add_of_mixers(&Mixer::inputs);
+    names.insert(names.end(), std::begin(inputs_behind_mixer), std::end(inputs_behind_mixer));
+  }
+
+  std::ptrdiff_t place(const std::string& name) const {
+    return std::find(names.begin(), names.end(), name) - names.begin();
+  }
+
+ private:
+  void add_of_mixers(std::vector<const char*> Mixer::*inputs) {
+    for (const Mixer* mixer : mixers())
+      for (const char* name : mixer->*inputs)
+        if (place(name) == std::ssize(names)) names.emplace_back(name);
+  }
+};
+
+const InputOrder& input_order() {
+  static const InputOrder order;
+  return order;
+}
 
 bool is_shared(const std::string& name) {
-  return std::find(std::begin(shared_inputs), std::end(shared_inputs), name) !=
-         std::end(shared_inputs);
+  return input_order().place(name) < static_cast<std::ptrdiff_t>(input_order().shared);
 }
 
 /// Where the tensor stands among the inputs.
 std::ptrdiff_t rank_of(const std::string& name) {
-  const auto shared = std::find(std::begin(shared_inputs), std::end(shared_inputs), name);
-  if (shared != std::end(shared_inputs)) return shared - std::begin(shared_inputs);
-  return std::size(shared_inputs) +
-         (std::find(std::begin(own_inputs), std::end(own_inputs), name) - std::begin(own_inputs));
+  return input_order().place(name);
 }
 
 Problem one_layer(const Problem& problem) {
@@ -105,90 +118,10 @@ Problem one_layer(const Problem& problem) {
   return one;
 }
 
-/// How many keys the sequences have, and where: what the tensors positions, slots, lengths and
-/// pages agree on.
-class Sequences {
- public:
-  explicit Sequences(const Problem& problem)
-      : s_(size_or(problem, "s", 1)),
-        cache_(problem.size("cache")),
-        page_(size_or(problem, "page", 0)) {
-    const auto count = static_cast<std::size_t>(problem.size("batch"));
-    lengths_.assign(count, cache_);
-    std::mt19937_64 random(count);
-    if (problem.has("lengths", "ragged"))
-      for (std::size_t i = 1; i < count; ++i)
-        lengths_[i] =
-            s_ + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(cache_ - s_ + 1));
-    if (page_ > 0) deal_pages(layer::pages_of(problem), random);
-  }
-
-  /// Pages with new tokens of all sequences, at most.
-  static std::int64_t written_pages(const Problem& problem) {
-    const std::int64_t page = problem.size("page");
-    return problem.size("batch") * std::min(ceil_div(size_or(problem, "s", 1) - 1, page) + 1,
-                                            ceil_div(problem.size("cache"), page));
-  }
-
-  void draw_lengths(std::span<double> values) const {
-    std::copy(lengths_.begin(), lengths_.end(), values.begin());
-  }
-  void draw_positions(std::span<double> values) const {
-    for_each_token(values, [](std::size_t, std::int64_t place) { return place; });
-  }
-  void draw_slots(std::span<double> values) const {
-    for_each_token(values, [&](std::size_t sequence, std::int64_t place) {
-      if (page_ == 0) return static_cast<std::int64_t>(sequence) * cache_ + place;
-      return pages_[sequence * width() + static_cast<std::size_t>(place / page_)] * page_ +
-             place % page_;
-    });
-  }
-  void draw_pages(std::span<double> values) const {
-    std::copy(pages_.begin(), pages_.end(), values.begin());
-  }
-
- private:
-  template <typename ValueOf>
-  void for_each_token(std::span<double> values, const ValueOf& value_of) const {
-    for (std::size_t row = 0; row < values.size(); ++row) {
-      const auto sequence = row / static_cast<std::size_t>(s_);
-      const auto token = static_cast<std::int64_t>(row) % s_;
-      values[row] = static_cast<double>(value_of(sequence, lengths_[sequence] - s_ + token));
-    }
-  }
-
-  std::size_t width() const { return static_cast<std::size_t>(ceil_div(cache_, page_)); }
-
-  /// Pages with new tokens belong to one sequence; the others may be shared, as prefixes are.
-  void deal_pages(std::int64_t count, std::mt19937_64& random) {
-    std::vector<std::int64_t> order(static_cast<std::size_t>(count));
-    std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), random);
-    pages_.assign(lengths_.size() * width(), -1);
-    std::size_t dealt = 0;
-    for (std::size_t i = 0; i < lengths_.size(); ++i)
-      for (std::int64_t at = (lengths_[i] - s_) / page_; at <= (lengths_[i] - 1) / page_; ++at)
-        pages_[i * width() + static_cast<std::size_t>(at)] = order[dealt++];
-    const std::size_t others = order.size() - dealt;
-    std::size_t shared = 0;
-    for (std::int64_t& page : pages_)
-      if (page < 0 && others > 0) page = order[dealt + shared++ % others];
-  }
-
-  std::int64_t s_, cache_, page_;
-  std::vector<std::int64_t> lengths_, pages_;
-};
-
-/// Test data of what says where the sequences' tokens are, and of what the router chooses by.
+/// Test data of inputs that are no noise, and of what the router chooses by.
 void set_draw(const Problem& problem, TensorSpec& tensor) {
-  const auto by = [&](void (Sequences::*draw)(std::span<double>) const) {
-    tensor.draw = [of = std::make_shared<const Problem>(problem), draw](
-                      std::uint64_t, std::span<double> values) { (Sequences(*of).*draw)(values); };
-  };
-  if (tensor.name == "positions") by(&Sequences::draw_positions);
-  if (tensor.name == "slots") by(&Sequences::draw_slots);
-  if (tensor.name == "lengths") by(&Sequences::draw_lengths);
-  if (tensor.name == "pages") by(&Sequences::draw_pages);
+  if (const Mixer& mixer = mixer_of(problem); mixer.set_draw != nullptr)
+    mixer.set_draw(problem, tensor);
   if (has_experts(problem)) set_routed_draw(problem, tensor);
 }
 
@@ -268,6 +201,14 @@ std::optional<std::int64_t> usual_pages(const Problem& problem) {
   return size_or(problem, "batch", 0) * ceil_div(size_or(problem, "cache", 0), page);
 }
 
+/// A size that must be given where the mixer needs it, and that others do without.
+SizeField size_of_mixers(SizeField field) {
+  field.is_needed = [name = field.name](const Problem& problem) {
+    return mixer_needs(problem, name);
+  };
+  return field;
+}
+
 /// Those of rope that say how angles come about, as in qkv.
 std::vector<OptionField> angle_options() {
   std::vector<OptionField> fields;
@@ -317,8 +258,8 @@ bool has_stages(const PartKind& kind, const Family& family) {
   });
 }
 
-std::vector<OptionField> option_fields() {
-  std::vector<OptionField> fields{
+std::vector<OptionField> network_options() {
+  return {
       {"act", "activation of the feed-forward network", gated_activation_names()},
       rare_option(
           "norm",
@@ -370,7 +311,11 @@ std::vector<OptionField> option_fields() {
        .help = "distribution of the chosen experts, for test data and the choice of a preset",
        .choices = {"uniform"},
        .rare = true,
-       .routing = true},
+       .routing = true}};
+}
+
+std::vector<OptionField> norm_and_attention_options() {
+  return {
       rare_option("convention",
                   "where the norms round, and whether weights are kept as their distance from 1",
                   {"llama", "gemma", "t5"}),
@@ -389,13 +334,28 @@ std::vector<OptionField> option_fields() {
       rare_option("sinks",
                   "whether each head has a logit that joins attention's softmax without a value",
                   {"no", "yes"}),
+      rare_number("beta-scale", "factor of beta in mixer=gated-delta-rule", "1", {0, 2}),
+      rare_number("mixer-eps", "added to the mean square of a mixer's own norm", "1e-06", {0, 1}),
+      rare_option("output-gate",
+                  "sigmoids of a product of attention's input that multiply its output: one for "
+                  "each feature, or for each head",
+                  {"no", "features", "heads"}),
+      rare_option("conv-bias",
+                  "whether a mixer's convolution and the product in front of it have biases",
+                  {"no", "yes"}),
       rare_option("out-bias", "whether the output product has a bias", {"no", "yes"}),
       rare_option("ffn-bias", "whether the feed-forward network has biases", {"no", "yes"}),
       rare_option("rotation", "RoPE of q and k: pairs rotary/2 apart, neighbours, or none",
                   {"halves", "interleaved", "none"}),
+      rare_option("rope-order", "mixer=mla: order of rotated neighbours, as in mla-rope",
+                  {"same", "halves"}),
+      rare_number("latent-eps", "mixer=mla: added to the mean square of the latents' norms",
+                  usual_eps, {0, 1}),
       rare_number("softcap", "soft cap c of attention's scores, c tanh(x / c); 0: none", "0",
                   {0, 1e6}),
-      rare_number("scale", "scale of attention's scores; 0: 1 / sqrt(dim)", "0", {0, 1e6}),
+      rare_number("scale",
+                  "scale of attention's scores; 0: 1 / sqrt(dim), or 1 / sqrt(nope + rope)", "0",
+                  {0, 1e6}),
       rare_option("link",
                   "how ranks sum; peers: through a group's memory; nccl: by NCCL; loopback: one "
                   "rank plays all, with equal summands",
@@ -404,7 +364,22 @@ std::vector<OptionField> option_fields() {
                   "keys of the sequences in tests and measurements: as many as the cache has room "
                   "for, or fewer",
                   {"full", "ragged"})};
-  for (OptionField& field : angle_options()) fields.push_back(std::move(field));
+}
+
+OptionField mixer_option() {
+  std::string help = "what mixes the tokens";
+  std::vector<std::string> names;
+  for (const Mixer* mixer : mixers()) {
+    help += fmt::format("{} {}, {}", names.empty() ? ":" : ";", mixer->name, mixer->summary);
+    names.emplace_back(mixer->name);
+  }
+  return rare_option("mixer", std::move(help), std::move(names));
+}
+
+std::vector<OptionField> option_fields() {
+  std::vector<OptionField> fields = network_options();
+  for (auto* more : {norm_and_attention_options, angle_options})
+    for (OptionField& field : more()) fields.push_back(std::move(field));
   for (OptionField& field : packed_options()) {
     if (field.name == "weights")
       field.help =
@@ -418,6 +393,8 @@ std::vector<OptionField> option_fields() {
       "dense, as in gpt-oss",
       {"same", "dense"}));
   fields.push_back(quantise_option());
+  fields.push_back(mixer_option());
+  for (OptionField& field : cache_format_options()) fields.push_back(std::move(field));
   return fields;
 }
 
@@ -440,12 +417,16 @@ OpFacts facts() {
            {.name = "h",
             .help = "intermediate size of the feed-forward network, or of an expert",
             .example = 2048},
-           {.name = "heads", .help = "heads of q", .max = 1024, .example = 16},
-           {.name = "dim", .help = "features of a head", .max = 512, .example = 64},
-           {.name = "cache",
-            .help = "keys that the cache has room for, of a sequence",
-            .max = 1 << 24,
-            .example = 2048},
+           size_of_mixers({.name = "heads",
+                           .help = "heads of q; with mixer=conv heads and dim make its channels",
+                           .max = 1024,
+                           .example = 16}),
+           size_of_mixers({.name = "dim", .help = "features of a head", .max = 512, .example = 64}),
+           size_of_mixers({.name = "cache",
+                           .help = "keys that the cache has room for, of a sequence; not of "
+                                   "mixers with a state",
+                           .max = 1 << 24,
+                           .example = 2048}),
            kv_heads_size("heads of k, and of v", 1024, 4),
            rare_size("s", "new tokens of each sequence; 1 if left out", 1 << 24, 512, usually(1)),
            rare_size("layers", "number of layers, each with its own weights and caches",
@@ -453,6 +434,20 @@ OpFacts facts() {
            rare_size("experts", "experts to choose from, with ffn=moe", moe_route::most_experts,
                      128),
            rare_size("top-k", "experts that a token chooses", moe_route::most_choices, 8),
+           rare_size("width", "taps of a mixer's convolution, 2 to 8", causal_conv1d::most_width,
+                     3),
+           rare_size("nope", "mixer=mla: features of a head of q that are not rotated", 512, 128),
+           rare_size("rope", "mixer=mla: those that are, and features of the rotated key",
+                     mla::most_rope, 64),
+           rare_size("v-dim", "mixer=mla and gated-delta-rule: features of a head's values", 512,
+                     128),
+           rare_size("rank", "mixer=mla: features of the latent of keys and values", mla::most_rank,
+                     512),
+           rare_size("q-rank", "mixer=mla: those of the queries' latent; none if left out", 1 << 24,
+                     1536),
+           rare_size("v-heads",
+                     "mixer=gated-delta-rule: heads of v, a multiple of heads; as many if left out",
+                     1024, 32),
            rare_size("shared", "experts that every token goes through; left out: none",
                      moe::most_shared, 1),
            moe::own_experts_size(),
@@ -510,17 +505,9 @@ class LayerOp final : public DescribedOp {
   std::vector<std::string> sharded_sizes() const override { return layer::sharded_sizes(); }
 
   std::string contradiction(const Problem& problem) const override {
-    if (const auto s = size_or(problem, "s", 1); s > problem.size("cache"))
-      return fmt::format("s={} exceeds cache={}: new tokens go to the cache too", s,
-                         problem.size("cache"));
-    if (problem.sizes.contains("pages") && !problem.sizes.contains("page"))
-      return "pages without page: give the keys of a page";
+    if (auto reason = contradiction_of_mixer(problem); !reason.empty()) return reason;
     if (problem.options.contains("link") && !problem.sizes.contains("ranks"))
       return "link=" + problem.option("link") + " without ranks: give the ranks of the group";
-    if (problem.sizes.contains("ranks") && problem.has("qk-norm", "rows"))
-      return fmt::format(
-          "qk-norm=rows with ranks={}: a norm of all heads needs those of other ranks",
-          problem.size("ranks"));
     const bool layer_norm = problem.has("norm", "layer");
     if (layer_norm && problem.options.contains("convention"))
       return "convention=" + problem.option("convention") + " is of norm=rms";
@@ -549,12 +536,8 @@ class LayerOp final : public DescribedOp {
       return fmt::format("qkv-weights=grouped with {}={}: its rows are those of q, of k and of v",
                          format, problem.option(format));
     if (auto reason = contradiction_of_parts(problem, parts_of); !reason.empty()) return reason;
-    if (!problem.sizes.contains("page")) return "";
-    const std::int64_t least = Sequences::written_pages(problem);
-    if (pages_of(problem) < least)
-      return fmt::format("pages={}: new tokens alone are in up to {} pages", pages_of(problem),
-                         least);
-    return "";
+    const auto behind = mixer_of(problem).contradiction_of_parts;
+    return behind == nullptr ? "" : behind(problem);
   }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {

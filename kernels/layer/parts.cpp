@@ -6,29 +6,27 @@
 #include <vector>
 
 #include "kernels/all_reduce/all_reduce.hpp"
-#include "kernels/attention/attention.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/layer/layer.hpp"
+#include "kernels/layer/mixer.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "kernels/norm/norm.hpp"
-#include "kernels/qkv/qkv.hpp"
 #include "registry/last_problems.hpp"
 
 namespace fftune::layer {
 namespace {
 
-using Names = std::map<std::string, std::string>;
-
-constexpr const char* usual_eps = "1e-06";
-
 class Parts {
  public:
+  using Names = PartList::Names;
+
   explicit Parts(const Problem& problem)
       : problem_(problem),
-        tokens_(problem.size("batch") * size_or(problem, "s", 1)),
+        list_(problem),
+        tokens_(list_.tokens()),
         norms_first_(!problem.has("post-norms", "only")),
         post_norms_(problem.has("post-norms", "yes") || !norms_first_),
         sliced_(problem.sizes.contains("ranks")),
@@ -37,9 +35,7 @@ class Parts {
   std::vector<OpPart> all() {
     const bool shares_norm = problem_.has("block", "parallel");
     if (norms_first_) add_norm("attn_norm", "x", "normalised");
-    add_qkv();
-    add_attention();
-    add_product("out", "attended", "w_o");
+    mixer_of(problem_).add_parts(list_, {norms_first_ ? "normalised" : "x", out_y(), out_adds()});
     const bool normed = add_attn_reduce();
     if (post_norms_) add_post_norm("attn_post_norm", sliced_ ? "attn_sum" : "attn_out", "x", "mid");
     if (norms_first_ && !shares_norm && !normed)
@@ -55,20 +51,13 @@ class Parts {
                   {"residual", beside_ ? "x" : "mid"},
                   {"y", post_norms_ ? "ffn_sum" : "y"}});
     if (post_norms_) add_post_norm("ffn_post_norm", sliced_ ? "ffn_sum" : "ffn_out", "mid", "y");
-    return std::move(parts_);
+    return list_.take();
   }
 
  private:
-  void add(const char* name, const Op& op, std::map<std::string, std::int64_t> sizes,
-           std::map<std::string, std::string> options, Names names,
-           std::optional<DType> dtype = std::nullopt) {
-    // The kind of device decides about dtypes alone: those that CUDA has not, no op has.
-    parts_.push_back({name, &op,
-                      canonical(op,
-                                {std::string(op.name()), "fwd", dtype.value_or(problem_.dtype),
-                                 std::move(sizes), std::move(options)},
-                                DeviceKind::cuda),
-                      std::move(names)});
+  void add(const char* name, const Op& op, PartList::Sizes sizes, PartList::Options options,
+           Names names, std::optional<DType> dtype = std::nullopt) {
+    list_.add(name, op, std::move(sizes), std::move(options), std::move(names), dtype);
   }
 
   std::map<std::string, std::int64_t> row_sizes() const {
@@ -134,107 +123,6 @@ class Parts {
   const char* ffn_residual() const { return sliced_ ? "attn_out" : "mid"; }
   const char* ffn_y() const { return post_norms_ || sliced_ ? "ffn_out" : "y"; }
 
-  void add_qkv() {
-    std::map<std::string, std::int64_t> sizes{{"m", tokens_},
-                                              {"d", problem_.size("d")},
-                                              {"heads", problem_.size("heads")},
-                                              {"dim", problem_.size("dim")},
-                                              {"cache-slots", cache_rows()}};
-    for (const char* name : {"kv-heads", "rotary", "positions"})
-      if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
-    if (problem_.sizes.contains("kv-head")) sizes["cache-head"] = problem_.size("kv-head");
-    const std::string rotation = option_or(problem_, "rotation", "halves");
-    // Norms of heads round nothing on the way, in either convention.
-    const bool from_one = problem_.has("convention", "gemma");
-    std::map<std::string, std::string> options{
-        {"bias", option_or(problem_, "qkv-bias", "no")},
-        {"norm", option_or(problem_, "qk-norm", "no")},
-        {"norm-order", option_or(problem_, "qk-norm-order", "before")},
-        {"weights",
-         option_or(problem_, packs_attention(problem_) ? "weights" : "qkv-weights", "separate")},
-        {"eps", option_or(problem_, "eps", usual_eps)},
-        {"convention", from_one ? "gemma" : "llama"},
-        {"rotation", rotation},
-        {"cache", "yes"}};
-    if (rotation != "none") {
-      options["angles"] = option_or(problem_, "angles", "base");
-      for (const char* name :
-           {"base", "factor", "context", "low", "high", "beta-fast", "beta-slow"})
-        if (problem_.options.contains(name)) options[name] = problem_.option(name);
-      if (problem_.options.contains("rope-scale")) options["scale"] = problem_.option("rope-scale");
-    }
-    if (packs_attention(problem_)) add_format(options);
-    if (!has_dense_attention(problem_)) options["quantise"] = quantise();
-    add("qkv", qkv_op(), std::move(sizes), std::move(options),
-        {{"x", norms_first_ ? "normalised" : "x"},
-         {"x_quantised", "qkv_quantised"},
-         {"x_scale", "qkv_scale"},
-         {"w", "w_qkv"},
-         {"w_scale", "w_qkv_scale"},
-         {"w_zero", "w_qkv_zero"},
-         {"w_dense", "w_qkv_dense"},
-         {"bias", "b_qkv"}});
-  }
-
-  /// Beside the option weights: groups and zero points of packed weights.
-  void add_format(std::map<std::string, std::string>& options) const {
-    for (const char* name : {"group", "zeros"})
-      if (problem_.options.contains(name)) options[name] = problem_.option(name);
-  }
-
-  /// Rows of keys, and of values, in memory.
-  std::int64_t cache_rows() const {
-    return problem_.sizes.contains("page") ? pages_of(problem_) * problem_.size("page")
-                                           : problem_.size("batch") * problem_.size("cache");
-  }
-
-  void add_attention() {
-    const std::int64_t s = size_or(problem_, "s", 1);
-    std::map<std::string, std::int64_t> sizes{{"b", problem_.size("batch")},
-                                              {"s", s},
-                                              {"kv", problem_.size("cache")},
-                                              {"heads", problem_.size("heads")},
-                                              {"dim", problem_.size("dim")}};
-    for (const char* name : {"kv-heads", "window", "page", "pages", "kv-head"})
-      if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
-    // A single query is at the last key, so causality masks nothing.
-    std::map<std::string, std::string> options{{"lengths", "yes"},
-                                               {"mask", s > 1 ? "causal" : "none"},
-                                               {"sinks", option_or(problem_, "sinks", "no")}};
-    for (const char* name : {"softcap", "scale"})
-      if (problem_.options.contains(name)) options[name] = problem_.option(name);
-    add("attention", attention_op(), std::move(sizes), std::move(options),
-        {{"k", "k_cache"}, {"v", "v_cache"}, {"out", "attended"}});
-  }
-
-  /// The product behind attention.
-  void add_product(const char* name, const char* x, const char* w) {
-    std::map<std::string, std::string> options{{"bias", option_or(problem_, "out-bias", "no")},
-                                               {"y-scale", scales()},
-                                               {"residual", out_adds() ? "yes" : "no"}};
-    if (packs_attention(problem_)) {
-      options["weights"] = problem_.option("weights");
-      add_format(options);
-    }
-    if (!has_dense_attention(problem_)) options["quantise"] = quantise();
-    add(name, linear_op(),
-        {{"m", tokens_},
-         {"k", problem_.size("heads") * problem_.size("dim")},
-         {"n", problem_.size("d")}},
-        std::move(options),
-        {{"x", x},
-         {"x_quantised", "attended_quantised"},
-         {"x_scale", "attended_scale"},
-         {"w", w},
-         {"w_scale", std::string(w) + "_scale"},
-         {"w_zero", std::string(w) + "_zero"},
-         {"w_dense", std::string(w) + "_dense"},
-         {"bias", "b_o"},
-         {"y_scale", "residual_scale"},
-         {"residual", "x"},
-         {"y", out_y()}});
-  }
-
   void add_ffn() {
     const bool gated = !problem_.has("ffn", "plain");
     const bool bias = problem_.has("ffn-bias", "yes");
@@ -258,8 +146,9 @@ class Parts {
          {"y", ffn_y()}});
   }
 
-  std::string quantise() const { return option_or(problem_, "quantise", "no"); }
-  std::string scales() const { return option_or(problem_, "residual-scale", "no"); }
+  std::string quantise() const { return list_.quantise(); }
+  std::string scales() const { return list_.scales(); }
+  void add_format(PartList::Options& options) const { list_.add_format(options); }
 
   /// The router's product, the choice, and the experts.
   void add_experts() {
@@ -350,20 +239,15 @@ class Parts {
   }
 
   const Problem& problem_;
+  PartList list_;
   std::int64_t tokens_;
   bool norms_first_, post_norms_;
   bool sliced_;  // a rank's, of a group
   bool beside_;  // the feed-forward network stands beside attention
   const char* ffn_input_ = "";
-  std::vector<OpPart> parts_;
 };
 
 }  // namespace
-
-std::int64_t pages_of(const Problem& problem) {
-  return size_or(problem, "pages",
-                 problem.size("batch") * ceil_div(problem.size("cache"), problem.size("page")));
-}
 
 bool has_experts(const Problem& problem) {
   return problem.has("ffn", "moe");
@@ -395,13 +279,10 @@ std::vector<PartKind> part_kinds() {
                                         ffn::stage_quantise_hidden, ffn::stage_down};
   auto of_experts = of_ffn;
   of_experts.insert(of_experts.end(), {moe::stage_own_ids, moe::stage_route, moe::stage_combine});
-  return {rms("attn_norm"),
-          with_mean("attn_layernorm"),
-          {"qkv",
-           qkv_op,
-           {qkv::stage_expand, qkv::stage_quantise, qkv::stage_product, qkv::stage_heads}},
-          {"attention", attention_op, {stage_forward}},
-          {"out", linear_op, {linear::stage_expand, linear::stage_quantise, linear::stage_product}},
+  std::vector<PartKind> kinds{rms("attn_norm"), with_mean("attn_layernorm")};
+  for (const Mixer* mixer : mixers()) append(kinds, mixer->part_kinds());
+  append(kinds,
+         {{"out", linear_op, {linear::stage_expand, linear::stage_quantise, linear::stage_product}},
           reduce("attn_reduce"),
           rms("attn_post_norm"),
           rms("ffn_norm"),
@@ -418,7 +299,8 @@ std::vector<PartKind> part_kinds() {
           {"shared_experts", moe_ffn_op, of_experts},
           {"experts", moe_ffn_op, of_experts},
           reduce("ffn_reduce"),
-          rms("ffn_post_norm")};
+          rms("ffn_post_norm")});
+  return kinds;
 }
 
 }  // namespace fftune::layer

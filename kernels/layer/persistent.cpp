@@ -21,8 +21,10 @@
 #include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
+#include "kernels/gemm/decode/stream_shape.cuh"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/packed/packed.hpp"
+#include "kernels/layer/mixer.hpp"
 #include "kernels/layer/persistent_parameters.hpp"
 #include "registry/part_family.hpp"
 
@@ -106,6 +108,8 @@ class PersistentLayers final : public Family {
     if (facts.compute_capability != 90) return "the kernel needs compute capability 9.0: TMA";
     if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
       return "the kernel computes in bf16 and fp16";
+    if (const Mixer& mixer = mixer_of(problem); &mixer != &attention_mixer())
+      return fmt::format("mixer={}: the kernel has attention", mixer.name);
     if (const Network network = network_of(problem); network != network_)
       return network == Network::slices
                  ? fmt::format("ranks={}: the kernel has the layers of one GPU",
@@ -237,7 +241,7 @@ class PersistentLayers final : public Family {
 
   /// `token`: what is around the layers; or null.
   static Program program_of(const Problem& one, const std::vector<std::vector<std::size_t>>& places,
-                            const WholeToken* token, const DeviceFacts& facts,
+                            const DecodeStep* token, const DeviceFacts& facts,
                             const Config& config) {
     const Layer layer(one);
     persistent_config persistent = Draft(form_of(one, layer, facts), facts, config).whole();
@@ -339,7 +343,7 @@ class PersistentLayers final : public Family {
     // attention goes on: 4 layers of gpt-oss take 247 us with two copies always, and 254 with one.
     const bool is_dense_between = of_4_bits && !packs_attention(problem);
     // 64 KB in L2 make four sequences 789 us instead of 827, and 6 layers of Qwen3-30B-A3B 315
-    // instead of 323. One token of dense layers and packed weights are no faster; a whole token of
+    // instead of 323. One token of dense layers and packed weights are no faster; a decode step of
     // Llama-3.2-1B takes 913 us with them, and 892 without. Slices of ranks were not timed.
     const bool looks_ahead =
         !format.packed && network_ != Network::slices && (experts_ || has_many_tokens(problem));
@@ -416,7 +420,7 @@ std::vector<const Family*> layers_of_tokens(bool packs_head) {
 
 Program persistent_program(const Problem& layers,
                            const std::vector<std::vector<std::size_t>>& places,
-                           const WholeToken& token, const DeviceFacts& facts,
+                           const DecodeStep& token, const DeviceFacts& facts,
                            const Config& config) {
   return PersistentLayers::program_of(unrepeated(layer_op(), layers), places, &token, facts,
                                       config);

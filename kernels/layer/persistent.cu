@@ -23,6 +23,14 @@
 //                     with experts it waits for the logits, and chooses those that it copies
 //   warp n+1        cleaner: sets the buffers of the layer before to zero
 //
+// One layer's way through a CTA, from left to right. `=>` is where all CTAs wait for each other's
+// words, and the stream goes on:
+//
+//   producer   w_qkv     keys, values          w_o      w_gate, w_up       w_down   next w_qkv ..
+//   MMA warps  q k v =>  attention => combine  => output => gate, up    => down => next layer ..
+//   words          qkv         partial  attended     mid           hidden     y
+//   cleaner                                            zeroes the set of the layer before
+//
 // Rows of each product are split evenly among CTAs. Results that all CTAs read go through L2 with
 // the flag in the data: a word is the complement of its values, which is never zero, because no
 // computed value is a NaN of all ones. Readers poll a word until it is not zero: one round trip, no
@@ -46,7 +54,8 @@
 // All CTAs must be resident at the same time, so the launch is cooperative. Grid: config.blocks.
 // Block: config.threads(). Shared memory: config.shared_bytes(). Workspace: zeros.
 //
-// The parts, in the order in which a reader may take them (layer/persistent/):
+// The parts, in the order in which a reader may take them (layer/persistent/). Those of the
+// configuration, which the host knows too, are listed in layer/persistent.cuh.
 //
 //   cta.cuh        the parameters as a thread sees them, and the CTA's share of each part
 //   memory.cuh     values in shared memory, and the words that CTAs exchange
@@ -59,7 +68,8 @@
 //   head.cuh       the best id of a whole token, and the state of its sequence
 //
 // This file has the loop over layers and products that the MMA warps run, the cleaner, and the
-// kernel.
+// kernel. The loop, run(), is long: one body serves all products, and its
+// values stay in registers from one product to the next.
 #include "layer/persistent/attention.cuh"
 #include "layer/persistent/head.cuh"
 #include "layer/persistent/results.cuh"

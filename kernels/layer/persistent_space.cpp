@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/struct_text.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/packed/packed.hpp"
 #include "registry/part_family.hpp"
@@ -71,31 +72,33 @@ Layer::Layer(const Problem& problem)
 persistent_config form_of(const Problem& problem, const Layer& layer, const DeviceFacts& facts) {
   const std::int64_t s = size_or(problem, "s", 1);
   const qkv::Layer& heads = layer.heads;
-  persistent_config form{.tokens = static_cast<int>(problem.size("batch") * s),
-                         .per_sequence = static_cast<int>(s),
-                         .d = static_cast<int>(problem.size("d")),
-                         .h = static_cast<int>(problem.size("h")),
-                         .heads = static_cast<int>(heads.heads),
-                         .kv_heads = static_cast<int>(heads.kv_heads),
-                         .dim = static_cast<int>(heads.dim),
-                         .rotary = static_cast<int>(heads.rotates() ? heads.rotary : 0),
-                         .window = static_cast<int>(size_or(problem, "window", 0)),
-                         .blocks = facts.multiprocessors,
-                         .bias = heads.bias,
-                         .head_norms = heads.normalises(),
-                         .rotates = heads.rotates(),
-                         .wide_slots = heads.wide_slots,
-                         .packed_qkv = heads.packed,
-                         .page = static_cast<int>(size_or(problem, "page", 0)),
-                         .kv_head = static_cast<int>(heads.cache_head),
-                         .sinks = problem.has("sinks", "yes"),
-                         .out_bias = problem.has("out-bias", "yes"),
-                         .caps_scores = layer.attention.softcap > 0,
-                         .scales_residual = problem.has("residual-scale", "yes"),
-                         .post_norms = problem.has("post-norms", "yes"),
-                         .ranks = static_cast<int>(size_or(problem, "ranks", 0)),
-                         .packs_attention = packs_attention(problem),
-                         .packs_network = packed_format(problem).packed};
+  const auto extent = [&](const char* name) { return static_cast<int>(size_or(problem, name, 0)); };
+  const persistent_model model{.tokens = static_cast<int>(problem.size("batch") * s),
+                               .per_sequence = static_cast<int>(s),
+                               .d = extent("d"),
+                               .h = extent("h"),
+                               .heads = static_cast<int>(heads.heads),
+                               .kv_heads = static_cast<int>(heads.kv_heads),
+                               .dim = static_cast<int>(heads.dim),
+                               .rotary = static_cast<int>(heads.rotates() ? heads.rotary : 0),
+                               .window = extent("window"),
+                               .page = extent("page"),
+                               .kv_head = static_cast<int>(heads.cache_head),
+                               .ranks = extent("ranks"),
+                               .bias = heads.bias,
+                               .head_norms = heads.normalises(),
+                               .rotates = heads.rotates(),
+                               .wide_slots = heads.wide_slots,
+                               .packed_qkv = heads.packed,
+                               .sinks = problem.has("sinks", "yes"),
+                               .out_bias = problem.has("out-bias", "yes"),
+                               .caps_scores = layer.attention.softcap > 0,
+                               .scales_residual = problem.has("residual-scale", "yes"),
+                               .post_norms = problem.has("post-norms", "yes")};
+  persistent_config form(model);
+  form.blocks = facts.multiprocessors;
+  form.packs_attention = packs_attention(problem);
+  form.packs_network = packed_format(problem).packed;
   if (form.packs_network) form.format = packed_format(problem).form();
   if (const auto& router = layer.router) {
     form.experts = static_cast<int>(router->experts);
@@ -149,7 +152,8 @@ std::int64_t experts_of_token(const Problem& problem) {
 
 std::optional<std::string> unknown_option(const Problem& problem, bool experts) {
   const std::pair<const char*, const char*> usual[] = {
-      {"norm", "rms"}, {"block", "serial"}, {"ffn", experts ? "moe" : "gated"}, {"quantise", "no"}};
+      {"norm", "rms"},    {"block", "serial"},   {"ffn", experts ? "moe" : "gated"},
+      {"quantise", "no"}, {"output-gate", "no"}, {"cache-format", "same"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
@@ -172,49 +176,59 @@ std::optional<std::string> unknown_option(const Problem& problem, bool experts) 
   return std::nullopt;
 }
 
+namespace {
+
+std::string text_of(const persistent_model& c) {
+  return StructText("persistent_model", "tokens", c.tokens, "per_sequence", c.per_sequence, "d",
+                    c.d, "h", c.h, "heads", c.heads, "kv_heads", c.kv_heads, "dim", c.dim, "rotary",
+                    c.rotary, "window", c.window, "page", c.page, "kv_head", c.kv_head, "ranks",
+                    c.ranks, "bias", c.bias, "head_norms", c.head_norms, "rotates", c.rotates,
+                    "wide_slots", c.wide_slots, "packed_qkv", c.packed_qkv)
+      .flags("sinks", c.sinks, "out_bias", c.out_bias, "caps_scores", c.caps_scores,
+             "scales_residual", c.scales_residual, "post_norms", c.post_norms);
+}
+
+std::string text_of(const persistent_mixture& c) {
+  if (!c.has_experts()) return "{}";
+  return StructText("persistent_mixture", "experts", c.experts, "choices", c.choices, "shared",
+                    c.shared, "own", c.own, "own_gate", c.own_gate, "score",
+                    fmt::format("fftune::persistent_score({})", static_cast<int>(c.score)),
+                    "renormalises", c.renormalises, "router_bias", c.router_bias, "choice_bias",
+                    c.choice_bias, "rounds_logits", c.rounds_logits, "packed_gate_up",
+                    c.packed_gate_up, "interleaved", c.interleaved, "expert_bias", c.expert_bias);
+}
+
+std::string text_of(const persistent_vocabulary& c) {
+  if (!c.has_head()) return "{}";
+  return StructText("persistent_vocabulary", "vocab", c.vocab, "draws", c.draws, "sums", c.sums,
+                    "head_bias", c.head_bias, "rounds_head", c.rounds_head, "caps_head",
+                    c.caps_head);
+}
+
+std::string text_of(const persistent_packing& c) {
+  if (!c.packs() && !c.packs_head) return "{}";
+  return StructText("persistent_packing", "packs_attention", c.packs_attention, "packs_network",
+                    c.packs_network, "format", c.packs() ? template_argument(c.format) : "{}",
+                    "packs_head", c.packs_head, "head_format",
+                    c.packs_head ? template_argument(c.head_format) : "{}");
+}
+
+std::string text_of(const persistent_tuning& c) {
+  return StructText("persistent_tuning", "blocks", c.blocks, "warps", c.warps, "chunk", c.chunk,
+                    "stages", c.stages, "least_keys", c.least_keys, "in_flight", c.in_flight,
+                    "attention_in_flight", c.attention_in_flight, "input_limit", c.input_limit,
+                    "head_groups", c.head_groups, "held", c.held, "ahead", c.ahead);
+}
+
+}  // namespace
+
 std::string text_of(const persistent_config& c) {
-  std::string mixture;
-  if (c.has_experts())
-    mixture = fmt::format(
-        ", .experts = {}, .choices = {}, .shared = {}, .own = {}, .own_gate = {}, .score = "
-        "fftune::persistent_score({}), "
-        ".renormalises = {}, .router_bias = {}, .choice_bias = {}, .rounds_logits = {}, "
-        ".packed_gate_up = {}, .interleaved = {}, .expert_bias = {}",
-        c.experts, c.choices, c.shared, c.own, c.own_gate, static_cast<int>(c.score),
-        c.renormalises, c.router_bias, c.choice_bias, c.rounds_logits, c.packed_gate_up,
-        c.interleaved, c.expert_bias);
-  std::string token;
-  if (c.has_head())
-    token = fmt::format(
-        ", .vocab = {}, .draws = {}, .sums = {}, .head_bias = {}, .rounds_head = {}, .caps_head = "
-        "{}",
-        c.vocab, c.draws, c.sums, c.head_bias, c.rounds_head, c.caps_head);
-  std::string packed;
-  if (c.packs())
-    packed = fmt::format(", .packs_attention = {}, .packs_network = {}, .format = {}",
-                         c.packs_attention, c.packs_network, template_argument(c.format));
-  if (c.packs_head)
-    packed +=
-        fmt::format(", .packs_head = true, .head_format = {}", template_argument(c.head_format));
-  std::string rare;
-  for (const auto& [name, value] : {std::pair{"caps_scores", c.caps_scores},
-                                    {"scales_residual", c.scales_residual},
-                                    {"post_norms", c.post_norms}})
-    if (value) rare += fmt::format(", .{} = true", name);
-  return fmt::format(
-      "fftune::persistent_config{{.tokens = {}, .per_sequence = {}, .d = {}, .h = {}, .heads = {}, "
-      ".kv_heads = {}, .dim = {}, .rotary = {}, .window = {}, .blocks = {}, .warps = {}, .chunk = "
-      "{}, .stages = {}, .least_keys = {}, .in_flight = {}, .attention_in_flight = {}, "
-      ".input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}, "
-      ".packed_qkv = {}, .page = {}, .kv_head = {}, .head_groups = {}, .held = {}, .ahead = {}, "
-      ""
-      ".sinks = {}, "
-      ".out_bias = {}{}{}{}{}}}",
-      c.tokens, c.per_sequence, c.d, c.h, c.heads, c.kv_heads, c.dim, c.rotary, c.window, c.blocks,
-      c.warps, c.chunk, c.stages, c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit,
-      c.bias, c.head_norms, c.rotates, c.wide_slots, c.packed_qkv, c.page, c.kv_head, c.head_groups,
-      c.held, c.ahead, c.sinks, c.out_bias, rare + mixture, token,
-      c.ranks > 0 ? fmt::format(", .ranks = {}", c.ranks) : "", packed);
+  return fmt::format("fftune::persistent_config({}, {}, {}, {}, {})",
+                     text_of(static_cast<const persistent_model&>(c)),
+                     text_of(static_cast<const persistent_mixture&>(c)),
+                     text_of(static_cast<const persistent_vocabulary&>(c)),
+                     text_of(static_cast<const persistent_packing&>(c)),
+                     text_of(static_cast<const persistent_tuning&>(c)));
 }
 
 TypedSpace<Draft> drafts_of(const persistent_config& form, const DeviceFacts& facts) {

@@ -25,7 +25,7 @@ namespace fftune::layer {
 enum class Network {
   dense,
   experts,   // a mixture
-  shared,    // and a network of all tokens beside it
+  shared,    // and a shared expert beside it
   weighted,  // which a gate weights
   slices,    // a rank's of layers
 };
@@ -90,7 +90,7 @@ class Draft {
   mutable bool counted_ = false;
 };
 
-/// Experts of a token, and parts of a network of all tokens, which are as large.
+/// Experts of a token, and parts of a shared expert, which are as large.
 std::int64_t experts_of_token(const Problem& problem);
 
 /// The first of the options that the kernel does not know.

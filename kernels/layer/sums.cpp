@@ -12,6 +12,7 @@
 #include "kernels/all_reduce/product.cuh"
 #include "kernels/all_reduce/product_sm90.cuh"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/engine.hpp"
@@ -48,9 +49,9 @@ KernelLaunch& append_decode(Program& program, const GemmProblem& gemm, const Ten
   const auto split_k = static_cast<std::uint32_t>(config.get("split_k"));
   KernelLaunch& launch = append_kernel(
       program, "all_reduce/product.cu",
-      fmt::format("summed_product<{}, {}, {}, fftune::summed_product_config{{{}, {}, {}, {}}}>",
-                  element_type(gemm.dtype), form.adds, form.ranks, block.tokens, block.rows,
-                  block.warps, block.unroll),
+      fmt::format("summed_product<{}, {}, {}, {}>", element_type(gemm.dtype), form.adds, form.ranks,
+                  StructText("summed_product_config", "tokens", block.tokens, "rows", block.rows,
+                             "warps", block.warps, "unroll", block.unroll)),
       {static_cast<std::uint32_t>(quotient_up(gemm.n, block.rows) + 1), split_k},
       static_cast<std::uint32_t>(block.threads()), {});
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes());

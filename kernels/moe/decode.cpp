@@ -8,6 +8,7 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/engine.hpp"
@@ -57,11 +58,10 @@ struct Block : chosen_config {
   std::string template_argument() const {
     constexpr const char* packings[] = {"separate", "halves", "interleaved"};
     constexpr const char* scales[] = {"none", "tensor", "token", "block"};
-    return fmt::format(
-        "fftune::chosen_config{{{}, {}, {}, {}, {}, {}, fftune::weights_of_both::{}, "
-        "fftune::chosen_scales::{}}}",
-        tokens, rows, warps, unroll, k_parts, l2_prefetch,
-        packings[static_cast<std::size_t>(packed)], scales[static_cast<std::size_t>(scaled)]);
+    return StructText("chosen_config", "tokens", tokens, "rows", rows, "warps", warps, "unroll",
+                      unroll, "k_parts", k_parts, "l2_prefetch", l2_prefetch)
+        .name("packed", "weights_of_both", packed, weights_of_both::separate, packings)
+        .name("scaled", "chosen_scales", scaled, chosen_scales::none, scales);
   }
   bool is_fp8() const { return k_step == 64; }
   /// As compiled by ptxas. In fp8, the fp16 expansion and partial sums come on top, and with two
@@ -119,9 +119,11 @@ class Decode : public Family {
                            features, vector);
     return std::nullopt;
   }
-  /// Expanding fp8 takes as long as reading it, which wgmma does without: with one token of
-  /// DeepSeek-V3 on eight GPUs an H100 takes 28.7 us so, and 25.8 with TMA and wgmma.
   bool is_preferred(const Problem& problem, const DeviceFacts& facts) const final {
+    // The refusal has what was measured where there is wgmma.
+    if (facts.compute_capability != 90) return !are_tiles_faster(problem, facts);
+    // Expanding fp8 takes as long as reading it, which wgmma does without: with one token of
+    // DeepSeek-V3 on eight GPUs an H100 takes 28.7 us so, and 25.8 with TMA and wgmma.
     if (problem.dtype != DType::fp8) return true;
     for (const char* stage : {ffn::stage_gate_up, ffn::stage_down})
       if (sm90_engine.can_implement({gemm_stage(problem, stage)->gemm(problem)}, facts))
@@ -139,6 +141,30 @@ class Decode : public Family {
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const final {
     return seconds(weights(problem), facts, Block(problem, config));
+  }
+
+ private:
+  /// Whether the cost models expect so of the families that have a launch for each stage. Those of
+  /// tiles of mma.sync are not fitted to experts, so a few percent do not count.
+  bool are_tiles_faster(const Problem& problem, const DeviceFacts& facts) const {
+    constexpr double least_ratio = 1.05;
+    double of_tiles = 0;
+    for (const std::string& stage : stages()) {
+      const auto seconds = seconds_of_stage(stage, problem, facts);
+      if (!seconds) return false;
+      of_tiles += *seconds;
+    }
+    return estimate(problem, facts, default_config(problem, facts)) > least_ratio * of_tiles;
+  }
+  /// The estimate of the family that serves this stage alone, if there is one.
+  static std::optional<double> seconds_of_stage(const std::string& stage, const Problem& problem,
+                                                const DeviceFacts& facts) {
+    for (const Family* family : moe_ffn_op().families())
+      if (family->device_kind() == DeviceKind::cuda && !family->is_fallback() &&
+          family->stages() == std::vector{stage} && !family->refusal(problem, facts) &&
+          family->is_preferred(problem, facts))
+        return family->estimate(problem, facts, family->default_config(problem, facts));
+    return std::nullopt;
   }
 
  protected:

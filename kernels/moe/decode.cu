@@ -8,6 +8,9 @@
 //                     take the chosen experts in turn, or parts of their k, and leave each choice's
 //                     row in shared memory; then the block adds up each token's choices in order.
 //
+// Both are long: a stream of weights, its scales and what becomes of its sums share a dozen values
+// of a warp. As functions they would take all of these, and the compiler would order them anew.
+//
 // No kernel sorts the choices first. There are most_choices of them at most, so every block reads
 // all ids and marks the experts among them, and each warp finds the rows of an expert by ballots.
 //
@@ -130,46 +133,38 @@ using chosen_stream =
                   is_same<T, fp8> ? load_path::read_only : load_path::in_order,
                   stream_bounds::every_load, by_block ? stream_scales::block : stream_scales::none>;
 
-// The sorted order of the choices, as the stage route has it: a warp takes every `warps`-th expert.
-template <int warps>
+// The sorted order of the choices, as the stage route has it. A thread of a row of blocks takes an
+// expert and a choice, and counts the rows before them: a warp that took one expert after the other
+// was behind the weights of ten of 512 experts.
+template <int threads>
 __device__ __forceinline__ void write_order(const chosen_experts& chosen, int experts,
                                             const float* weights, int* offsets, int* tokens,
                                             int* places, float* row_weights) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int expert = warp; expert <= experts; expert += warps) {
-    int first = 0;
-    for (int begin = 0; begin < chosen.choices; begin += 32) {
-      const int choice = begin + lane;
-      const int id = choice < chosen.choices ? chosen.shared.ids[choice] : -1;
-      first += __popc(__ballot_sync(~0u, id >= 0 && id < expert));
+  const int thread = blockIdx.x * threads + threadIdx.x, all_threads = gridDim.x * threads;
+  const int* const ids = chosen.shared.ids;
+  // Rows of the experts below this one, and its own of the choices below `end`.
+  const auto rows_before = [&](int expert, int end) {
+    int rows = 0;
+#pragma unroll 4
+    for (int i = 0; i < chosen.choices; ++i) {
+      rows += ids[i] >= 0 && (ids[i] < expert || (ids[i] == expert && i < end));
     }
-    if (lane == 0) offsets[expert] = first;
-    // Rows of no expert.
-    if (expert == experts) {
-      for (int row = first + lane; row < chosen.choices; row += 32) {
-        tokens[row] = 0;
-        if (row_weights != nullptr) row_weights[row] = 0;
-      }
-      for (int choice = lane; choice < chosen.choices; choice += 32) {
-        if (chosen.shared.ids[choice] < 0) places[choice] = -1;
-      }
-      continue;
+    return rows;
+  };
+  for (int expert = thread; expert <= experts; expert += all_threads) {
+    offsets[expert] = rows_before(expert, 0);
+  }
+  for (int choice = thread; choice < chosen.choices; choice += all_threads) {
+    const bool is_here = ids[choice] >= 0;
+    int row = rows_before(is_here ? ids[choice] : experts, choice);
+    if (!is_here) {  // rows of no expert are the last
+      for (int i = 0; i < choice; ++i) row += ids[i] < 0;
     }
-    int place = first;
-    for (int begin = 0; begin < chosen.choices; begin += 32) {
-      const int choice = begin + lane;
-      const bool own = choice < chosen.choices && chosen.shared.ids[choice] == expert;
-      const u32 found = __ballot_sync(~0u, own);
-      if (own) {
-        const int row = place + __popc(found & ((1u << lane) - 1));
-        places[choice] = row;
-        tokens[row] = chosen.token(choice);
-        if (row_weights != nullptr) {
-          const int of_weight = chosen.place_of_weight(choice);
-          row_weights[row] = of_weight < 0 ? 1.0f : weights[of_weight];
-        }
-      }
-      place += __popc(found);
+    places[choice] = is_here ? row : -1;
+    tokens[row] = is_here ? chosen.token(choice) : 0;
+    if (row_weights != nullptr) {
+      const int of_weight = chosen.place_of_weight(choice);
+      row_weights[row] = !is_here ? 0.0f : of_weight < 0 ? 1.0f : weights[of_weight];
     }
   }
 }
@@ -206,10 +201,7 @@ __global__ void __launch_bounds__(config.warps * 32)
   wait_and_launch_dependents();
   const auto chosen = chosen_experts::build<threads>(storage, ids, choices, top_k, shared, experts);
   if (blockIdx.y + 1 == gridDim.y) {
-    if (blockIdx.x == 0) {
-      write_order<config.warps>(chosen, experts + shared, weights, offsets, tokens, places,
-                                row_weights);
-    }
+    write_order<threads>(chosen, experts + shared, weights, offsets, tokens, places, row_weights);
     return;
   }
   const int index = blockIdx.y;

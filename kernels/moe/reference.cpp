@@ -68,13 +68,13 @@ class Definition {
     return large_vector<double>(count(rows * columns), parallel_);
   }
   /// Where an expert's weight [n, k] is, or [k, n], in its tensor, and how far apart its rows are.
-  struct Place {
+  struct StoredWeight {
     std::string tensor;
     std::size_t first = 0;
     std::int64_t pitch = 0;
   };
-  Place place_of(const std::string& w, std::int64_t expert, std::int64_t n, std::int64_t k,
-                 bool transposed) const;
+  StoredWeight stored_weight(const std::string& w, std::int64_t expert, std::int64_t n,
+                             std::int64_t k, bool transposed) const;
   /// In fp8: rows of a term in numbers, and hidden as elements, with its scales where the op finds
   /// these.
   void scale_rows(const Term& term, std::int64_t first, std::int64_t last, std::int64_t k,
@@ -187,8 +187,9 @@ void Definition::reduction(const std::string& dw, const Term& a, const Term& b, 
   set(dw, std::move(sums));
 }
 
-Definition::Place Definition::place_of(const std::string& w, std::int64_t expert, std::int64_t n,
-                                       std::int64_t k, bool transposed) const {
+Definition::StoredWeight Definition::stored_weight(const std::string& w, std::int64_t expert,
+                                                   std::int64_t n, std::int64_t k,
+                                                   bool transposed) const {
   const std::int64_t width = transposed ? n : k;
   const Packing packed = packing_of(problem_);
   if (packed == Packing::separate || w == "w_down" || w == "w_gate_up")
@@ -235,16 +236,16 @@ Definition::RowScales Definition::scales_of_row(const std::string& w, std::int64
 DoubleMatrixView Definition::weight_of_expert(const std::string& w, std::int64_t expert,
                                               std::int64_t n, std::int64_t k, bool transposed,
                                               Matrix& room) {
-  const Place place = place_of(w, expert, n, k, transposed);
-  const auto encoded = tensors_.encoded.find(place.tensor);
+  const StoredWeight stored = stored_weight(w, expert, n, k, transposed);
+  const auto encoded = tensors_.encoded.find(stored.tensor);
   const bool is_encoded = encoded != tensors_.encoded.end();
   const bool scaled = scales_of(problem_) != Scales::none;
-  const double* const values = is_encoded ? nullptr : tensors_.at(place.tensor).data();
-  if (!is_encoded && !scaled) return {values + place.first, place.pitch, transposed};
+  const double* const values = is_encoded ? nullptr : tensors_.at(stored.tensor).data();
+  if (!is_encoded && !scaled) return {values + stored.first, stored.pitch, transposed};
   const auto width = count(transposed ? n : k), rows = count(transposed ? k : n);
   make_room(room, rows * width);
   for_each_row(rows, width, parallel_, [&](std::size_t row) {
-    const std::size_t from = place.first + row * count(place.pitch);
+    const std::size_t from = stored.first + row * count(stored.pitch);
     double* const to = room.data() + row * width;
     if (is_encoded) {
       const EncodedTensor& tensor = encoded->second;

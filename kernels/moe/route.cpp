@@ -6,6 +6,7 @@
 
 #include "kernels/common/least_cost.hpp"
 #include "kernels/common/stage_family.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/moe/moe.hpp"
 
 namespace fftune::moe {
@@ -25,7 +26,8 @@ Program route_program(const Problem& problem, const DeviceFacts& facts, int thre
   Program program;
   KernelLaunch& launch = append_kernel(
       program, route_file,
-      fmt::format("route_choices<fftune::route_config{{{}, {}}}>", threads, ctas),
+      fmt::format("route_choices<{}>",
+                  StructText("route_config", "threads", threads, "ctas", ctas)),
       {static_cast<std::uint32_t>(ctas)}, static_cast<std::uint32_t>(threads),
       {tensor_of(places, own_ids_of(problem)), tensor_of(places, "offsets"),
        tensor_of(places, "tokens"), tensor_of(places, "places"),

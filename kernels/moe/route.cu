@@ -23,6 +23,66 @@ struct route_config {
   int threads, ctas;
 };
 
+// All tokens of each shared expert, and the rows that are not used, from row `before` on.
+template <route_config config>
+__device__ __forceinline__ void fill_rest(u32 rank, u32 before, int* offsets, int* tokens,
+                                          int* places, float* row_weights, int tokens_in_all,
+                                          int top_k, int experts, int shared) {
+  const i64 all = static_cast<i64>(tokens_in_all) * (top_k + shared);
+  const i64 of_shared = static_cast<i64>(tokens_in_all) * shared;
+  const int first_thread = static_cast<int>(rank * config.threads + threadIdx.x);
+  for (int expert = first_thread; expert < shared; expert += config.ctas * config.threads) {
+    offsets[experts + expert + 1] = static_cast<int>(before) + (expert + 1) * tokens_in_all;
+  }
+  for (i64 at = first_thread; before + at < all; at += config.ctas * config.threads) {
+    const u32 expert = static_cast<u32>(at) / tokens_in_all;
+    const u32 token = static_cast<u32>(at) - expert * tokens_in_all;
+    const bool is_shared = at < of_shared;
+    tokens[before + at] = is_shared ? static_cast<int>(token) : 0;
+    if (row_weights != nullptr) row_weights[before + at] = is_shared ? 1.0f : 0.0f;
+    if (is_shared) {
+      places[static_cast<i64>(token) * (top_k + shared) + top_k + expert] =
+          static_cast<int>(before + at);
+    }
+  }
+}
+
+// An expert's choices of all blocks, and of those before this one.
+template <route_config config>
+__device__ __forceinline__ void read_totals(u32& total, u32& of_earlier, u32* of_block, u32 rank) {
+#pragma unroll
+  for (u32 cta = 0; cta < config.ctas; ++cta) {
+    u32 own = *of_block;
+    if constexpr (config.ctas > 1) {
+      own = load_cluster_word(cluster_address(shared_address(of_block), cta));
+    }
+    if (static_cast<int>(cta) < static_cast<int>(rank)) of_earlier += own;
+    total += own;
+  }
+}
+
+// Calls visit(choice, whether it is an expert here, which one) for each choice of a warp in order.
+template <class Visit>
+__device__ __forceinline__ void visit_choices(const int* ids, int begin, int end, int experts,
+                                              const Visit& visit) {
+  const int lane = threadIdx.x % 32;
+  constexpr int together = 8;  // loads in flight
+  for (int group = begin; group < end; group += 32 * together) {
+    int own[together];
+#pragma unroll
+    for (int i = 0; i < together; ++i) {
+      const int choice = group + i * 32 + lane;
+      own[i] = choice < end ? ids[choice] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < together; ++i) {
+      if (group + i * 32 >= end) break;
+      const bool is_here = own[i] >= 0 && own[i] < experts;
+      visit(group + i * 32 + lane, is_here, own[i]);
+    }
+  }
+}
+
 template <route_config config>
 __global__ void __launch_bounds__(config.threads)
     route_choices(const int* ids, int* offsets, int* tokens, int* places, const float* weights,
@@ -46,24 +106,7 @@ __global__ void __launch_bounds__(config.threads)
   const int begin = static_cast<int>(groups * part / (config.ctas * warps)) * 32;
   const int end =
       smaller(static_cast<int>(groups * (part + 1) / (config.ctas * warps)) * 32, choices);
-  // Calls visit(choice, whether it is an expert here, which one) for each choice in order.
-  const auto for_each = [&](const auto& visit) {
-    constexpr int together = 8;  // loads in flight
-    for (int group = begin; group < end; group += 32 * together) {
-      int own[together];
-#pragma unroll
-      for (int i = 0; i < together; ++i) {
-        const int choice = group + i * 32 + lane;
-        own[i] = choice < end ? ids[choice] : -1;
-      }
-#pragma unroll
-      for (int i = 0; i < together; ++i) {
-        if (group + i * 32 >= end) break;
-        const bool is_here = own[i] >= 0 && own[i] < experts;
-        visit(group + i * 32 + lane, is_here, own[i]);
-      }
-    }
-  };
+  const auto for_each = [&](const auto& visit) { visit_choices(ids, begin, end, experts, visit); };
   for_each([&](int, bool is_here, int id) {
     if (is_here) atomicAdd(&counts[id * stride + warp], 1);
   });
@@ -92,17 +135,7 @@ __global__ void __launch_bounds__(config.threads)
   for (int round = 0; round < experts; round += config.threads) {
     const int expert = round + static_cast<int>(threadIdx.x);
     u32 total = 0, of_earlier = 0;
-    if (expert < experts) {
-#pragma unroll
-      for (u32 cta = 0; cta < config.ctas; ++cta) {
-        u32 own = totals[expert];
-        if constexpr (config.ctas > 1) {
-          own = load_cluster_word(cluster_address(shared_address(totals + expert), cta));
-        }
-        if (static_cast<int>(cta) < static_cast<int>(rank)) of_earlier += own;
-        total += own;
-      }
-    }
+    if (expert < experts) read_totals<config>(total, of_earlier, totals + expert, rank);
     u32 inclusive = total;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -139,24 +172,8 @@ __global__ void __launch_bounds__(config.threads)
     if (is_here && lane == __ffs(peers) - 1) counts[id * stride + warp] += __popc(peers);
     __syncwarp();
   });
-  // Then all tokens of each shared expert, and the rows that are not used.
-  const i64 all = static_cast<i64>(tokens_in_all) * (top_k + shared);
-  const i64 of_shared = static_cast<i64>(tokens_in_all) * shared;
-  const int first_thread = static_cast<int>(rank * config.threads + threadIdx.x);
-  for (int expert = first_thread; expert < shared; expert += config.ctas * config.threads) {
-    offsets[experts + expert + 1] = static_cast<int>(before) + (expert + 1) * tokens_in_all;
-  }
-  for (i64 at = first_thread; before + at < all; at += config.ctas * config.threads) {
-    const u32 expert = static_cast<u32>(at) / tokens_in_all;
-    const u32 token = static_cast<u32>(at) - expert * tokens_in_all;
-    const bool is_shared = at < of_shared;
-    tokens[before + at] = is_shared ? static_cast<int>(token) : 0;
-    if (row_weights != nullptr) row_weights[before + at] = is_shared ? 1.0f : 0.0f;
-    if (is_shared) {
-      places[static_cast<i64>(token) * (top_k + shared) + top_k + expert] =
-          static_cast<int>(before + at);
-    }
-  }
+  fill_rest<config>(rank, before, offsets, tokens, places, row_weights, tokens_in_all, top_k,
+                    experts, shared);
   // A block may not leave while others read its totals.
   if constexpr (config.ctas > 1) cluster_barrier();
 }

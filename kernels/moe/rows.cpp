@@ -5,6 +5,7 @@
 
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/moe/moe.hpp"
 
 namespace fftune::moe {
@@ -170,13 +171,13 @@ class Weigh final : public StageFamily {
         aligned ? shape.h * static_cast<std::int64_t>(dtype_bytes(problem.dtype)) / 16 : shape.h;
     const std::uint32_t threads = vectors <= 64 ? 64 : vectors <= 128 ? 128 : 256;
     Program program;
-    KernelLaunch& launch =
-        append_kernel(program, "moe/weigh.cu",
-                      fmt::format("weigh_rows<{}, {}, fftune::weigh_config{{{}, {}, {}, {}}}>",
-                                  element_type(problem.dtype),
-                                  activation_type(parse_activation(problem.option("act"))),
-                                  packing_type(packing_of(problem)), before, aligned, threads),
-                      {static_cast<std::uint32_t>(shape.rows())}, threads, std::move(arguments));
+    KernelLaunch& launch = append_kernel(
+        program, "moe/weigh.cu",
+        fmt::format("weigh_rows<{}, {}, {}>", element_type(problem.dtype),
+                    activation_type(parse_activation(problem.option("act"))),
+                    StructText("weigh_config", "gate_up", packing_type(packing_of(problem)),
+                               "before", before, "aligned", aligned, "threads", threads)),
+        {static_cast<std::uint32_t>(shape.rows())}, threads, std::move(arguments));
     launch.programmatic = facts.compute_capability >= 90;
     return program;
   }

@@ -2,6 +2,7 @@
 
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 
 namespace fftune::moe_route {
@@ -12,10 +13,11 @@ constexpr const char* kernel_file = "moe_route/route.cu";
 /// route.cu's router_form. The backward pass takes the ids as they are.
 std::string template_argument(const Router& router) {
   constexpr std::string_view scores[] = {"softmax_of_all", "softmax_of_chosen", "sigmoid"};
-  return fmt::format("fftune::router_form{{{}, {}, {}, {}, fftune::router_score::{}, {}, {}, {}}}",
-                     router.experts, router.choices, router.groups, router.top_groups,
-                     scores[static_cast<std::size_t>(router.score)], router.sums_two, router.bias,
-                     router.renormalises);
+  return StructText(
+      "router_form", "experts", router.experts, "choices", router.choices, "groups", router.groups,
+      "top_groups", router.top_groups, "score",
+      fmt::format("fftune::router_score::{}", scores[static_cast<std::size_t>(router.score)]),
+      "sums_two", router.sums_two, "bias", router.bias, "renormalises", router.renormalises);
 }
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config&) {

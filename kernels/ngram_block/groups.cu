@@ -6,7 +6,8 @@
 // with the ids at the row's end. The rows' own ids, read `own_vector` bytes at a time, are divided
 // among the cluster's blocks by rows. Several threads may block the same token: all write the same
 // value. Grid: any number of clusters of
-// (cluster, 1, 1). Block: `threads`.
+// (cluster, 1, 1). Block: `threads`. The kernel is long because its loops over ids share what they
+// call where an id matches, which sees all of a tile's state.
 #include "common/async.cuh"
 #include "common/rows.cuh"
 #include "common/vectors.cuh"
@@ -24,6 +25,47 @@ struct tile_row {
 
 __device__ __forceinline__ int clamped(int length, int most) {
   return length < 0 ? 0 : length < most ? length : most;
+}
+
+// Calls look_at(row, place) where an id of a batch equals the last one of a row. Counts
+// those that are no tokens.
+template <int tile, int step, class Id, int count, int unroll, class IsToken, class LookAt>
+__device__ __forceinline__ void find_matches(int& flaws, const id_run<Id, count> (&batch)[unroll],
+                                             const Id (&last)[tile], u32 of_every_id, int place,
+                                             int length, Id padding, const IsToken& is_token,
+                                             const LookAt& look_at) {
+#pragma unroll
+  for (int u = 0; u < unroll; ++u) {
+    u64 matches = 0;
+#pragma unroll
+    for (int e = 0; e < count; ++e) {
+      const Id id = batch[u].value[e];
+      if (place + u * step + e >= length || id == padding) continue;
+      if (!is_token(id)) ++flaws;
+      u32 same = of_every_id;
+#pragma unroll
+      for (int k = 0; k < tile; ++k) same |= id == last[k] ? 1u << k : 0u;
+      matches |= static_cast<u64>(same) << (e * tile);
+    }
+    while (matches != 0) {
+      const int bit = __ffsll(static_cast<long long>(matches)) - 1;
+      matches &= matches - 1;
+      look_at(bit % tile, place + u * step + bit / tile);
+    }
+  }
+}
+
+// A row before its ids are compared.
+template <bool own_lengths, bool own_n, class Id>
+__device__ __forceinline__ tile_row<Id> row_of(const Id* ids, const int* lengths, const int* ns,
+                                               i64 row, int len, int usual_n, const Id* prefix,
+                                               int shared_length, Id padding) {
+  const int own = own_lengths ? clamped(lengths[row], len) : len;
+  const int n = own_n ? ns[row] : usual_n;
+  Id last = padding;
+  if (n > 1 && own > 0) last = ids[row * len + own - 1];
+  if (n > 1 && own == 0 && shared_length > 0) last = prefix[shared_length - 1];
+  return {shared_length + own, n, 0, last};
 }
 
 template <class T, class Id, bool own_lengths, bool own_n, int threads, int cluster, int tile,
@@ -76,13 +118,8 @@ __global__ void __launch_bounds__(threads)
     load_batch(first, prefix_len);
     const int shared_length = own_lengths ? clamped(prefix_lengths[group], prefix_len) : prefix_len;
     if (thread < tile_rows) {
-      const i64 row = first_row + thread;
-      const int own = own_lengths ? clamped(lengths[row], len) : len;
-      const int n = own_n ? ns[row] : usual_n;
-      Id last = padding;
-      if (n > 1 && own > 0) last = ids[row * len + own - 1];
-      if (n > 1 && own == 0 && shared_length > 0) last = prefix[shared_length - 1];
-      known[thread] = {shared_length + own, n, 0, last};
+      known[thread] = row_of<own_lengths, own_n>(ids, lengths, ns, first_row + thread, len, usual_n,
+                                                 prefix, shared_length, padding);
     } else if (thread < tile) {
       known[thread] = {0, 0, 0, padding};
     }
@@ -120,25 +157,8 @@ __global__ void __launch_bounds__(threads)
     // Sums of places are below 2^31: there are at most 2^18, and `step` is at most 2^15.
     int flaws = 0;
     for (int place = first; place < shared_length;) {
-#pragma unroll
-      for (int u = 0; u < unroll; ++u) {
-        u64 matches = 0;
-#pragma unroll
-        for (int e = 0; e < count; ++e) {
-          const Id id = batch[u].value[e];
-          if (place + u * step + e >= shared_length || id == padding) continue;
-          if (!is_token(id)) ++flaws;
-          u32 same = of_every_id;
-#pragma unroll
-          for (int k = 0; k < tile; ++k) same |= id == last[k] ? 1u << k : 0u;
-          matches |= static_cast<u64>(same) << (e * tile);
-        }
-        while (matches != 0) {
-          const int bit = __ffsll(static_cast<long long>(matches)) - 1;
-          matches &= matches - 1;
-          look_at(bit % tile, place + u * step + bit / tile);
-        }
-      }
+      find_matches<tile, step>(flaws, batch, last, of_every_id, place, shared_length, padding,
+                               is_token, look_at);
       place += unroll * step;
       load_batch(place, shared_length);
     }

@@ -341,6 +341,33 @@ class BackwardRows final : public RowFamily {
 constexpr const char* centred_file = "norm/centred_forward.cu";
 constexpr std::int64_t most_centred_groups = 16;
 
+/// Bytes of the rows that an SM has in flight, with a block for each row. As compiled by ptxas.
+std::int64_t centred_bytes_in_flight(const RowShape& shape, const Config& config) {
+  constexpr std::int64_t registers = 65536, granule = 8;  // of an SM, and of a thread
+  const std::int64_t elements =
+      vectors_of_thread(shape, config) * elements_of_vector(shape, config);
+  const std::int64_t of_thread = quotient_up(24 + elements * 5 / 4, granule) * granule;
+  const std::int64_t threads = config.at("group");
+  return std::min(2048 / threads, registers / (threads * of_thread)) * shape.bytes();
+}
+
+/// The most threads for a wide row with which an SM has what memory delivers in its latency in
+/// flight, or else those with the most. A row waits twice, for its mean and its variance: a block
+/// of 1,024 threads that an SM has to itself leaves memory idle meanwhile.
+std::int64_t centred_group(const RowShape& shape, Config config) {
+  constexpr std::int64_t wanted_bytes = 40 * 1024, most_elements = 64;
+  std::int64_t best = config.at("group"), most = 0;
+  for (const std::int64_t group : {1024, 512, 256, 128}) {
+    config.set("group", group);
+    if (vectors_of_thread(shape, config) * elements_of_vector(shape, config) > most_elements) break;
+    const std::int64_t bytes = centred_bytes_in_flight(shape, config);
+    if (bytes <= most) continue;
+    best = group, most = bytes;
+    if (bytes >= wanted_bytes) break;
+  }
+  return best;
+}
+
 class CentredForwardRows final : public RowFamily {
  public:
   CentredForwardRows()
@@ -364,12 +391,14 @@ class CentredForwardRows final : public RowFamily {
     return space;
   }
 
-  /// The widest accesses, about one a thread where there are few rows and two where there are many.
+  /// The widest accesses, about one a thread where there are few rows, and two where there are
+  /// many; of many wide rows as an SM has enough of them in flight.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const RowShape shape = row_shape(problem);
-    Config config = default_rows(
-        shape, {.vectors = shape.rows <= 2 * facts.multiprocessors ? 1 : 2, .most_group = 1024});
+    const bool few = shape.rows <= 2 * facts.multiprocessors;
+    Config config = default_rows(shape, {.vectors = few ? 1 : 2, .most_group = 1024});
     config.set("groups", std::min<std::int64_t>(config.at("groups"), most_centred_groups));
+    if (!few && shape.bytes() > wide_row_bytes) config.set("group", centred_group(shape, config));
     return config;
   }
 

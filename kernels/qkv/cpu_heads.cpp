@@ -30,6 +30,7 @@ class HostHeads {
             places.at(layer.cache ? "v_cache" : "v")},
         weights_{places.at("q_norm"), places.at("k_norm")},
         biases_{places.at("q_norm_bias"), places.at("k_norm_bias")},
+        scales_{places.at("k_scale"), places.at("v_scale")},
         slots_(places.at("slots")),
         positions_(places.at("positions")),
         angles_(places.at("angles")) {}
@@ -48,12 +49,20 @@ class HostHeads {
         for (std::int64_t head = 0; head < heads; ++head) rotate(head_of(features, head), angles);
         if (layer_.norm_last) normalise(call, part, features);
       }
-      const std::int64_t stride = part > 0 && layer_.cache ? layer_.cache_head : layer_.dim;
-      for (std::int64_t head = 0; head < heads; ++head)
-        encode(layer_.dtype, std::span<const float>(head_of(features, head)),
+      const bool to_cache = part > 0 && layer_.cache;
+      const std::int64_t stride = to_cache ? layer_.cache_head : layer_.dim;
+      const DType dtype = to_cache ? layer_.cache_format.dtype(layer_.dtype) : layer_.dtype;
+      for (std::int64_t head = 0; head < heads; ++head) {
+        const std::span<float> own = head_of(features, head);
+        if (to_cache && layer_.cache_format.e4m3) {
+          const float scale = static_cast<const float*>(
+              call.tensors[scales_[part - 1]])[layer_.cache_format.scale_at(head)];
+          for (float& value : own) value /= scale;
+        }
+        encode(dtype, std::span<const float>(own),
                static_cast<std::byte*>(call.tensors[to_[part]]) +
-                   static_cast<std::size_t>((row * heads + head) * stride) *
-                       dtype_bytes(layer_.dtype));
+                   static_cast<std::size_t>((row * heads + head) * stride) * dtype_bytes(dtype));
+      }
     }
   }
 
@@ -126,7 +135,7 @@ class HostHeads {
 
   Layer layer_;
   Turns turns_;
-  std::size_t from_[3], to_[3], weights_[2], biases_[2];
+  std::size_t from_[3], to_[3], weights_[2], biases_[2], scales_[2];
   std::size_t slots_, positions_, angles_;
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/common/op_parts.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/qkv/qkv.hpp"
 
 namespace fftune::qkv {
@@ -64,15 +65,21 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
     arguments.emplace_back(static_cast<std::int32_t>(size));
   for (const double number : {layer.epsilon, layer.norm_offset})
     arguments.emplace_back(static_cast<float>(number));
+  const bool e4m3 = layer.cache_format.e4m3;
+  if (e4m3) add({"k_scale", "v_scale"});
   const int warps = config.get("warps");
   Program program;
   KernelLaunch& launch = append_kernel(
       program, kernel_file,
-      fmt::format("finish_heads<{}, fftune::heads_config{{{}, {}, fftune::head_rotation::{}, "
-                  "fftune::head_norm::{}, {}, fftune::raw_heads::{}, {}, {}, {}}}>",
-                  element_type(layer.dtype), layer.dim, rotary,
-                  rotations[static_cast<std::size_t>(layer.rotation)], norm_name(layer),
-                  layer.norm_last, raw_name(layer), layer.cache, layer.wide_slots, warps),
+      fmt::format(
+          "finish_heads{}<{}, {}>", e4m3 ? "_e4m3" : "", element_type(layer.dtype),
+          StructText("heads_config", "dim", layer.dim, "rotary", rotary, "rotation",
+                     fmt::format("fftune::head_rotation::{}",
+                                 rotations[static_cast<std::size_t>(layer.rotation)]),
+                     "norm", fmt::format("fftune::head_norm::{}", norm_name(layer)), "norm_last",
+                     layer.norm_last, "raw", fmt::format("fftune::raw_heads::{}", raw_name(layer)),
+                     "caches", layer.cache, "wide_slots", layer.wide_slots, "warps", warps)
+              .flags("e4m3", e4m3, "scale_of_head", layer.cache_format.scale_of_head)),
       {static_cast<std::uint32_t>(layer.m), 3}, static_cast<std::uint32_t>(32 * warps),
       std::move(arguments));
   launch.programmatic = facts.compute_capability >= 90;

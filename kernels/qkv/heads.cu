@@ -34,6 +34,8 @@ struct heads_config {
   raw_heads raw = raw_heads::apart;
   bool caches = false, wide_slots = false;
   int warps = 8;
+  bool e4m3 = false;  // of the caches
+  bool scale_of_head = false;
 
   constexpr int pairs() const { return rotation == head_rotation::none ? 0 : rotary / 2; }
 };
@@ -62,7 +64,8 @@ class heads_kernel {
                                              const head_angles& angles, const float* frequencies,
                                              int heads, int kv_heads, int cache_rows,
                                              int cache_head, float epsilon, float offset,
-                                             storage& shared) {
+                                             storage& shared, const float* k_scale = nullptr,
+                                             const float* v_scale = nullptr) {
     const i64 token = blockIdx.x;
     const int part = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int count = part == 0 ? heads : kv_heads;
@@ -132,6 +135,16 @@ class heads_kernel {
         }
       }
       const int stride = config.caches && part > 0 ? cache_head : dim;
+      if constexpr (config.e4m3) {
+        if (part > 0) {
+          const float scale = (part == 1 ? k_scale : v_scale)[config.scale_of_head ? head : 0];
+          fp8* const to = reinterpret_cast<fp8*>(tensors.to[part]) + (row * count + head) * stride;
+          for (int i = lane; i < dim; i += 32)
+            to[i] = from_float<fp8>(__fdiv_rn(features[i], scale));
+          __syncwarp();  // before the next head takes the place
+          continue;
+        }
+      }
       T* const to = tensors.to[part] + (row * count + head) * stride;
       for (int i = lane; i < dim; i += 32) to[i] = from_float<T>(features[i]);
       __syncwarp();  // before the next head takes the place
@@ -205,6 +218,27 @@ __global__ void __launch_bounds__(32 * config.warps)
   heads_kernel<T, config>::run(tensors, slots, {positions, table, table_rows, scale},
                                frequencies.of, heads, kv_heads, cache_rows, cache_head, epsilon,
                                norm_offset, shared);
+}
+
+// The same with caches of e4m3, k_scale and v_scale: [1], or [kv_heads] with config.scale_of_head.
+template <class T, heads_config config>
+__global__ void __launch_bounds__(32 * config.warps)
+    finish_heads_e4m3(const T* q, const T* k, const T* v, T* q_to, void* k_to, void* v_to,
+                      const T* q_norm, const T* k_norm, const T* q_bias, const T* k_bias,
+                      const void* slots, const int* positions, const float* table,
+                      const __grid_constant__ pair_frequencies<config.pairs() + 1> frequencies,
+                      int table_rows, float scale, int heads, int kv_heads, int cache_rows,
+                      int cache_head, float epsilon, float norm_offset, const float* k_scale,
+                      const float* v_scale) {
+  __shared__ typename heads_kernel<T, config>::storage shared;
+  wait_and_launch_dependents();
+  const heads_tensors<T> tensors{{q, k, v},
+                                 {q_to, static_cast<T*>(k_to), static_cast<T*>(v_to)},
+                                 {q_norm, k_norm},
+                                 {q_bias, k_bias}};
+  heads_kernel<T, config>::run(tensors, slots, {positions, table, table_rows, scale},
+                               frequencies.of, heads, kv_heads, cache_rows, cache_head, epsilon,
+                               norm_offset, shared, k_scale, v_scale);
 }
 
 }  // namespace fftune

@@ -2,34 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <random>
-#include <span>
 #include <string>
 
 #include "kernels/common/op_parts.hpp"
 #include "kernels/qkv/qkv.hpp"
-#include "kernels/rope/rope.hpp"
+#include "kernels/rope/part.hpp"
 
 namespace fftune::qkv {
 namespace {
 
-constexpr std::int64_t usual_positions = 4096;  // of a table
-
 bool is(const Problem& problem, const char* option, const char* choice) {
   return problem.has(option, choice);
-}
-
-/// Those of rope by which angles are given or computed.
-std::vector<OptionField> angle_options() {
-  std::vector<OptionField> fields;
-  for (OptionField field : rope_op().options()) {
-    if (field.name != "angles" && !field.number) continue;
-    field.rare = true;
-    field.performance_neutral = field.name == "angles";
-    fields.push_back(std::move(field));
-  }
-  return fields;
 }
 
 /// Sizes that are left out (SizeField::when_absent): features of heads that are rotated, the rows
@@ -41,31 +24,12 @@ std::optional<std::int64_t> usual_rotary(const Problem& problem) {
 }
 std::optional<std::int64_t> table_positions(const Problem& problem) {
   if (!usual_rotary(problem) || problem.options.contains("angles")) return std::nullopt;
-  return usual_positions;
+  return rope::usual_positions;
 }
 WhenAbsent if_cached(const char* size) {
   return [size](const Problem& problem) {
     return is(problem, "cache", "yes") ? same_as(size)(problem) : std::nullopt;
   };
-}
-
-/// Some a little past the table's end, which then stands for them.
-void draw_positions(std::uint64_t seed, std::int64_t bound, std::span<double> positions) {
-  std::mt19937_64 random(seed);
-  for (double& position : positions)
-    position = static_cast<double>(random() % static_cast<std::uint64_t>(bound));
-}
-
-/// No row of the cache twice; some tokens without one, whose slots are before and past the cache's.
-void draw_slots(std::uint64_t seed, std::int64_t rows, std::span<double> slots) {
-  std::mt19937_64 random(seed);
-  std::vector<std::int64_t> order(static_cast<std::size_t>(rows));
-  std::iota(order.begin(), order.end(), 0);
-  std::shuffle(order.begin(), order.end(), random);
-  for (std::size_t i = 0; i < slots.size(); ++i)
-    slots[i] = i < order.size() && i % 7 != 3 ? static_cast<double>(order[i])
-               : i % 2 == 0                   ? -1
-                                              : static_cast<double>(rows) + static_cast<double>(i);
 }
 
 std::vector<TensorSpec> tensors_of(const Problem& problem) {
@@ -100,30 +64,22 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   }
   if (layer.norm == HeadNorm::centred)
     vector("q_norm_bias", layer.dim), vector("k_norm_bias", layer.dim);
-  if (layer.rotates()) {
-    TensorSpec positions{"positions", DType::i32, {layer.m}};
-    const std::int64_t bound = layer.table ? layer.positions + 3 : 1 << 17;
-    positions.draw = [bound](std::uint64_t seed, std::span<double> values) {
-      draw_positions(seed, bound, values);
-    };
-    tensors.push_back(std::move(positions));
-    if (layer.table)
-      tensors.push_back({"angles", DType::f32, {layer.positions, layer.rotary}, Role::input, 20});
-  }
+  if (layer.rotates()) append(tensors, rope::angle_tensors(layer.rotated(), layer.m));
   const auto heads = [&](const char* name, Role role, std::int64_t rows, std::int64_t count) {
     tensors.push_back({name, dtype, {rows, count, layer.dim}, role, 1});
   };
   if (layer.cache) {
     for (const char* name : {"k_cache", "v_cache"}) {
-      tensors.push_back(
-          {name, dtype, {layer.cache_rows, layer.kv_heads, layer.cache_head}, Role::updated, 1});
+      tensors.push_back({name,
+                         layer.cache_format.dtype(dtype),
+                         {layer.cache_rows, layer.kv_heads, layer.cache_head},
+                         Role::updated,
+                         cache_deviation(layer.cache_format)});
       tensors.back().behind = layer.cache_head - layer.dim;
     }
-    TensorSpec slots{"slots", layer.wide_slots ? DType::i64 : DType::i32, {layer.m}};
-    slots.draw = [rows = layer.cache_rows](std::uint64_t seed, std::span<double> values) {
-      draw_slots(seed, rows, values);
-    };
-    tensors.push_back(std::move(slots));
+    tensors.push_back(
+        rope::slots_tensor(layer.wide_slots ? DType::i64 : DType::i32, layer.m, layer.cache_rows));
+    append(tensors, cache_scale_tensors(layer.cache_format, layer.kv_heads));
   }
   heads("q", Role::output, layer.m, layer.heads);
   if (!layer.cache)
@@ -154,7 +110,8 @@ StageSpec heads_stage(const Layer& layer, const std::vector<TensorSpec>& tensors
     const std::string& name = tensor.name;
     if (name == "qkv_raw" || name == "q_raw" || name == "k_raw" || name == "v_raw" ||
         tensor.role == Role::updated || name.find("norm") != std::string::npos ||
-        name == "positions" || name == "angles" || name == "slots")
+        name == "positions" || name == "angles" || name == "slots" || name == "k_scale" ||
+        name == "v_scale")
       add(stage.inputs, tensor);
     if (tensor.role == Role::output || tensor.role == Role::updated) add(stage.outputs, tensor);
   }
@@ -198,7 +155,8 @@ std::vector<OptionField> option_fields() {
        .rare = true,
        .performance_neutral = true},
       batch_invariant_option()};
-  const auto angles = angle_options();
+  for (OptionField& field : cache_format_options()) fields.push_back(std::move(field));
+  const auto angles = rope::angle_options();
   fields.insert(fields.end(), angles.begin(), angles.end());
   for (OptionField& field : packed_options())
     if (field.name != "weights") fields.push_back(std::move(field));
@@ -265,6 +223,9 @@ class Qkv final : public DescribedOp {
       return "cache-slots with cache=no: there is no cache";
     if (problem.sizes.contains("cache-head") && !layer.cache)
       return "cache-head with cache=no: there is no cache";
+    if (layer.cache_format.e4m3 && !layer.cache)
+      return "cache-format=e4m3 with cache=no: there is no cache";
+    if (auto reason = cache_format_contradiction(problem); !reason.empty()) return reason;
     if (layer.cache_head % layer.dim != 0)
       return fmt::format("cache-head={} is no multiple of dim={}", layer.cache_head, layer.dim);
     if (is(problem, "norm-order", "after") && (!layer.normalises() || layer.norm == HeadNorm::rows))
@@ -275,10 +236,9 @@ class Qkv final : public DescribedOp {
     if (layer.grouped && layer.heads % layer.kv_heads != 0)
       return fmt::format("weights=grouped: kv-heads={} do not divide heads={}", layer.kv_heads,
                          layer.heads);
-    const double low = number_or_default(*this, problem, "low");
-    const double high = number_or_default(*this, problem, "high");
-    if (layer.rotates() && is(problem, "angles", "llama3") && high <= low)
-      return fmt::format("high={} is not above low={}", high, low);
+    if (layer.rotates())
+      if (auto reason = rope::contradiction_of_angles(*this, problem); !reason.empty())
+        return reason;
     if (auto reason = quantise_contradiction(problem); !reason.empty()) return reason;
     return packed_contradiction(problem, "d", layer.d);
   }
@@ -326,7 +286,7 @@ Layer layer_of(const Problem& problem) {
   layer.dim = problem.size("dim");
   layer.kv_heads = size_or(problem, "kv-heads", layer.heads);
   layer.rotary = size_or(problem, "rotary", layer.dim);
-  layer.positions = size_or(problem, "positions", usual_positions);
+  layer.positions = size_or(problem, "positions", rope::usual_positions);
   layer.cache_rows = size_or(problem, "cache-slots", layer.m);
   layer.cache_head = size_or(problem, "cache-head", layer.dim);
   layer.epsilon = number_or_default(qkv_op(), problem, "eps");
@@ -347,6 +307,7 @@ Layer layer_of(const Problem& problem) {
   layer.table = !problem.options.contains("angles") || is(problem, "angles", "table");
   layer.cache = is(problem, "cache", "yes");
   layer.wide_slots = layer.cache && is(problem, "slots", "i64");
+  layer.cache_format = cache_format(problem);
   layer.dtype = problem.dtype;
   return layer;
 }

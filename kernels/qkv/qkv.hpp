@@ -7,23 +7,26 @@
 // dim] instead, or nowhere if there is no such row. A contiguous cache [sequences, length] has the
 // slot sequence * length + position, a paged one page * page_size + offset. Heads of the caches may
 // be further apart than dim (cache-head): keys and values of a head are then side by side, and
-// v_cache begins dim elements after k_cache.
+// v_cache begins dim elements after k_cache. Caches may be e4m3 with scales
+// (common/cache_format.hpp), whatever the dtype of q.
 //
 // An epilogue has the heads of a tile. Other forms take a second stage (heads.cu) over the
 // product's result in memory. They are norms over all heads of q, and of k (OLMo-2), layer
 // normalisation of heads, norms behind RoPE (HunYuan), and weights with alternating rows of q, k
 // and v (GPT-NeoX, Falcon). So are packed weights (gemm/packed), and weights of e4m3 for tokens
-// that the op quantises (gemm/quantise).
+// that the op quantises (gemm/quantise), and caches of e4m3.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "core/problem.hpp"
+#include "kernels/common/cache_format.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/gemm/family.hpp"
 #include "kernels/gemm/packed/packed.hpp"
 #include "kernels/gemm/quantise/quantise.hpp"
+#include "kernels/rope/part.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -66,12 +69,17 @@ struct Layer {
   bool table = false;      // of angles
   bool cache = false;
   bool wide_slots = false;  // of 64 bits
+  CacheFormat cache_format = {};
   DType dtype = DType::f32;
 
   bool rotates() const { return rotation != head_rotation::none; }
+  rope::RotatedPart rotated() const {
+    return {rotary, positions, rotation == head_rotation::halves, table};
+  }
   bool normalises() const { return norm != HeadNorm::none; }
   bool in_two_stages() const {
-    return joined() || norm_last || norm == HeadNorm::rows || norm == HeadNorm::centred;
+    return joined() || norm_last || norm == HeadNorm::rows || norm == HeadNorm::centred ||
+           cache_format.e4m3;
   }
   /// Whether the first of two stages writes q, k and v of a token next to each other.
   bool joined() const { return grouped || format.packed || scaling != Scaling::none; }
@@ -81,12 +89,7 @@ struct Layer {
 };
 Layer layer_of(const Problem& problem);
 
-/// The rule of the op rope: the frequency of each pair, none where there is a table, and the factor
-/// of all sines and cosines.
-struct Turns {
-  std::vector<float> frequencies;
-  float scale = 1;
-};
+using rope::Turns;
 Turns turns_of(const Problem& problem);
 
 /// Computes the outputs of a stage in float64.

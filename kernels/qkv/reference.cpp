@@ -26,24 +26,6 @@ void normalise(double* features, std::size_t count, const Layer& layer, const st
   }
 }
 
-/// The angle of every pair at a token's position.
-std::vector<double> angles_of(const Layer& layer, const Turns& turns,
-                              const ReferenceTensors& tensors, std::size_t token) {
-  const auto rotary = static_cast<std::size_t>(layer.rotary);
-  const auto position = static_cast<std::int64_t>(tensors.at("positions")[token]);
-  std::vector<double> angles(rotary / 2);
-  for (std::size_t pair = 0; pair < angles.size(); ++pair) {
-    if (layer.table) {
-      const auto row = std::clamp<std::int64_t>(position, 0, layer.positions - 1);
-      const std::size_t first = layer.rotation == head_rotation::halves ? pair : 2 * pair;
-      angles[pair] = tensors.at("angles")[static_cast<std::size_t>(row) * rotary + first];
-    } else {
-      angles[pair] = static_cast<float>(position) * turns.frequencies[pair];
-    }
-  }
-  return angles;
-}
-
 void rotate(double* head, const Layer& layer, double scale, const std::vector<double>& angles) {
   const std::size_t pairs = angles.size();
   const bool halves = layer.rotation == head_rotation::halves;
@@ -67,7 +49,7 @@ void finish(double* row, std::size_t width, const Layer& layer, const Turns& tur
   };
   if (layer.normalises() && !layer.norm_last) normalise_all();
   if (layer.rotates()) {
-    const std::vector<double> angles = angles_of(layer, turns, tensors, token);
+    const std::vector<double> angles = rope::angles_of(layer.rotated(), turns, tensors, token);
     for (std::size_t head = 0; head < width; head += dim)
       rotate(row + head, layer, double{turns.scale}, angles);
   }
@@ -153,11 +135,20 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
       for (std::size_t token = 0; token < static_cast<std::size_t>(layer.m); ++token) {
         const auto slot = static_cast<std::int64_t>(tensors.at("slots")[token]);
         if (slot < 0 || slot >= layer.cache_rows) continue;
-        for (std::int64_t head = 0; head < layer.kv_heads; ++head)
-          std::copy_n(
-              y.data() + token * width + static_cast<std::size_t>(head * layer.dim), layer.dim,
-              cache.data() +
-                  static_cast<std::size_t>((slot * layer.kv_heads + head) * layer.cache_head));
+        for (std::int64_t head = 0; head < layer.kv_heads; ++head) {
+          const double* const from =
+              y.data() + token * width + static_cast<std::size_t>(head * layer.dim);
+          double* const to = cache.data() + static_cast<std::size_t>(
+                                                (slot * layer.kv_heads + head) * layer.cache_head);
+          if (!layer.cache_format.e4m3) {
+            std::copy_n(from, layer.dim, to);
+            continue;
+          }
+          const auto place = static_cast<std::size_t>(layer.cache_format.scale_at(head));
+          const double scale = tensors.at(part + "_scale")[place];
+          std::transform(from, from + layer.dim, to,
+                         [&](double value) { return round_to(DType::fp8, value / scale); });
+        }
       }
     } else {
       tensors[part] = std::move(y);

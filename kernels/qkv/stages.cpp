@@ -1,5 +1,4 @@
 #include "kernels/qkv/qkv.hpp"
-#include "kernels/rope/rope.hpp"
 
 namespace fftune::qkv {
 namespace {
@@ -27,21 +26,7 @@ std::int64_t Layer::raw_place(std::size_t part, std::int64_t token, std::int64_t
 
 Turns turns_of(const Problem& problem) {
   const Layer layer = layer_of(problem);
-  if (!layer.rotates()) return {};
-  const bool halves = layer.rotation == head_rotation::halves;
-  Problem same{"rope",
-               "fwd",
-               problem.dtype,
-               {{"s", 1}, {"b", 1}, {"heads", 1}, {"dim", layer.dim}, {"rotary", layer.rotary}},
-               {{"layout", "bshd"},
-                {"rotation", halves ? "halves" : "interleaved"},
-                {"angles", layer.table ? "table" : problem.option("angles")}}};
-  for (const OptionField& field : rope_op().options())
-    if (field.number && problem.options.contains(field.name))
-      same.options[field.name] = problem.option(field.name);
-  auto [values, scale] = rope::frequencies_of(same);
-  if (layer.table) values.clear();
-  return {std::move(values), scale};
+  return layer.rotates() ? rope::turns_of(problem, layer.rotated()) : Turns{};
 }
 
 GemmProblem product_gemm(const Problem& problem) {

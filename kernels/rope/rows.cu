@@ -12,6 +12,7 @@
 // of k. A row is in registers before any of it is written, so q_out and k_out may be q and k. Grid:
 // ceil(tokens / tokens of a block) * head_blocks. Block: row_lanes * heads * tokens.
 #include "common/async.cuh"
+#include "common/bisect.cuh"
 #include "common/numerics.cuh"
 #include "common/vectors.cuh"
 
@@ -66,16 +67,7 @@ __device__ __forceinline__ int position_of(i64 token, int sequences, int length,
     sequence = quotient(token, length);
     position = static_cast<int>(token - static_cast<i64>(sequence) * length);
   } else {
-    int low = 0, high = sequences;  // the last sequence that begins at the token or before
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      if (offsets[middle] <= token) {
-        low = middle;
-      } else {
-        high = middle;
-      }
-    }
-    sequence = low;
+    sequence = last_before(sequences, [&](int i) { return offsets[i] <= token; });
     position = static_cast<int>(token) - offsets[sequence];
   }
   if constexpr (starts) position += first[sequence];
@@ -106,6 +98,77 @@ __device__ __forceinline__ void rotate(float& first, float& second, Real first_s
     first = static_cast<float>(a * first_cosine - b * first_sine);
     second = static_cast<float>(b * second_cosine + a * second_sine);
   }
+}
+
+// The sines and cosines of a block's angles, `of_token` of each token from `first_token` on. A
+// thread's angles are loaded in batches.
+template <int of_token, int threads, class Real, int all, class AngleOf>
+__device__ __forceinline__ void keep_sines(Real (&sines)[all], Real (&cosines)[all],
+                                           i64 first_token, i64 token_count, float scale,
+                                           const AngleOf& angle_of) {
+  const auto keep = [&](int i, float angle) {
+    Real sine, cosine;
+    sine_and_cosine(angle, sine, cosine);
+    sines[i] = sine * scale;
+    cosines[i] = cosine * scale;
+  };
+  constexpr int of_thread = ceil_div(all, threads), batch = of_thread < 4 ? of_thread : 4;
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int start = thread; start < all; start += batch * threads) {
+    if constexpr (batch == 1) {
+      const i64 of = first_token + start / of_token;
+      if (of >= token_count) break;
+      keep(start, angle_of(of, start % of_token));
+    } else {
+      float angle[batch];
+#pragma unroll
+      for (int b = 0; b < batch; ++b) {
+        const int i = start + b * threads;
+        const i64 of = first_token + i / of_token;
+        angle[b] = i < all && of < token_count ? angle_of(of, i % of_token) : 0.0f;
+      }
+#pragma unroll
+      for (int b = 0; b < batch; ++b) {
+        const int i = start + b * threads;
+        if (i < all) keep(i, angle[b]);
+      }
+    }
+  }
+}
+
+// Rotates the pairs of a head in a thread's two accesses.
+template <bool transposed, bool interleaved, bool table, class T, int count, class Real, int angles>
+__device__ __forceinline__ void rotate_vectors(aligned_vector<T, count> (&vectors)[2],
+                                               const Real (&sine)[angles],
+                                               const Real (&cosine)[angles]) {
+  float value[2 * count], part[2][count];
+  to_floats(vectors[0], part[0]);
+  to_floats(vectors[1], part[1]);
+#pragma unroll
+  for (int e = 0; e < 2 * count; ++e) value[e] = part[e / count][e % count];
+#pragma unroll
+  for (int p = 0; p < count; ++p) {
+    const int first = interleaved ? 2 * p : p;
+    const int second = interleaved ? 2 * p + 1 : p + count;
+    rotate<transposed>(value[first], value[second], sine[table ? first : p],
+                       cosine[table ? first : p], sine[table ? second : p],
+                       cosine[table ? second : p]);
+  }
+#pragma unroll
+  for (int e = 0; e < 2 * count; ++e) part[e / count][e % count] = value[e];
+  vectors[0] = from_floats<T>(part[0]);
+  vectors[1] = from_floats<T>(part[1]);
+}
+
+// The offset of a head's first feature. `inner`: tokens of an outer block, of strided tensors.
+template <int layout, bool strided, int dim>
+__device__ __forceinline__ i64 head_offset(i64 token, int head, int inner, i64 row, i64 outer,
+                                           i64 head_stride) {
+  if constexpr (!strided) return token * row + static_cast<i64>(head) * dim;
+  const i64 in_token = head * head_stride;
+  if constexpr (layout == rope_layout::thd) return token * row + in_token;
+  const i64 block = quotient(token, inner);
+  return block * outer + (token - block * inner) * row + in_token;
 }
 
 template <class T, int layout, bool strided, bool starts, bool table, bool transposed,
@@ -144,14 +207,9 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
   const bool has_second = rotates || second_column < dim;
   const u64 policy = l2_eviction_policy<evict_first>();
 
-  // The offset of a head's first feature.
   const auto place_of = [&](i64 row, i64 outer, i64 head_stride, int head) {
-    if constexpr (!strided) return token * row + static_cast<i64>(head) * dim;
-    const i64 in_token = head * head_stride;
-    if constexpr (layout == rope_layout::thd) return token * row + in_token;
-    const int inner = layout == rope_layout::sbhd ? sequences : length;
-    const i64 block = quotient(token, inner);
-    return block * outer + (token - block * inner) * row + in_token;
+    return head_offset<layout, strided, dim>(
+        token, head, layout == rope_layout::sbhd ? sequences : length, row, outer, head_stride);
   };
   aligned_vector<T, count> values[unroll][2];
   const auto load = [&](int pass) {
@@ -170,8 +228,6 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
   // While those loads are in flight, the sines of the block's tokens, each by one thread; a
   // thread's loads of angles are batched.
   constexpr int threads = row_lanes * heads * tokens;
-  constexpr int of_thread = ceil_div(tokens * angles, threads);
-  constexpr int batch = of_thread < 4 ? of_thread : 4;
   alignas(16) __shared__ Real sines[tokens * angles], cosines[tokens * angles];
   const auto angle_of = [&](i64 of, int feature) {
     const int position =
@@ -183,36 +239,11 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
       return __fmul_rn(static_cast<float>(position), frequencies.value[feature]);
     }
   };
-  const auto keep_sine = [&](int i, float angle) {
-    Real sine, cosine;
-    sine_and_cosine(angle, sine, cosine);
-    sines[i] = sine * scale;
-    cosines[i] = cosine * scale;
-  };
-  for (int start = thread; start < tokens * angles; start += batch * threads) {
-    if constexpr (batch == 1) {
-      const i64 of = first_token + start / angles;
-      if (of >= token_count) break;
-      keep_sine(start, angle_of(of, start % angles));
-    } else {
-      float angle[batch];
-#pragma unroll
-      for (int b = 0; b < batch; ++b) {
-        const int i = start + b * threads;
-        const i64 of = first_token + i / angles;
-        angle[b] = i < tokens * angles && of < token_count ? angle_of(of, i % angles) : 0.0f;
-      }
-#pragma unroll
-      for (int b = 0; b < batch; ++b) {
-        const int i = start + b * threads;
-        if (i < tokens * angles) keep_sine(i, angle[b]);
-      }
-    }
-  }
+  keep_sines<angles, threads>(sines, cosines, first_token, token_count, scale, angle_of);
   __syncthreads();
 
   // The sines of the thread's pairs: per feature with a table, in the order of its two accesses,
-  // else per pair. They are one or two contiguous runs.
+  // else per pair.
   constexpr int run = !table && interleaved && count > 1 ? count / 2 : count;
   Real sine[kinds * count], cosine[kinds * count];
   if (rotates) {
@@ -233,25 +264,7 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
       if (token >= token_count || head >= q_heads + k_heads) break;
       T* const row = head < q_heads ? q_out + (token * q_heads + head) * dim
                                     : k_out + (token * k_heads + head - q_heads) * dim;
-      if (rotates) {
-        float value[2 * count], part[2][count];
-        to_floats(values[u][0], part[0]);
-        to_floats(values[u][1], part[1]);
-#pragma unroll
-        for (int e = 0; e < 2 * count; ++e) value[e] = part[e / count][e % count];
-#pragma unroll
-        for (int p = 0; p < count; ++p) {
-          const int first = interleaved ? 2 * p : p;
-          const int second = interleaved ? 2 * p + 1 : p + count;
-          rotate<transposed>(value[first], value[second], sine[table ? first : p],
-                             cosine[table ? first : p], sine[table ? second : p],
-                             cosine[table ? second : p]);
-        }
-#pragma unroll
-        for (int e = 0; e < 2 * count; ++e) part[e / count][e % count] = value[e];
-        values[u][0] = from_floats<T>(part[0]);
-        values[u][1] = from_floats<T>(part[1]);
-      }
+      if (rotates) rotate_vectors<transposed, interleaved, table>(values[u], sine, cosine);
       store_once(row + first_column, values[u][0], policy);
       if (has_second) store_once(row + second_column, values[u][1], policy);
     }

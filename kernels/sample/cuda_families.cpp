@@ -5,6 +5,7 @@
 
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/sample/sample.hpp"
 
 namespace fftune::sample {
@@ -13,7 +14,7 @@ namespace {
 constexpr const char* kernel_file = "sample/choose.cu";
 
 std::string template_argument(const Form& form) {
-  return fmt::format("fftune::choice_form{{{}, {}}}", form.draws, form.logprobs);
+  return StructText("choice_form", "draws", form.draws, "sums", form.logprobs);
 }
 
 /// The kernel that writes the best ids, which reads all logits again.

@@ -6,6 +6,7 @@
 #include "api/handles.hpp"
 #include "core/lookup.hpp"
 #include "registry/catalog.hpp"
+#include "runtime/slower_fallback.hpp"
 #include "store/json.hpp"
 #include "store/preset_file.hpp"
 
@@ -49,6 +50,14 @@ Json preset_of(const Choice& choice) {
           {"distance", match.distance},
           {"far", !choice.far.empty()},
           {"stale", choice.stale}};
+}
+
+Json slower_fallback_of(const PlanFacts& plan) {
+  const auto found = slower_fallback(*plan.op, *plan.problem, *plan.facts, plan.choice->recipe);
+  if (!found) return nullptr;
+  return {{"stages", found->stages},
+          {"us", 1e6 * found->seconds},
+          {"pytorch_us", 1e6 * found->pytorch_seconds}};
 }
 
 Json problem_of(const PlanFacts& plan) {
@@ -102,6 +111,7 @@ std::string describe(const PlanFacts& plan) {
                    {"reason", choice.reason},
                    {"stale", choice.stale},
                    {"fallback", runs_fallbacks_alone(*plan.op, choice.recipe)},
+                   {"slower_fallback", slower_fallback_of(plan)},
                    {"buffers", buffers_of(*plan.plan)},
                    {"workspace_bytes", plan.plan->workspace_bytes()},
                    {"kept_bytes", kept_bytes(plan.plan->tensors())},

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "runtime/group.hpp"
 #include "runtime/plan.hpp"
 #include "runtime/token_plan.hpp"
+#include "saved/model.hpp"
 #include "store/preset_library.hpp"
 
 namespace fftune {
@@ -85,6 +87,13 @@ struct fftune_plan {
   std::size_t workspace_bytes() const {
     return plan ? plan->workspace_bytes() : token_plan->workspace_bytes();
   }
+};
+
+struct fftune_model {
+  std::shared_ptr<const fftune::SavedModel> model;
+  std::string description;
+  mutable fftune::ForkMutex mutex;
+  mutable std::set<std::string> texts;  // that callers were given
 };
 
 struct fftune_group {

@@ -78,10 +78,9 @@ void PendingConnections::take_new() {
   }
 }
 
-Introduction PendingConnections::read(Introduced& from) const {
-  const std::size_t before = from.bytes.size();
-  from.bytes.resize(options_.most_bytes);
-  iovec part{from.bytes.data() + before, from.bytes.size() - before};
+ssize_t receive_attached(const Socket& socket, void* to, std::size_t most, int flags,
+                         FileDescriptor& attached) {
+  iovec part{to, most};
   msghdr header{};
   header.msg_iov = &part;
   header.msg_iovlen = 1;
@@ -90,16 +89,24 @@ Introduction PendingConnections::read(Introduced& from) const {
   header.msg_controllen = sizeof control;
   ssize_t count = 0;
   // One that ends without reading all resets the connection, behind what it sent.
-  do count = ::recvmsg(from.socket.get(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  do count = ::recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC | flags);
   while (count < 0 && (errno == EINTR || errno == ECONNRESET));
-  const int error = errno;
-  from.bytes.resize(before + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
   if (const cmsghdr* const rights = count > 0 ? CMSG_FIRSTHDR(&header) : nullptr;
       rights && rights->cmsg_type == SCM_RIGHTS) {
     int descriptor = -1;
     std::memcpy(&descriptor, CMSG_DATA(rights), sizeof descriptor);
-    from.attached = FileDescriptor(descriptor);
+    attached = FileDescriptor(descriptor);
   }
+  return count;
+}
+
+Introduction PendingConnections::read(Introduced& from) const {
+  const std::size_t before = from.bytes.size();
+  from.bytes.resize(options_.most_bytes);
+  const ssize_t count = receive_attached(from.socket, from.bytes.data() + before,
+                                         from.bytes.size() - before, MSG_DONTWAIT, from.attached);
+  const int error = errno;
+  from.bytes.resize(before + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
   if (count < 0) return error == EAGAIN ? Introduction::incomplete : Introduction::refused;
   if (count == 0) return Introduction::refused;
   const Introduction is = options_.judge(from.bytes);

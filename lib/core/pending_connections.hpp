@@ -2,6 +2,8 @@
 // side by side, so that a stranger that is silent, slow or one of thousands holds nobody up.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -14,6 +16,11 @@
 #include "core/socket.hpp"
 
 namespace fftune {
+
+/// Receives up to `most` bytes and, over a local socket, the descriptor that comes with them.
+/// Returns what recvmsg() does.
+ssize_t receive_attached(const Socket& socket, void* to, std::size_t most, int flags,
+                         FileDescriptor& attached);
 
 /// The verdict on the first bytes of a connection.
 enum class Introduction {

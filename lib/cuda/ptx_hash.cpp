@@ -1,10 +1,12 @@
 #include "cuda/ptx_hash.hpp"
 
 #include <elf.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <vector>
 
 #include "core/error.hpp"
@@ -69,6 +71,35 @@ std::string_view global_of(std::string_view line) {
   return definition.substr(begin, end - begin);
 }
 
+/// Replaces mangled names, and the numbers of registers, by numbers in the order in which they
+/// appear. A kernel's name has the values of its template arguments, and says where a member of a
+/// struct is declared. Registers are numbered anew by each change of the source.
+class Names {
+ public:
+  std::string replaced(std::string_view text) {
+    constexpr std::string_view digits = "0123456789";
+    constexpr std::string_view letters =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$";
+    std::string result;
+    while (!text.empty()) {
+      const auto begin = std::min({text.find("_Z"), text.find('%'), text.size()});
+      const auto end = std::min(text.find_first_not_of(letters, begin + 1), text.size());
+      const auto name = text.substr(begin, end - begin);
+      result += text.substr(0, begin);
+      // `%r12` by its letters and a number; `_Z...` whole.
+      const auto kept = name.starts_with('%') ? name.find_last_not_of(digits) + 1 : 0;
+      result += name.substr(0, kept);
+      if (kept < name.size())
+        result += fmt::format("#{}", numbers_.try_emplace(name, numbers_.size()).first->second);
+      text.remove_prefix(end);
+    }
+    return result;
+  }
+
+ private:
+  std::map<std::string_view, std::size_t> numbers_;
+};
+
 }  // namespace
 
 std::string ptx_hash(std::string_view cubin) {
@@ -76,10 +107,11 @@ std::string ptx_hash(std::string_view cubin) {
   std::string code;
   for (const auto line : lines)
     if (global_of(line).empty()) code.append(line).push_back('\n');
-  std::uint64_t hash = fnv1a(code);
+  Names names;
+  std::uint64_t hash = fnv1a(names.replaced(code));
   for (const auto line : lines)
     if (const auto name = global_of(line); !name.empty() && code.find(name) != std::string::npos)
-      hash = fnv1a(line, hash);
+      hash = fnv1a(names.replaced(line), hash);
   return hex(hash);
 }
 

@@ -41,7 +41,7 @@ void check_sizes(const Op& op, const Problem& problem) {
       reject(op, fmt::format("{}={} is out of range: use 1 to {}", name, value, field->max));
   }
   for (const auto& field : fields)
-    if (!field.rare && !problem.sizes.contains(field.name))
+    if (needs_size(field, problem) && !problem.sizes.contains(field.name))
       reject(op, fmt::format("size '{}' ({}) is missing", field.name, field.help));
 }
 

@@ -34,6 +34,9 @@ struct SizeField {
   /// are compared without it: a record serves problems with any value and without one, and replaces
   /// those that differ in such fields alone.
   bool performance_neutral = false;
+  /// For one that is not rare: whether the problem needs it, by its options. All do if empty; the
+  /// others are stated without it.
+  std::function<bool(const Problem&)> is_needed = nullptr;
   /// For a rare size: the value that leaving it out means in a problem that does. Empty, or
   /// nothing: leaving it out is another form, such as no window. The canonical form leaves out what
   /// is the value for any number of tokens.
@@ -41,6 +44,11 @@ struct SizeField {
   /// Presets are compared as if every problem stated it: heads of k and v, as many as those of q.
   bool compared_when_absent = false;
 };
+
+/// Whether a problem of these options must state the size.
+inline bool needs_size(const SizeField& field, const Problem& problem) {
+  return !field.rare && (!field.is_needed || field.is_needed(problem));
+}
 
 /// The value of the size, or the one that leaving it out means; nothing if that is another form.
 std::optional<std::int64_t> size_or_absent(const SizeField& field, const Problem& problem);

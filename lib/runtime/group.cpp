@@ -121,23 +121,10 @@ std::optional<Received> received_as(Message message, std::size_t bytes, FileDesc
 /// Nothing: the other end is gone, or is no rank.
 std::optional<Received> receive_message(const Socket& socket) {
   Message message;
-  iovec part{&message, sizeof message};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  header.msg_control = control;
-  header.msg_controllen = sizeof control;
-  ssize_t bytes = 0;
-  // A rank that ends without reading all resets the connection, behind what it sent.
-  do bytes = ::recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC | MSG_WAITALL);
-  while (bytes < 0 && (errno == EINTR || errno == ECONNRESET));
-  int descriptor = -1;
-  if (const cmsghdr* const rights = bytes > 0 ? CMSG_FIRSTHDR(&header) : nullptr;
-      rights && rights->cmsg_type == SCM_RIGHTS)
-    std::memcpy(&descriptor, CMSG_DATA(rights), sizeof descriptor);
+  FileDescriptor attached;
+  const ssize_t bytes = receive_attached(socket, &message, sizeof message, MSG_WAITALL, attached);
   return received_as(message, static_cast<std::size_t>(std::max<ssize_t>(bytes, 0)),
-                     FileDescriptor(descriptor));
+                     std::move(attached));
 }
 
 constexpr std::string_view tcp_scheme = "tcp://";

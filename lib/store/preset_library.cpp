@@ -202,7 +202,7 @@ struct PresetLibrary::Shelf {
   std::size_t count = 0;
   /// Records of one shape are together: those of the device nearest in size first, and equally near
   /// ones in the order of paths and problems.
-  std::vector<std::vector<Place>> shapes{};
+  std::vector<std::vector<RecordIndex>> shapes{};
   std::unordered_map<std::string, std::size_t> by_key{};  // of `shapes`
   std::vector<double> points{};                           // point_of() of each
 };
@@ -236,7 +236,7 @@ std::shared_ptr<const PresetLibrary::Index> PresetLibrary::make_index(
     const std::string& op, const DeviceFacts& device, const Comparison& comparison) const {
   struct Sorted {
     double size_difference;  // |log2| of the ratio of SM counts
-    Place place;
+    RecordIndex index;
   };
   using Rank = std::pair<DeviceMatch, std::size_t>;  // and the folder
   using ByShape = std::map<std::string, std::vector<Sorted>>;
@@ -254,8 +254,8 @@ std::shared_ptr<const PresetLibrary::Index> PresetLibrary::make_index(
     }
   }
   const auto nearer = [](const Sorted& a, const Sorted& b) {
-    return std::tie(a.size_difference, a.place.file, a.place.record) <
-           std::tie(b.size_difference, b.place.file, b.place.record);
+    return std::tie(a.size_difference, a.index.file, a.index.record) <
+           std::tie(b.size_difference, b.index.file, b.index.record);
   };
   auto index = std::make_shared<Index>();
   for (auto& [alike, ranks] : sorted)
@@ -268,11 +268,11 @@ std::shared_ptr<const PresetLibrary::Index> PresetLibrary::make_index(
       });
       Shelf shelf{.match = rank.first, .folder = rank.second};
       for (const auto& [key, places] : shapes) {
-        const Point point = point_of(record_at(places.front().place).problem, comparison);
+        const Point point = point_of(record_at(places.front().index).problem, comparison);
         shelf.points.insert(shelf.points.end(), point.begin(), point.end());
         shelf.by_key[key] = shelf.shapes.size();
         auto& shape = shelf.shapes.emplace_back();
-        for (const auto& each : places) shape.push_back(each.place);
+        for (const auto& each : places) shape.push_back(each.index);
         shelf.count += shape.size();
       }
       index->shelves[alike].push_back(std::move(shelf));
@@ -297,9 +297,9 @@ PresetLibrary::Search PresetLibrary::search(const Problem& problem, const Device
   const auto point = point_of(problem, comparison);
   const auto sizes = compared_part(problem, comparison).sizes;
 
-  const auto serves = [&](const Shelf& shelf, const Place& place, double distance) {
-    const auto& file = files_[place.file];
-    const auto& record = record_at(place);
+  const auto serves = [&](const Shelf& shelf, const RecordIndex& where, double distance) {
+    const auto& file = files_[where.file];
+    const auto& record = record_at(where);
     if (const auto refusal = illegal(record, problem); !refusal.empty()) {
       if (result.refused++ == 0)
         result.first_refusal =
@@ -323,9 +323,9 @@ PresetLibrary::Search PresetLibrary::search(const Problem& problem, const Device
     // Those of the same shape first: mostly one of them serves, and the others are not looked at.
     const auto exact = shelf.by_key.find(key);
     if (exact != shelf.by_key.end())
-      for (const Place& place : shelf.shapes[exact->second]) {
+      for (const RecordIndex& where : shelf.shapes[exact->second]) {
         ++tried;
-        if (serves(shelf, place, 0)) return result;
+        if (serves(shelf, where, 0)) return result;
       }
     NearestFirst nearest(shelf.points, shelf.shapes.size(), point, [&](std::size_t shape) {
       return distance(record_at(shelf.shapes[shape].front()).problem, problem, comparison);
@@ -334,10 +334,10 @@ PresetLibrary::Search PresetLibrary::search(const Problem& problem, const Device
       const auto near = nearest.next();
       if (!near) break;
       if (exact != shelf.by_key.end() && near->index == exact->second) continue;
-      for (const Place& place : shelf.shapes[near->index]) {
+      for (const RecordIndex& where : shelf.shapes[near->index]) {
         if (result.refused >= most_refused) break;
         ++tried;
-        if (serves(shelf, place, near->distance)) return result;
+        if (serves(shelf, where, near->distance)) return result;
       }
     }
     result.untried += shelf.count - tried;

@@ -63,7 +63,7 @@ class PresetLibrary {
   std::vector<std::string> complaints() const;
 
  private:
-  struct Place {
+  struct RecordIndex {
     std::size_t file = 0, record = 0;
   };
   struct Shelf;
@@ -83,8 +83,8 @@ class PresetLibrary {
                                         const Comparison& comparison) const;
   std::shared_ptr<const Index> make_index(const std::string& op, const DeviceFacts& device,
                                           const Comparison& comparison) const;
-  const PresetRecord& record_at(const Place& place) const {
-    return files_[place.file].records[place.record];
+  const PresetRecord& record_at(const RecordIndex& index) const {
+    return files_[index.file].records[index.record];
   }
 
   std::vector<PresetFile> files_;

@@ -117,10 +117,10 @@ void References::add_part(std::vector<std::int64_t> tokens, const std::vector<st
   for (const std::int64_t row : order)
     part.by_marks.push_back(tokens[static_cast<std::size_t>(row)]);
   if (!taken_away) {
-    places_.resize(static_cast<std::size_t>(count_));
+    token_rows_.resize(static_cast<std::size_t>(count_));
     for (std::size_t sorted_row = 0; sorted_row < order.size(); ++sorted_row) {
       const auto row = static_cast<std::size_t>(order[sorted_row]);
-      places_[static_cast<std::size_t>(tokens[row])] = {parts_.size(), row, sorted_row};
+      token_rows_[static_cast<std::size_t>(tokens[row])] = {parts_.size(), row, sorted_row};
     }
   }
   part.tokens = std::move(tokens);
@@ -142,8 +142,8 @@ std::vector<const double*> References::rows(std::size_t first_stage, std::size_t
   std::vector<const double*> firsts(parts_.size());
   for (std::size_t part = 0; part < parts_.size(); ++part)
     if (!parts_[part].taken_away) firsts[part] = outputs(run, part).at(spec.name).data();
-  for (const Place& place : places_)
-    rows.push_back(firsts[place.part] + (spec.sorted ? place.sorted_row : place.row) * width);
+  for (const TokenRow& token : token_rows_)
+    rows.push_back(firsts[token.part] + (spec.sorted ? token.sorted_row : token.row) * width);
   return rows;
 }
 

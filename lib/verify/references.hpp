@@ -69,7 +69,7 @@ class References {
     bool taken_away = false;             // from the sums
     std::map<Run, ReferenceTensors> outputs;
   };
-  struct Place {
+  struct TokenRow {
     std::size_t part;
     std::size_t row;         // of its tensors in the tokens' order
     std::size_t sorted_row;  // of those in the order of the marks
@@ -100,7 +100,7 @@ class References {
   std::int64_t count_ = 0;           // of the tokens below
   std::vector<std::uint8_t> marks_;  // theirs
   std::vector<Part> parts_;
-  std::vector<Place> places_;            // of each token
+  std::vector<TokenRow> token_rows_;     // of each token
   std::map<Run, std::size_t> added_up_;  // how many parts are in the run's sums
   std::set<Run> not_kept_;
 };

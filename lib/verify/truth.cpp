@@ -19,6 +19,9 @@ namespace {
 /// average errors as n / heavy_tail^2 equal ones would.
 constexpr double heavy_tail = 7.39;
 
+/// The error of rounding a normally distributed value, in unit roundoffs (docs/precision.md).
+constexpr double usual_rounding = 0.43;
+
 /// Squares of values and of their rounding errors; they are added up in the order of the rows, so
 /// that a sum does not depend on the threads.
 struct Squares {
@@ -184,6 +187,7 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   // by far, and their error may be the worst one. So may that of the sum, which differs from the
   // reference by them and thus rounds elsewhere.
   double outer = expected.rounding_error, squares = 0;
+  bool rounds_operands = false;
   for (std::size_t k = first_stage; k <= stage; ++k) {
     const StageSpec& spec_of_stage = stages()[k];
     expected.reduction_length += spec_of_stage.reduction_length;
@@ -192,7 +196,14 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
                              : 0;
     if (spec_of_stage.inner_roundings == 0) continue;
     outer = std::max(outer, share * dtype_unit_roundoff(spec.dtype));
-    const double inner = outer * cancellation(expected.distinct);
+    double own = outer;
+    // Values without number, of a recurrence: an output of a wider dtype has the error of their
+    // rounding to the op's dtype, too.
+    if (std::isinf(spec_of_stage.inner_values)) {
+      own = std::max(own, usual_rounding * dtype_unit_roundoff(problem().dtype));
+      rounds_operands = true;
+    }
+    const double inner = own * cancellation(expected.distinct);
     squares += spec_of_stage.inner_roundings * inner * inner;
   }
   expected.rounding_error = std::hypot(outer, std::sqrt(squares));
@@ -215,6 +226,8 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   // last stage are not on the path; they count for an f32 tensor alone, whose own rounding would
   // not cover the error of fp8 accumulation.
   DType coarsest = spec.dtype;
+  if (rounds_operands && dtype_unit_roundoff(problem().dtype) > dtype_unit_roundoff(coarsest))
+    coarsest = problem().dtype;
   const std::size_t end = spec.dtype == DType::f32 ? stage + 1 : stage;
   for (std::size_t k = first_stage; k < end; ++k)
     for (const auto& name : stages()[k].outputs) {

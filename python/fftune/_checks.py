@@ -32,7 +32,7 @@ _MASKS = frozenset((torch.bool, torch.uint8))
 # where they are of another type than the problem's, "ints" to int32.
 KINDS = {"data": DATA, "row": _FLOATS, "floats": _FLOATS, "ints": _INTEGERS,
          "index": frozenset((torch.int64, torch.int32)), "mask": _MASKS,
-         "bytes": _MASKS | {torch.int8}, "f32": frozenset((torch.float32,)),
+         "bytes": _MASKS | {torch.int8}, "state": frozenset((torch.float32, torch.bfloat16)), "f32": frozenset((torch.float32,)),
          "i32": frozenset((torch.int32,)), "i64": frozenset((torch.int64,)),
          "u8": frozenset((torch.uint8,))}
 
@@ -112,6 +112,20 @@ def expect(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...],
         raise Error(f"{op}: {name} is {list(tensor.shape)}, not {list(shape)}")
     if dtype is not None and tensor.dtype != dtype:
         raise Error(f"{op}: {name} is {tensor.dtype}, not {dtype}")
+
+
+def one_scale(op: str, k_scale: Tensor | None, v_scale: Tensor | None) -> tuple[bool, tuple[Tensor, Tensor]]:
+    """Whether scales of keys and values of float8_e4m3fn are those of heads, and both as tensors [scales]."""
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if not has_sizes(scale) or scale.dim() > 1:
+            given = list(scale.shape) if has_sizes(scale) else named(scale)
+            raise Error(f"{op}: {name} is {given}: give float32 [1] or [kv_heads] for keys and values of "
+                        "torch.float8_e4m3fn")
+    scales = k_scale.reshape(-1), v_scale.reshape(-1)
+    if scales[0].shape != scales[1].shape:
+        raise Error(f"{op}: k_scale is {list(k_scale.shape)}, v_scale {list(v_scale.shape)}: give one of each, or one "
+                    "of each head")
+    return scales[0].shape[0] != 1, scales
 
 
 def expect_given(op: str, **arguments) -> None:
@@ -316,3 +330,11 @@ def named(value) -> str:
 def _article(word: str) -> str:
     return {"str": "a string", "bool": "True or False", "int": "an integer",
             "float": "a number", "Tensor": "a tensor"}.get(word, "a list")
+
+
+def expect_in_place(label: str, tensors: Sequence[Tensor | None]) -> None:
+    for tensor in tensors:
+        if tensor is not None and (not tensor.is_contiguous()
+                                   or tensor.is_cuda and tensor.data_ptr() & 15):
+            raise Error(f"{label}: a gradient to add to is not contiguous, or not at an address of "
+                        "16 bytes")

@@ -13,7 +13,7 @@ import torch
 import torch.compiler.config
 from torch import Tensor
 
-from . import _versions, reference
+from . import _built, _versions, reference  # noqa: F401: generated files are there
 from ._checks import Kind, check_tensors, expect_one_device, explain, explain_rest
 from ._library import Error
 from ._versions import (TorchDispatchMode, any_requires_grad as _any_requires_grad, below_autograd,
@@ -32,7 +32,7 @@ def is_disabled() -> bool:
 def _digest() -> str:
     folder = Path(__file__).parent
     files = *(folder / f"_{name}.py" for name in ("custom", "declare", "derived_form",
-                                                  "description")), *sorted(folder.glob("_ops/*.py"))
+                                                  "description", "generated_ops")), *sorted(folder.glob("_ops/*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

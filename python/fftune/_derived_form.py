@@ -20,12 +20,18 @@ class DerivedForm:
     """
 
     def __init__(self, label: str, about: Description, arguments: Sequence[Argument],
-                 results: Sequence[Result], *, check: Callable | None = None,
+                 results: Sequence[Result], returns: str = "", *, check: Callable | None = None,
                  fill: Callable | None = None, words: Mapping[str, dict] = {},
-                 loose: Sequence[str] = (), lays: Mapping[str, tuple] = {}):
+                 loose: Sequence[str] = (), lays: Mapping[str, tuple] = {},
+                 prepare: Mapping[str, Callable] = {}, sizes: Mapping[str, Callable] = {},
+                 kernel: Callable | None = None):
         self.op, self.about, self.label = about.op, about, label
         self.arguments, self.results, self.check, self.fill = arguments, results, check, fill
-        self.words, self.loose = words, loose
+        self.words, self.loose, self.kernel = words, loose, kernel
+        self.lays, self.prepare, self.sizes = lays, prepare, sizes
+        self.declared = [a for a in arguments if not a.hidden]  # of PyTorch's op
+        made = [r for r in results if not r.hidden]
+        self.returns = returns or ("Tensor" if len(made) == 1 else f"({', '.join(['Tensor'] * len(made))})")
         self.strides = [name for _, names in lays.values() for name in names]
         self.strided = bool(lays)  # its inputs are as the kernels read them, which take the strides
         order = list(about.buffers)

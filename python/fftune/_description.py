@@ -1,7 +1,7 @@
 """The registry's description of ops, and the words of declarations (`_declare.py`) in its terms.
 
-`_op_table.json`, which the target `op_table` writes, has each op's sizes, options and buffers: their
-element types, their extents as formulas of the sizes, and the options with which they are there.
+`_op_table.json`, which the build writes, has each op's sizes, options and buffers: their element types,
+their extents as formulas of the sizes, and the options with which they are there.
 """
 import functools
 import json
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Mapping, Sequence
 
+from . import _built  # noqa: F401: the table is there
 from ._checks import DATA, FP8, KINDS, Kind
 
-_TABLE = json.loads((Path(__file__).parent / "_op_table.json").read_text())
+_TABLE = json.loads(Path(__file__).with_name("_op_table.json").read_text())
 _EXACT = {"T": DATA, "fp8": FP8, "f32": KINDS["f32"], "i32": KINDS["i32"], "i64": KINDS["i64"],
           "u8": KINDS["u8"]}
 _VALUES = ("str", "bool", "int", "float", "float[]")
@@ -89,10 +90,15 @@ class Description:
 
     def _makes_codes(self, axis: str, usual: str) -> bool:
         """Whether an input has numbers where this option has its usual value, and else codes."""
-        rows = [(name, dtype, usual in when[axis]) for name, role, dtype, _, when in _TABLE[self.op][self.back]
+        rows = [(name, dtype, when) for name, role, dtype, _, when in _TABLE[self.op][self.back]
                 if role == "input" and axis in when]
-        return any(dtype in ("fp8", "u8") and not is_usual and (name, "T", True) in rows
-                   for name, dtype, is_usual in rows)
+
+        def differs_by_axis(when: Mapping, other: Mapping) -> bool:
+            return usual not in when[axis] and usual in other[axis] and all(
+                {*when[a]} & {*other[a]} for a in when.keys() & other.keys() - {axis})
+
+        return any(dtype in ("fp8", "u8") and of == name and own == "T" and differs_by_axis(when, other)
+                   for name, dtype, when in rows for of, own, other in rows)
 
     def domain(self, axis: str) -> Sequence[str]:
         return (self.fixed[axis],) if axis in self.fixed else self.options.get(axis, ("", "given"))

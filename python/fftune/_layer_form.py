@@ -12,14 +12,30 @@ from ._library import Error
 
 # The tensors of one layer in the order of the op's buffers; those that a layer has not are left out.
 _BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv",
-                  "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias")
-_BEHIND_CACHES = ("sinks", "residual_scale", "w_o", "w_o_scale", "w_o_zero", "b_o", "attn_post_norm", "ffn_norm",
+                  "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias",
+                  "w_in", "b_in", "w_conv", "b_conv", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_kv_b",
+                  "w_z", "w_b", "w_a", "w_conv_q", "w_conv_k", "w_conv_v", "A_log", "dt_bias", "mixer_norm")
+_BEHIND_CACHES = ("k_scale", "v_scale", "sinks", "w_g", "residual_scale", "w_o", "w_o_scale", "w_o_zero", "b_o",
+                  "attn_post_norm", "ffn_norm",
                   "ffn_norm_bias", "w_router", "b_router", "choice_bias", "w_gate", "w_up",
                   "w_gate_up", "w_down", "w_gate_scale", "w_gate_zero", "w_up_scale", "w_up_zero",
                   "w_gate_up_scale", "w_down_scale", "w_down_zero", "b_gate", "b_up", "b_gate_up", "b_down",
                   "w_shared_router", "w_shared_gate", "w_shared_up", "w_shared_down",
                   "ffn_post_norm")
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
+# What mixes the tokens of a layer: attention, or what has other tensors in the place of caches. The weights that a
+# mixer needs beside w_o, and those that it may have.
+_OF_ATTENTION = ("w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv", "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm",
+                 "k_norm", "q_norm_bias", "k_norm_bias", "k_scale", "v_scale", "sinks", "w_g")
+_OF_LATENT = ("w_q_a", "q_a_norm", "w_q_b")  # of queries that have a latent too, in the place of w_q
+_OF_MIXERS = {"conv": (("w_in", "w_conv"), ("b_in", "b_conv")),
+              "mla": (("w_kv_a", "kv_a_norm", "w_kv_b"), ("w_q", *_OF_LATENT)),
+              "gated-delta-rule": (("w_q", "w_k", "w_v", "w_z", "w_b", "w_a", "w_conv_q", "w_conv_k", "w_conv_v",
+                                    "A_log", "dt_bias", "mixer_norm"), ())}
+# Options that attention alone has, and those that latent attention has too.
+_ATTENTION_OPTIONS = ("kv-heads", "qkv-weights", "qkv-bias", "qk-norm", "qk-norm-order", "sinks", "softcap", "window",
+                      "rotary", "output-gate", "cache-format", "cache-scales")
+_CACHE_OPTIONS = ("scale", "rotation", "angles", "rope-scale")
 # Formats of packed weights with codes of 8 bits and float32 scales.
 WIDE_SCALES = ("fp8", "int8")
 # Those that may be packed, all or none, or those of the network alone; and what then stands beside them.
@@ -34,7 +50,8 @@ _SCALES = tuple(f"{name}_scale" for name in ROUNDED)
 # Weights and biases that norms have if a model's do not: 1 and 0.
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
               "ffn_norm_bias", "ffn_post_norm")
-FLOAT32 = ("sinks", "choice_bias", "residual_scale")  # as the kernels read them
+# As the kernels read them.
+FLOAT32 = ("k_scale", "v_scale", "sinks", "choice_bias", "residual_scale", "A_log", "dt_bias")
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,30 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Sizes of latent attention: features of a head that RoPE leaves and turns, those of its values, and of the
+    latents of keys and values, and of queries (0: none)."""
+
+    nope: int
+    rope: int
+    v: int
+    rank: int
+    q_rank: int = 0
+    eps: float = 1e-6  # of the latents' norms
+    order: str = "same"  # of rotated features, as in ops.mla_rope
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor], heads: int, eps: float) -> "Latent":
+        """Those of a layer's weights."""
+        by_latent = "w_q_b" in weights
+        rank = weights["kv_a_norm"].shape[0]
+        rope = weights["w_kv_a"].shape[0] - rank
+        nope = weights["w_q_b" if by_latent else "w_q"].shape[0] // heads - rope
+        return cls(nope, rope, weights["w_kv_b"].shape[0] // heads - nope, rank,
+                   weights["w_q_b"].shape[1] if by_latent else 0, eps)
+
+
+@dataclass(frozen=True)
 class LayerForm:
     """The parsed string `form` of the op: the tensors that a layer has, those that are constants,
     and its options."""
@@ -72,6 +113,61 @@ class LayerForm:
 
     def get(self, name: str, otherwise=None):
         return self.options.get(name, otherwise)
+
+    @property
+    def mixer(self) -> str:
+        return self.get("mixer", "attention")
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it attends to a cache of latents and rotated keys, [batch, cache, rank + rope]."""
+        return self.mixer == "mla"
+
+    @property
+    def attends(self) -> bool:
+        """Whether its tokens have places in a cache."""
+        return self.mixer in ("attention", "mla")
+
+    @property
+    def rotates(self) -> bool:
+        return self.attends and self.get("rotation") != "none"
+
+    @property
+    def rotary(self) -> int:
+        """Features of a head that are rotated."""
+        return self.get("rope") if self.is_latent else self.get("rotary", self.get("dim"))
+
+    def cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The type of the caches, or states, of layers whose x has this one."""
+        return torch.float8_e4m3fn if self.get("cache-format") == "e4m3" else dtype
+
+    @property
+    def states(self) -> int:
+        """How many tensors each layer writes in place: keys and values, latents with rotated keys, or states."""
+        return 2 if self.mixer in ("attention", "gated-delta-rule") else 1
+
+    @property
+    def features(self) -> tuple[int, int]:
+        """Of all heads of q, and of v, where these are others."""
+        heads, dim = self.get("heads"), self.get("dim", 0)
+        return heads * dim, self.get("v-heads", heads) * self.get("v-dim", dim)
+
+    def state_shapes(self, batch: int) -> list[tuple[int, ...]]:
+        """Those of a mixer's states; nothing where there are caches, which have any size."""
+        keys, values = self.features
+        if self.mixer == "conv":
+            return [(batch, keys, self.get("width"))]
+        if self.mixer == "gated-delta-rule":
+            return [(batch, 2 * keys + values, self.get("width")),
+                    (batch, self.get("v-heads", self.get("heads")), self.get("dim"), self.get("v-dim"))]
+        return []
+
+    def library_states(self, states: Sequence[Tensor]) -> list[Tensor]:
+        """Those of a layer as the library has them: the convolutions of q, k and v have channels of one."""
+        if self.mixer != "gated-delta-rule":
+            return list(states)
+        keys, values = self.features
+        return [*states[0].split((keys, keys, values), 1), states[1]]
 
 
 def _value(text: str) -> int | float | str:
@@ -93,12 +189,20 @@ def parse(form: str) -> LayerForm:
                      tuple(n for n in _BEHIND_CACHES if n in names), constants, found)
 
 
-def _expect_names(names: set[str], choice: Choice | None, parallel: bool) -> None:
+def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer: str) -> None:
     """That a layer has these tensors, and no others."""
-    unknown = sorted(names - set(WEIGHTS))
     packed = "w_gate_up" in names
-    needed = {*(("w_qkv",) if "w_qkv" in names else ("w_q", "w_k", "w_v")), "w_o",
-              "w_gate_up" if packed else "w_up", "w_down"} - names
+    of_mixer, may_have = _OF_MIXERS.get(mixer, ((("w_qkv",) if "w_qkv" in names else ("w_q", "w_k", "w_v")), ()))
+    others = {name for own in _OF_MIXERS.values() for group in own for name in group} | {*_OF_ATTENTION}
+    others -= {*of_mixer, *may_have} if mixer in _OF_MIXERS else {*_OF_ATTENTION}
+    if mixer == "gated-delta-rule" and names & {"b_q", "b_k", "b_v"}:
+        raise Error("layer: gated-delta-rule has no biases of q, k and v")
+    unknown = sorted(names - set(WEIGHTS) | names & others)
+    needed = {*of_mixer, "w_o", "w_gate_up" if packed else "w_up", "w_down"} - names
+    if mixer == "mla":
+        by_latent = bool(names & {*_OF_LATENT})
+        needed |= {*(_OF_LATENT if by_latent else ("w_q",))} - names
+        unknown += ["w_q"] if by_latent and "w_q" in names else []
     if parallel or "ffn_norm" in names or "attn_post_norm" not in names:
         needed |= {"attn_norm"} - names
     if unknown or needed:
@@ -109,7 +213,7 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool) -> Non
     if others:
         raise Error(f"layer: {others[0]} does not go with {'w_qkv' if 'w_qkv' in names else 'w_q'}: "
                     "give q, k and v packed, or each")
-    for group in (("b_q", "b_k", "b_v"), ("q_norm", "k_norm"), ("q_norm_bias", "k_norm_bias"),
+    for group in (("b_q", "b_k", "b_v"), ("q_norm", "k_norm"), ("q_norm_bias", "k_norm_bias"), ("k_scale", "v_scale"),
                   ("attn_post_norm", "ffn_post_norm"),
                   ("w_shared_gate", "w_shared_up", "w_shared_down")):
         if 0 < sum(name in names for name in group) < len(group):
@@ -146,12 +250,17 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             parallel: bool = False, rotation: str = "halves", grouped: bool = False,
             norm_rows: bool = False, norm_last: bool = False, multiplier: float = 1.0,
             packed: str = "", h: int = 0, quantise: str = "", ranks: int = 0,
-            link: str = "peers") -> str:
+            link: str = "peers", window: int = 0, mixer: str = "attention", width: int = 0,
+            head_gates: bool = False, latent: Latent | None = None, head_scales: bool = False, v_heads: int = 0,
+            v_dim: int = 0, beta_scale: float = 1.0, mixer_eps: float = 1e-6) -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
     is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: format and
     groups of packed weights, "int4-128", and then `h`, which their shapes do not tell. `quantise`: "token" or
     "block", of weights of float8_e4m3fn. `ranks` and `link`: of the group whose rank has a slice of the
-    layers."""
+    layers. `mixer`: what is in the place of attention, with the `width` of its convolution.
+    `head_gates`: w_g has a row for each head, not for each of their features. `latent`: sizes of latent attention,
+    which has no kv_heads and no dim. `head_scales`: k_scale and v_scale have a number for each head of k and v.
+    `v_heads` to `mixer_eps` are of gated-delta-rule."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -165,8 +274,13 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     if grouped and "w_qkv" not in names:
         raise Error("layer: grouped is of w_qkv: give that in the place of w_q, w_k and w_v")
     beside = _BESIDE_PACKED if packed else _SCALES if quantise else ()
-    _expect_names(names - set(beside), choice, parallel)
+    _expect_names(names - set(beside), choice, parallel, mixer)
     packs_attention = "w_qkv_scale" in names
+    if "w_g" in names and packs_attention:
+        raise Error("layer: w_g beside attention's weights that are packed or float8_e4m3fn: a gate's layer is dense")
+    if mixer != "attention" and (packed or quantise or ranks):
+        raise Error(f"layer: {mixer} with weights that are packed or float8_e4m3fn, or a group: its layers are dense, "
+                    "and of one device")
     if quantise:
         rounded = {f"{name}_scale" for name in (ROUNDED if packs_attention else ROUNDED_NETWORK) if name in names}
         others = sorted(rounded ^ (names & set(_SCALES)))
@@ -212,11 +326,13 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             ("multiplier", multiplier != 1, float(multiplier)),
             ("sinks", "sinks" in names, "yes"), ("out-bias", "b_o" in names, "yes"),
             ("ffn-bias", "b_down" in names, "yes"),
-            ("softcap", softcap, float(softcap)), ("scale", scale, float(scale)),
+            ("softcap", softcap, float(softcap)), ("scale", scale, float(scale)), ("window", window, window),
             ("rotation", not rotates or rotation != "halves", rotation if rotates else "none"),
             ("angles", rotates, "table"),
             ("rope-scale", rotates and rope_scale, float(rope_scale)),
-            ("rotary", rotates and rotary != dim, rotary)):
+            ("rotary", rotates and rotary != dim, rotary),
+            ("output-gate", "w_g" in names, "heads" if head_gates else "features"),
+            ("cache-format", "k_scale" in names, "e4m3"), ("cache-scales", "k_scale" in names and head_scales, "head")):
         if holds:
             options[name] = value
     if choice:
@@ -234,6 +350,19 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
                 ("shared-gate", "w_shared_router" in names, "yes")):
             if holds:
                 options[name] = value
+    if mixer != "attention":
+        others = (*_ATTENTION_OPTIONS, *(("dim",) if latent else _CACHE_OPTIONS))
+        options = {name: value for name, value in options.items() if name not in others} | {"mixer": mixer}
+    if mixer == "conv":
+        options |= {"width": width} | ({"conv-bias": "yes"} if "b_conv" in names else {})
+    if mixer == "gated-delta-rule":
+        options |= {"width": width, "v-heads": v_heads, "v-dim": v_dim, "beta-scale": float(beta_scale),
+                    "mixer-eps": float(mixer_eps)}
+    if latent:
+        options |= {"nope": latent.nope, "rope": latent.rope, "v-dim": latent.v, "rank": latent.rank,
+                    "latent-eps": float(latent.eps)}
+        options |= {name: value for name, value, usual in (("q-rank", latent.q_rank, 0),
+                                                           ("rope-order", latent.order, "same")) if value != usual}
     return " ".join([f"{name}={value}" for name, value in options.items()])
 
 
@@ -241,8 +370,9 @@ def packed_form(form: str, packed: str, zeros: bool, h: int) -> str:
     """The form of layers with w_q, w_k, w_v, w_o, w_gate, w_up and w_down if those are packed."""
     found = dict(entry.split("=") for entry in form.split(" "))
     names = found["weights"].split(",")
-    if "qkv-weights" in found or not {"w_q", "w_k", "w_v", *PACKED[1:]} <= {*names}:
-        raise Error("layer: packed weights are of layers with q, k and v, and a gate")
+    if "qkv-weights" in found or not {"w_q", "w_k", "w_v", *PACKED[1:]} <= {*names} or "w_g" in names:
+        raise Error("layer: packed weights are of layers with q, k and v, and an MLP with a gate, without an output "
+                    "gate")
     if "b_q" in names:
         names.append("b_qkv")
     parts = ("", "_scale", "_zero") if zeros else ("", "_scale")
@@ -258,8 +388,8 @@ def rounded_form(form: str, quantise: str, attention: bool) -> str:
     if "w_shared_gate" in names or "b_gate_up" in names:
         raise Error("layer: experts of float8_e4m3fn have no biases, and no network beside them")
     if attention:
-        if "qkv-weights" in found or not {"w_q", "w_k", "w_v", "w_o"} <= names:
-            raise Error("layer: weights of float8_e4m3fn are of layers with q, k and v")
+        if "qkv-weights" in found or not {"w_q", "w_k", "w_v", "w_o"} <= names or "w_g" in names:
+            raise Error("layer: weights of float8_e4m3fn are of layers with q, k and v, without an output gate")
         names |= {"w_qkv"} | ({"b_qkv"} if "b_q" in names else set())
         names -= {"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"}
         rounded |= {*ROUNDED}
@@ -323,15 +453,24 @@ def _shapes_of_scales(form: LayerForm, shapes: Mapping[str, tuple[int, ...]]) ->
 
 
 def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str, tuple[int, ...]]:
-    heads, kv_heads, dim = form.get("heads"), form.get("kv-heads"), form.get("dim")
+    heads, kv_heads, dim = form.get("heads"), form.get("kv-heads", form.get("heads")), form.get("dim", 0)
     shapes = dict.fromkeys(WEIGHTS, (d,))
+    if form.mixer == "conv":
+        shapes |= dict(w_in=(3 * heads * dim, d), b_in=(3 * heads * dim,), w_conv=(heads * dim, form.get("width")),
+                       b_conv=(heads * dim,))
     shapes |= dict.fromkeys(("w_k", "w_v"), (kv_heads * dim, d))
     shapes |= dict.fromkeys(("b_k", "b_v"), (kv_heads * dim,))
     rows = form.get("qk-norm") == "rows"
     shapes |= dict(q_norm=(heads * dim if rows else dim,), k_norm=(kv_heads * dim if rows else dim,))
     shapes |= dict.fromkeys(("q_norm_bias", "k_norm_bias"), (dim,))
+    shapes |= dict.fromkeys(("k_scale", "v_scale"), (kv_heads if form.get("cache-scales") == "head" else 1,))
     shapes |= dict(w_qkv=((heads + 2 * kv_heads) * dim, d), b_qkv=((heads + 2 * kv_heads) * dim,))
     shapes |= dict.fromkeys(("w_shared_gate", "w_shared_up"), (shared_h, d))
+    if form.mixer == "gated-delta-rule":
+        (keys, values), v_heads, width = form.features, form.get("v-heads"), form.get("width")
+        shapes |= dict(w_k=(keys, d), w_v=(values, d), w_z=(values, d), w_b=(v_heads, d), w_a=(v_heads, d),
+                       w_conv_q=(keys, width), w_conv_k=(keys, width), w_conv_v=(values, width), A_log=(v_heads,),
+                       dt_bias=(v_heads,), mixer_norm=(form.get("v-dim"),))
     routed = (form.get("experts"),) if form.get("experts") else ()
     experts = (form.get("own-experts"),) if form.get("own-experts") else routed
     shapes |= dict.fromkeys(("w_gate", "w_up"), (*experts, h, d))
@@ -339,9 +478,15 @@ def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str
     shapes |= dict.fromkeys(("b_router", "choice_bias"), routed)
     if experts:
         shapes |= dict(b_down=(*experts, d), b_gate_up=(*experts, 2 * h))
-    shapes |= dict(w_q=(heads * dim, d), b_q=(heads * dim,), w_o=(d, heads * dim),
+    shapes |= dict(w_g=(heads * (1 if form.get("output-gate") == "heads" else dim), d))
+    shapes |= dict(w_q=(heads * dim, d), b_q=(heads * dim,), w_o=(d, form.features[1]),
                    sinks=(heads,), w_router=(*routed, d), w_gate_up=(*experts, 2 * h, d),
                    w_down=(*experts, d, h), w_shared_router=(1, d), w_shared_down=(d, shared_h))
+    if form.is_latent:
+        nope, rope, v, rank = (form.get(name) for name in ("nope", "rope", "v-dim", "rank"))
+        q, q_rank = heads * (nope + rope), form.get("q-rank", 0)
+        shapes |= dict(w_q=(q, d), w_q_a=(q_rank, d), q_a_norm=(q_rank,), w_q_b=(q, q_rank), w_kv_a=(rank + rope, d),
+                       kv_a_norm=(rank,), w_kv_b=(heads * (nope + v), rank), w_o=(d, heads * v))
     return shapes | (_packed_shapes(form, d) if form.get("packed") else
                      _shapes_of_scales(form, shapes) if form.get("quantise") else {})
 

@@ -5,6 +5,7 @@ checked, and strings and JSON are made, only for a plan that is new.
 """
 import inspect
 import os
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Callable, Mapping, Sequence
@@ -126,6 +127,46 @@ def is_served(device: int, problem: dict) -> bool:
     return key_of(device, _without_rows(problem)) in _any_rows
 
 
+# Why PyTorch's kernels should be faster, by key_of() of the problems whose plans run by slower fallbacks; and the ops
+# whose user was told.
+_slower: dict[tuple, str] = {}
+_told: set[str] = set()
+_tells = True
+
+
+def slower_fallback(device: int, problem: dict) -> str | None:
+    """Why PyTorch's kernels should be faster for a problem that has run, one line; None if fftune's are."""
+    return _slower.get(key_of(device, problem))
+
+
+@contextmanager
+def tried():
+    """The problems that are run, as listening() has them. The user is told of no slower fallbacks meanwhile."""
+    global _tells
+    found: dict = {}
+    before, _tells = _tells, False
+    try:
+        with listening(found):
+            yield found
+    finally:
+        _tells = before
+
+
+def _tell_of_fallback(device: int, problem: dict, plan: Plan) -> None:
+    found = plan.describe().get("slower_fallback")  # an older library has none
+    if not found:
+        return
+    op = problem["op"]
+    sizes = ", ".join(f"{name}={value}" for name, value in problem.items() if name not in ("op", "pass"))
+    text = (f"{' and '.join(found['stages'])} of {op} ({sizes}) run by fallback kernels, in about "
+            f"{found['us']:.0f} us where PyTorch takes less than {found['pytorch_us']:.0f}")
+    _slower[key_of(device, problem)] = text
+    if _tells and op not in _told:
+        _told.add(op)
+        warnings.warn(f"fftune: {text}: fast kernels take bf16 and fp16 with features that are multiples of 8. "
+                      f"This is said once of {op}", RuntimeWarning, stacklevel=2)
+
+
 def _new_plan(device: int, problem: dict) -> Plan:
     plan = prepared.pop(key_of(device, problem), None)
     if plan is None and _any_rows and "m" in problem:
@@ -145,6 +186,8 @@ def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor |
                 plan = _Nothing
             else:
                 plan = _new_plan(device, problem)
+                if device >= 0 and type(plan) is Plan:
+                    _tell_of_fallback(device, problem, plan)
             if device >= 0:
                 _destroy_idle()
         _plans[key] = plan
@@ -162,6 +205,7 @@ def forget_plans() -> None:
         _plans.clear()
         _older.clear()
         _any_rows.clear()
+        _slower.clear()
         prepared = {}  # a thread that makes one has the old presets
         _destroy_idle()
 

@@ -1,12 +1,31 @@
 """Calls of every custom op, small ones: what test_ops.py checks in many ways."""
+import itertools
+import json
 import math
+import os
+import pathlib
+import re
 from dataclasses import dataclass, field
 from typing import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
 from fftune import reference
+
+
+def trusted(presets):
+    """The folder, whose records serve even where a busy machine timed their choice as slower than the default."""
+    for path in pathlib.Path(presets).glob("*/*.json"):
+        file = json.loads(path.read_text())
+        for record in file["records"]:
+            record["verdict"].pop("untuned_ratio", None)
+        own = path.with_suffix(f".{os.getpid()}")  # another rank may read the file meanwhile
+        own.write_text(json.dumps(file))
+        own.replace(path)
+    return presets
+
 
 NUMBERS = [10000.0, 4.0, 64.0, 1.0, 4.0, 32.0, 1.0, 0.0]
 
@@ -181,21 +200,85 @@ def _draw(filters, *rows) -> tuple:
     return *draw, of(0, 5, 2, 100, dtype=torch.int32), of(1.0, 0.9, 0.5), of(0.0, 0.0, 0.1, 0.0, 0.3)
 
 
-def _attention(r, q=(2, 9, 4, 16), k=(2, 9, 2, 16), *, pages=None, mask=None, bias=None,
+def _attention(r, q=(2, 9, 4, 16), k=(2, 9, 2, 16), v=None, *, pages=None, mask=None, bias=None,
                offsets=None, kv_offsets=None, lengths=None, sinks=None, causal=False, window=0,
                softcap=0.0, scale=0.0, lse=True, packed=False) -> tuple:
     bits = flags = None
     if packed:
         (bits, flags), mask = reference.pack_mask(mask), None
     numbers = [None if t is None else torch.tensor(t) for t in (offsets, kv_offsets, lengths)]
-    return (r(*q), r(*k), r(*k), None if pages is None else torch.tensor(pages), mask, bits, flags,
+    return (r(*q), r(*k), r(*(v or k)), None if pages is None else torch.tensor(pages), mask, bits, flags,
             bias, *numbers, sinks, causal, window, softcap, scale, lse)
 
 
 def _attention_backward(r, **options) -> tuple:
     q, k, v, pages, *rules = _attention(r, **options)
     y, lse = reference.attention(q, k, v, pages, *rules)
-    return r(*q.shape), q, k, v, y, lse, *rules[:-1], False
+    return r(*y.shape), q, k, v, y, lse, *rules[:-1], False
+
+
+def _delta(r, lead=(2, 9), heads=2, v_heads=4, dim=16, v_dim=8, *, gate="log", channel=False, norm="l2",
+           layout="vk", initial=False, has_state=None, offsets=None, beta_scale=1.0) -> tuple:
+    """The arguments of gated_delta_rule in front of the dtype of its state."""
+    own = (dim,) if channel else ()
+    sequences = lead[0] if offsets is None else len(offsets) - 1
+    given = gate == "log"
+    g = (-0.3 * torch.rand(*lead, v_heads, *own), None, None, None) if given else (
+        None, r(*lead, v_heads, *own), 2 * torch.rand(v_heads),
+        -2 * torch.rand(v_heads * (dim if channel else 1)))
+    beta = (torch.rand(*lead, v_heads), None) if given else (None, r(*lead, v_heads))
+    state = (v_dim, dim) if layout == "vk" else (dim, v_dim)
+    k = r(*lead, heads, dim, scale=1.0 if norm == "l2" else dim**-0.5)
+    return (r(*lead, heads, dim), k, r(*lead, v_heads, v_dim), *g, *beta,
+            torch.randn(sequences, v_heads, *state) if initial else None,
+            None if has_state is None else torch.tensor(has_state),
+            None if offsets is None else torch.tensor(offsets), gate, "channel" if channel else "head",
+            norm, 0.0, beta_scale, -5.0)
+
+
+def _delta_cache(r, indices, null_index=0.0, **options) -> tuple:
+    given = list(_delta(r, initial=True, **options))
+    given[9] = torch.randn(7, *given[9].shape[1:])
+    given.insert(10, torch.tensor(indices))
+    return *given, null_index
+
+
+def _delta_backward(r, final=True, layout="vk", **options) -> tuple:
+    given = list(_delta(r, layout=layout, **options))
+    v, q, offsets = given[2], given[0], given[11]
+    sequences = q.shape[0] if offsets is None else len(offsets) - 1
+    state = (v.shape[-1], q.shape[-1]) if layout == "vk" else (q.shape[-1], v.shape[-1])
+    d_final = torch.randn(sequences, v.shape[-2], *state) if final else None
+    del given[10]
+    return r(*v.shape), d_final, *given
+
+
+def _ssd(r, lead=(2, 9), heads=4, groups=2, dim=8, state_dim=16, *, log=False, skip=True, bias=True,
+         softplus=True, initial=False, has_state=None, offsets=None, limits=(0.0, 0.0)) -> tuple:
+    """The arguments of ssd in front of the dtype of its state."""
+    sequences = lead[0] if offsets is None else len(offsets) - 1
+    A, dt = 4 * torch.rand(heads), r(*lead, heads) if softplus else r(*lead, heads).abs()
+    return (r(*lead, heads, dim), dt, None if log else -A, A.log() if log else None, r(*lead, groups, state_dim),
+            r(*lead, groups, state_dim), torch.randn(heads) if skip else None,
+            torch.rand(heads) - 2 * softplus if bias else None,
+            torch.randn(sequences, heads, dim, state_dim) if initial else None,
+            None if has_state is None else torch.tensor(has_state),
+            None if offsets is None else torch.tensor(offsets), softplus, *limits)
+
+
+def _ssd_cache(r, indices, null_index=0.0, **options) -> tuple:
+    given = list(_ssd(r, initial=True, **options))
+    given[8:9] = torch.randn(7, *given[8].shape[1:]), torch.tensor(indices)
+    return *given, null_index
+
+
+def _ssd_backward(r, final=True, **options) -> tuple:
+    given = list(_ssd(r, **options))
+    x, B, offsets = given[0], given[4], given[10]
+    sequences = x.shape[0] if offsets is None else len(offsets) - 1
+    d_final = torch.randn(sequences, *x.shape[-2:], B.shape[-1]) if final else None
+    del given[9]
+    return r(*x.shape), d_final, *given
 
 
 def _moe(r, tokens=(7,), experts=6, top_k=3, d=24, h=40, missing=True) -> tuple:
@@ -402,6 +485,23 @@ CASES = [
     Case("rope_qk-packed", "rope_qk",
          lambda r: (r(9, 3, 16), r(9, 2, 16), None, None, torch.tensor([0, 4, 9]), "halves", 0,
                     "base", NUMBERS)),
+    Case("gated_rmsnorm", "gated_rmsnorm",
+         lambda r: (r(2, 3, 4, 24), r(2, 3, 4, 24), r(24), 1e-6, "after", "silu", "t5", 1)),
+    Case("gated_rmsnorm-before", "gated_rmsnorm",
+         lambda r: (r(5, 24), r(5, 24), r(24), 1e-5, "before", "sigmoid", "llama", 3)),
+    Case("causal_conv1d", "causal_conv1d", lambda r: (r(2, 7, 24), r(24, 4), r(24), None, "silu")),
+    Case("causal_conv1d-packed", "causal_conv1d",
+         lambda r: (r(9, 10), r(10, 3), None, torch.tensor([0, 2, 2, 8]), "none")),
+    Case("causal_conv1d_states", "causal_conv1d_states",
+         lambda r: (r(2, 7, 24), r(24, 4), r(24), None, r(2, 24, 4), "silu", "channels")),
+    Case("causal_conv1d_states-packed", "causal_conv1d_states",
+         lambda r: (r(9, 10), r(10, 3), None, torch.tensor([0, 2, 2, 8]), r(3, 2, 10), "none", "entries")),
+    Case("causal_conv1d_update", "causal_conv1d_update",
+         lambda r: (r(3, 1, 24), r(24, 4), r(24), None, torch.tensor([4, 0, 2]), torch.tensor([True, True, False]), None,
+                    r(5, 3, 24), "silu", "entries", 1), differentiable=False, updated=(7,)),
+    Case("causal_conv1d_update-drafts", "causal_conv1d_update",
+         lambda r: (r(9, 16), r(16, 4), None, torch.tensor([0, 3, 5, 9]), torch.tensor([4, 0, 2]), None,
+                    torch.tensor([1, 3, 2]), r(5, 16, 6), "none", "channels", 0), differentiable=False, updated=(7,)),
     Case("attention", "attention", lambda r: _attention(r, causal=True), outputs=1),
     Case("attention-no-lse", "attention", lambda r: _attention(r, k=(2, 13, 4, 16), lse=False),
          outputs=1),
@@ -427,8 +527,62 @@ CASES = [
          lambda r: _attention(r, (3, 1, 4, 16), (5, 16, 2, 16), sinks=r(4), window=30,
                               pages=[[3, -1], [2**31 - 1, 4], [5, 2]], lengths=[32, 99, -7]),
          differentiable=False),
+    Case("attention-values-of-8", "attention",
+         lambda r: _attention(r, v=(2, 9, 2, 8), causal=True), outputs=1),
     Case("attention-heads-of-10", "attention",
          lambda r: _attention(r, (2, 9, 4, 10), (2, 9, 2, 10), causal=True, sinks=r(4)), outputs=1),
+    Case("gated_delta_rule", "gated_delta_rule", lambda r: (*_delta(r), "f32", False), outputs=1),
+    Case("gated_delta_rule_kv", "gated_delta_rule_kv",
+         lambda r: (*_delta(r, (2, 70), gate="softplus", initial=True, layout="kv", beta_scale=2.0), "f32",
+                    True)),
+    Case("gated_delta_rule-channels", "gated_delta_rule",
+         lambda r: (*_delta(r, gate="bounded", channel=True, norm="none"), "f32", True)),
+    Case("gated_delta_rule-sequences", "gated_delta_rule",
+         lambda r: (*_delta(r, (11,), offsets=[0, 4, 4, 11], initial=True), "f32", True)),
+    Case("gated_delta_rule-has-state", "gated_delta_rule",
+         lambda r: (*_delta(r, initial=True, has_state=[True, False]), "f32", True),
+         differentiable=False),
+    Case("gated_delta_rule_update", "gated_delta_rule_update",
+         lambda r: _delta_cache(r, [3, 0, 5], lead=(3, 1), gate="softplus"), differentiable=False,
+         updated=(9,)),
+    Case("gated_delta_rule_update_kv", "gated_delta_rule_update_kv",
+         lambda r: _delta_cache(r, [3, 5], lead=(2, 3), layout="kv"), differentiable=False, updated=(9,)),
+    Case("gated_delta_rule_update-sequences", "gated_delta_rule_update",
+         lambda r: _delta_cache(r, [-1, 0, 9, 4], -1.0, lead=(12,), offsets=[0, 1, 5, 7, 12],
+                                has_state=[True, True, True, False]), differentiable=False, updated=(9,)),
+    Case("ssd", "ssd", lambda r: (*_ssd(r), "f32", False), outputs=1),
+    Case("ssd-chunks", "ssd", lambda r: (*_ssd(r, (2, 70), log=True, initial=True, limits=(0.01, 2.0)), "f32", True)),
+    Case("ssd-few", "ssd",
+         lambda r: (*_ssd(r, (3, 2), skip=False, bias=False, softplus=False, groups=1), "f32", True)),
+    Case("ssd-sequences", "ssd", lambda r: (*_ssd(r, (41,), offsets=[0, 4, 4, 41], initial=True), "f32", True)),
+    Case("ssd-has-state", "ssd", lambda r: (*_ssd(r, initial=True, has_state=[True, False]), "f32", True),
+         differentiable=False),
+    Case("ssd_update", "ssd_update", lambda r: _ssd_cache(r, [3, 0, 5], lead=(3, 1), log=True),
+         differentiable=False, updated=(8,)),
+    Case("ssd_update-sequences", "ssd_update",
+         lambda r: _ssd_cache(r, [-1, 0, 9, 4], -1.0, lead=(12,), offsets=[0, 1, 5, 7, 12],
+                              has_state=[True, True, True, False]), differentiable=False, updated=(8,)),
+    Case("mla", "mla", lambda r: (r(2, 1, 4, 16), r(2, 1, 4, 8), r(2, 9, 24), None, None, 0.0, True),
+         differentiable=False),
+    Case("mla-pages", "mla",
+         lambda r: (r(3, 3, 5, 8), None, r(6, 4, 8), torch.tensor([[5, 0], [1, -1], [9, 2]]),
+                    torch.tensor([7, 2, 99]), 0.5, False), differentiable=False),
+    Case("mla-lengths", "mla",
+         lambda r: (r(3, 2, 4, 8), r(3, 2, 4, 4), r(3, 5, 12), None, torch.tensor([5, 0, 1]), 0.5, True),
+         differentiable=False),
+    Case("mla_rope", "mla_rope",
+         lambda r: (r(3, 4, 12), r(3, 14), r(10), torch.tensor([5, 0, 9]), torch.rand(7, 2).repeat(1, 2), r(8, 14),
+                    torch.tensor([7, -1, 2]),
+                    "halves", "same", 1e-6, "table", [0.0] * 8), differentiable=False, updated=(5,)),
+    Case("mla_rope-pairs", "mla_rope",
+         lambda r: (r(2, 2, 3, 9), r(2, 2, 14), r(8), torch.arange(4).view(2, 2), None, r(9, 14),
+                    torch.tensor([[3, 9], [0, 1]]), "interleaved", "halves", 1e-2, "base",
+                    [100.0, 1.0, 8192.0, 1.0, 4.0, 32.0, 1.0, 1.5]), differentiable=False, updated=(5,)),
+    Case("mla_rope-none", "mla_rope",
+         lambda r: (r(2, 3, 9), r(2, 14), r(8), None, None, r(4, 14), torch.tensor([3, 0]), "none", "same", 1e-6,
+                    "base", [0.0] * 8), differentiable=False, updated=(5,)),
+    Case("head_linear", "head_linear", lambda r: (r(2, 3, 4, 8), r(4, 5, 8)), differentiable=False),
+    Case("head_linear_transposed", "head_linear_transposed", lambda r: (r(5, 4, 7), r(4, 7, 6)), differentiable=False),
     Case("pack_mask", "pack_mask", lambda r: (_mask(2, 3, 70, 130),), differentiable=False),
     Case("masked_softmax", "masked_softmax",
          lambda r: (r(2, 3, 5, 7), _mask(2, 1, 5, 7) | (torch.arange(7) == 2), False, 0.5)),
@@ -598,9 +752,23 @@ BACKWARDS = [
                     *_weights(r), *_weights(r), "silu", ""), updated=tuple(range(5, 11))),
     Case("attention_backward", "attention_backward",
          lambda r: _attention_backward(r, causal=True, softcap=3.0, sinks=r(4))),
+    Case("attention_backward-values-of-8", "attention_backward",
+         lambda r: _attention_backward(r, v=(2, 9, 2, 8), causal=True)),
     Case("attention_backward-sequences", "attention_backward",
          lambda r: _attention_backward(r, q=(11, 4, 16), k=(11, 1, 16), offsets=[0, 4, 11],
                                        window=3)),
+    Case("gated_delta_rule_backward", "gated_delta_rule_backward", lambda r: _delta_backward(r, False)),
+    Case("gated_delta_rule_kv_backward", "gated_delta_rule_kv_backward",
+         lambda r: _delta_backward(r, lead=(2, 70), gate="softplus", initial=True, layout="kv",
+                                   beta_scale=2.0)),
+    Case("gated_delta_rule_backward-channels", "gated_delta_rule_backward",
+         lambda r: _delta_backward(r, lead=(11,), offsets=[0, 4, 4, 11], gate="bounded", channel=True)),
+    Case("ssd_backward", "ssd_backward", lambda r: _ssd_backward(r, False)),
+    Case("ssd_backward-log", "ssd_backward",
+         lambda r: _ssd_backward(r, lead=(2, 70), log=True, initial=True, limits=(0.01, 2.0))),
+    Case("ssd_backward-sequences", "ssd_backward",
+         lambda r: _ssd_backward(r, lead=(11,), offsets=[0, 4, 4, 11], skip=False, bias=False,
+                                 softplus=False)),
     Case("masked_softmax_backward", "masked_softmax_backward",
          lambda r: (r(2, 3, 5, 7), r(2, 3, 5, 7).softmax(-1), False, 0.5)),
     *[Case(f"layernorm{end}_backward", f"layernorm{end}_backward",
@@ -635,6 +803,14 @@ BACKWARDS = [
          lambda r: (r(6, 24), r(6, 24), r(6, 24), "silu")),
     Case("act_mul_packed_backward", "act_mul_packed_backward",
          lambda r: (r(6, 24), r(6, 48), "silu")),
+    *[Case(f"gated_rmsnorm{end}_backward", f"gated_rmsnorm{end}_backward",
+           lambda r: (r(6, 24), r(6, 24), r(6, 24), r(24), 1e-6, "before", "silu", "t5", 2))
+      for end in ("", "_frozen")],
+    *[Case(f"causal_conv1d{end}_backward", f"causal_conv1d{end}_backward",
+           lambda r: (r(2, 7, 24), r(2, 7, 24), r(24, 4), r(24), None, "silu")) for end in ("", "_frozen")],
+    *[Case(f"causal_conv1d_states{end}_backward", f"causal_conv1d_states{end}_backward",
+           lambda r: (r(2, 7, 24), r(2, 24, 4), r(2, 7, 24), r(24, 4), r(24), None, r(2, 24, 4), "silu", "channels"))
+      for end in ("", "_frozen")],
     Case("rope_backward", "rope_backward",
          lambda r: (r(2, 5, 3, 16), None, None, None, "halves", 0, "base", NUMBERS)),
     Case("rope_qk_backward", "rope_qk_backward",
@@ -650,6 +826,20 @@ def linear_fp8_arguments(kind, dtype=torch.float32, device="cpu") -> tuple:
     made = [torch.randn(2, 3, k), torch.randn(n, k).to(torch.float8_e4m3fn), scale / 24, torch.randn(n),
             torch.randn(2, 3, n)]
     return tuple(t.to(dtype).to(device) if at in (0, 3, 4) else t.to(device) for at, t in enumerate(made))
+
+
+def representative(cases: list[Case]) -> list:
+    """The first and the last case of each op, for checks that take long: formats of packed weights differ in their
+    codes and not in their declarations. The others are run with --all-cases."""
+    def kind(case: Case) -> str:
+        return re.sub("_(mxfp4|fp8|int8|nvfp4|row|32|64|128)\\b|(?<=packed_cached)_.*", "", case.op) \
+            if "pack" in case.op else case.op
+
+    of_kind: dict[str, list[Case]] = {}
+    for case in cases:
+        of_kind.setdefault(kind(case), []).append(case)
+    chosen = list(itertools.chain(*((own[0], own[-1]) for own in of_kind.values())))
+    return [case if case in chosen else pytest.param(case, marks=pytest.mark.further) for case in cases]
 
 
 def quantising_fp8_arguments(op, kind, dtype=torch.float32, device="cpu") -> tuple:

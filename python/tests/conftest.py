@@ -2,9 +2,24 @@ import os
 
 # Before PyTorch is loaded: two pools of threads on a few cores get into each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Inductor's kernels without vector instructions are compiled in half the time, and headers in a third.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 import pytest
 import torch
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all-cases", action="store_true", help="run also the cases that others stand for")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "further: a case that another one stands for; run with --all-cases")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--all-cases"):
+        items[:] = [item for item in items if not item.get_closest_marker("further")]
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,14 @@ import traceback
 import torch.multiprocessing as mp
 
 SECONDS = 150  # of a work, behind which its ranks print where they are and end
+# A rank is forked from a process that has imported these, and has run nothing: to import them takes seconds.
+START = "forkserver"
+multiprocessing.set_forkserver_preload(["torch._dynamo", "torch.distributed", "transformers", "fftune"])
 
 
 def start(work, ranks: int, *arguments) -> None:
     """Runs work(rank, *arguments) in a process for each rank; raises what one raises."""
-    mp.start_processes(_run, (work, *arguments), nprocs=ranks, start_method="spawn")
+    mp.start_processes(_run, (work, *arguments), nprocs=ranks, start_method=START)
 
 
 def _run(rank: int, work, *arguments) -> None:

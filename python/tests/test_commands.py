@@ -12,8 +12,8 @@ from fftune._library import tool_path
 from fftune.__main__ import tool_environment
 
 ROOT = Path(__file__).parents[2]
-PAGES = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"),
-                           *(ROOT / "docs" / "measurements").glob("*.md")) if path.name != "cli.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"),
+         *(ROOT / "docs" / "measurements").glob("*.md")]
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 PREFIX = r"(?:[A-Z_]+=\S+ )*"  # variables of the environment
 # Commands whose options are read, and whose device is opened before anything else is done.
@@ -41,8 +41,9 @@ def tool_calls() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def options() -> dict[str, set[str]]:
-    """The options of each command, by the help texts in docs/cli.md."""
-    sections = re.findall(r"^## `([^`]+)`\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "cli.md").read_text(), re.M | re.S)
+    """The options of each command, by its help text."""
+    page = subprocess.run([tool_path(), "--reference"], check=True, text=True, capture_output=True).stdout
+    sections = re.findall(r"^## `([^`]+)`\n(.*?)(?=^## |\Z)", page, re.M | re.S)
     return {name: set(OPTION.findall(text)) for name, text in sections}
 
 
@@ -64,7 +65,7 @@ def complete(call: str, ops: set[str]) -> list[str] | None:
     not there. A capital stands for a number; a command that names a file or leaves words out is none."""
     call = re.sub(r"(?<= )(?:M|B|S|DIM|KV)\b", "64", call.replace(" --out DIR", ""))
     words = call.split()[1:]
-    if "--" not in call or "…" in call or "..." in call or "relu" in words or re.search(r" [A-Z]{2,}\b", call):
+    if "--" not in call or "--help" in call or "…" in call or "..." in call or "relu" in words or re.search(r" [A-Z]{2,}\b", call):
         return None
     if words[0] not in RUN and words[0] not in ops or "--weights model" in call:
         return None

@@ -52,9 +52,11 @@ def traces_of(model):
             if "fftune" in key or hasattr(value, "_fftune") or key.startswith("__")]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("way", [pickled, saved])
+# torch.save() pickles, and OPTIONS[0] replaces less than the others.
+@pytest.mark.parametrize("way, name, options", [pytest.param(
+    way, name, options, marks=() if (options if way is pickled else name in ("llama", "mixtral", "deepseek"))
+    or name == "llama" else pytest.mark.further)
+    for way in (pickled, saved) for name in NAMES for options in OPTIONS], ids=lambda v: getattr(v, "__name__", str(v)))
 def test_a_pickle_is_that_of_the_model_as_it_was(way, name, options):
     model = make(name)
     right = logits(model, name)

@@ -16,14 +16,15 @@ import fftune
 from fftune import distributed, ops
 from fftune.__main__ import tool_environment
 from fftune._library import tool_path
-from ranks import start
+from cases import trusted
+from ranks import START, start
 from test_layers import FORMS, make_layers
 
 
 def _start(work, ranks: int, *arguments) -> None:
     """Runs work(rank, ranks, name, *arguments) in a process for each rank; raises what one raises."""
     name = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    mp.start_processes(work, (ranks, name, *arguments), nprocs=ranks, start_method="spawn")
+    mp.start_processes(work, (ranks, name, *arguments), nprocs=ranks, start_method=START)
 
 
 def _tensors(ranks: int, dtype, *shape):
@@ -322,7 +323,7 @@ def _tuned_layers(rank: int, ranks: int, name: str, presets: str) -> None:
         torch.testing.assert_close(call(), expected, rtol=3e-5, atol=3e-5)
         group.check()
 
-        os.environ["FFTUNE_PRESETS"] = presets
+        os.environ["FFTUNE_PRESETS"] = trusted(presets)
         fftune.tuning.forget_plans()
         loaded = fftune.explain(problems[0], "cpu")
         assert loaded["preset"]["path"] == f"{presets}/{os.listdir(presets)[0]}/layer.json"

@@ -12,6 +12,7 @@ import fftune
 from fftune import distributed, ops
 from fftune.__main__ import tool_environment
 from fftune._library import tool_path
+from cases import trusted
 from gpu import GPU, on_gpu
 from ranks import Team, start
 from test_ops import error
@@ -248,7 +249,7 @@ def _tuned(rank: int, name: str, presets: str) -> None:
         found = fftune.explain(problems[0], spec)
         assert found["reason"] == "a search on the ranks of a group"
         assert error(call(), before) < 1e-2
-        os.environ["FFTUNE_PRESETS"] = presets
+        os.environ["FFTUNE_PRESETS"] = trusted(presets)
         fftune.tuning.forget_plans()
         loaded = fftune.explain(problems[0], spec)
         assert loaded["preset"]["exact_shape"] and not loaded["preset"]["stale"]

@@ -1,5 +1,6 @@
 """Tests of patch() on models that it knows only in part: they compute the same as before."""
 import copy
+import functools
 import re
 
 import pytest
@@ -55,6 +56,18 @@ def patched(model, **options):
     """A copy of it that is patched, and the report."""
     other = copy.deepcopy(model)
     return other, fftune.patch(other, **options)
+
+
+@functools.lru_cache(4)
+def _patched_once(kind: str, settings: tuple, options: tuple):
+    model = make(kind, **dict(settings))
+    return model, str(fftune.patch(model, **dict(options)))
+
+
+def copy_of_patched(kind: str, settings: dict, **options):
+    """A copy of the model of that configuration, which is patched once for all tests, and the report's text."""
+    model, report = _patched_once(kind, tuple(settings.items()), tuple(options.items()))
+    return copy.deepcopy(model), report
 
 
 def words_of(entries) -> str:
@@ -258,7 +271,7 @@ def test_norms_that_take_a_gate():
     model = make("Mamba2Config", vocab_size=96, hidden_size=32, num_heads=4, head_dim=16, state_size=8,
                  n_groups=1, num_hidden_layers=2, chunk_size=8)
     ours, report = patched(model)
-    assert "takes more than hidden states" in words_of(report.left)
+    assert "MambaRMSNormGated by gated_rmsnorm (silu before the norm, llama)" in words_of(report.replaced)
     assert "Mamba2RMSNorm by rmsnorm" in words_of(report.replaced)
     assert close(logits(ours), logits(model))
 
@@ -314,7 +327,7 @@ LATER = {
                                         for name in names])
 @pytest.mark.parametrize("hook", ["forward", "pre", "forward-replaced"])
 def test_hooks_put_in_later_are_called(kind, name, hook):
-    model, _ = patched(make(kind, **LATER[kind][0]))
+    model, _ = copy_of_patched(kind, LATER[kind][0])
     module, called = model.base_model.get_submodule(name), []
     if hook == "forward":
         module.register_forward_hook(lambda *_: called.append(1))
@@ -506,3 +519,27 @@ def test_logits_of_a_router_have_its_type_under_autocast(uncast, dtype):
     with torch.autocast("cpu", torch.bfloat16):
         ours, right = other.gate(x)[0], model.gate(x)[0]
     assert ours.dtype is right.dtype and torch.equal(ours, right)
+
+
+TWO = dict(SIZES, num_hidden_layers=2)
+NEXT = dict(TWO, head_dim=8, num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+            linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4)
+
+
+@pytest.mark.parametrize("kind, settings, words", [
+    ("Qwen3NextConfig", dict(NEXT, layer_types=["linear_attention", "full_attention"], num_experts_per_tok=8),
+     "a mixture of experts, gate, shared_expert, shared_expert_gate has a router that was not replaced"),
+    ("BambaConfig", dict(TWO, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8,
+                         mamba_n_groups=1),
+     "BambaMixer has other parts than q, k, v and an output: conv1d, in_proj, norm"),
+    ("AfmoeConfig", dict(TWO, head_dim=8, num_dense_layers=1, num_experts=4),
+     "a mixture of experts, router, shared_experts has a router that was not replaced"),
+    ("BitNetConfig", TWO, "BitNetAttention has other parts than q, k, v and an output: attn_sub_norm"),
+    ("ArceeConfig", TWO, "ArceeMLP is no MLP that was replaced"),
+    ("BertGenerationConfig", dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                                  num_attention_heads=4, is_decoder=True),
+     "no decoder in it makes its mask by transformers' create_causal_mask alone")], ids=lambda value: value
+    if isinstance(value, str) and value.endswith("Config") else "")
+def test_reasons_of_layers_that_are_not_run_whole(kind, settings, words):
+    report = fftune.patch(make(kind, **settings), whole_layers=True)
+    assert [reason for _, reason in report.left if reason.startswith("layers: ")] == [f"layers: {words}"]

@@ -187,6 +187,17 @@ def rope(of: Draw):
         rotary=of.one(0, 2), rule=of.one("base", "llama3", "yarn"), factor=of.one(1.0, 8.0), context=64.0)
 
 
+def causal_conv1d(of: Draw):
+    channels, width, final = of.size(), of.one(2, 3, 4, 7, 8), of.flag()
+    packed = of.flag()
+    rows = (13,) if packed else (of.one(1, 3), of.one(1, 2, 17))
+    sequences, order = 4 if packed else rows[0], of.one("entries", "channels")
+    state = (width + 1, channels) if order == "entries" else (channels, width + 1)
+    return (of.tensor(*rows, channels), of.tensor(channels, width), of.maybe(channels)), dict(
+        act=of.one("none", "silu"), offsets=torch.tensor([0, 1, 5, 5, 12]) if packed else None,
+        initial=of.maybe(sequences, *state), final=final, state_order=order)
+
+
 def head_logits(of: Draw):
     d, vocab = of.size(), of.size()
     of.gradients = False
@@ -205,7 +216,8 @@ def qkv(of: Draw):
 
 
 CALLS = [ffn, mlp, ffn_block, linear, rmsnorm, add_layernorm, bias_gelu, act_mul, masked_linear, masked_ffn,
-         attention, masked_softmax, cross_entropy, linear_cross_entropy, moe_ffn, moe_route, rope, head_logits, qkv]
+         attention, masked_softmax, cross_entropy, linear_cross_entropy, moe_ffn, moe_route, rope, causal_conv1d,
+         head_logits, qkv]
 
 
 def results_of(name: str, arguments, options) -> list[Tensor]:

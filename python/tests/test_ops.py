@@ -11,9 +11,9 @@ from torch import Tensor
 
 import fftune
 from cases import (BACKWARDS, CASES, fp8_arguments, linear_fp8_arguments, moe_fp8_arguments,
-                   quantising_fp8_arguments)
+                   quantising_fp8_arguments, representative)
 from fftune import ops, reference
-from fftune._ops import attention as attention_op
+from fftune._ops import attention as attention_op, mla as mla_op
 from fftune._reference.rope import _rotated
 
 DIFFERENTIABLE = [case for case in CASES if case.differentiable]
@@ -221,12 +221,21 @@ def test_gradcheck(case):
     assert torch.autograd.gradcheck(function, numbers, eps=1e-2, atol=5e-3, rtol=1e-2)
 
 
-@each(CASES + BACKWARDS)
-def test_opcheck(case):
+def opcheck(case, **options):
     arguments = case.arguments()
     if case.differentiable and case in CASES:
         arguments = with_gradients(case, arguments)
-    torch.library.opcheck(op_of(case), arguments, **OPCHECK)
+    torch.library.opcheck(op_of(case), arguments, **OPCHECK, **options)
+
+
+@each(representative(CASES + BACKWARDS))
+def test_opcheck(case):
+    opcheck(case)
+
+
+@each(CASES + BACKWARDS)
+def test_schemas_and_fakes(case):
+    opcheck(case, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_opcheck_fp8():
@@ -438,6 +447,57 @@ def test_attention_takes_parts_of_a_row(monkeypatch):
     one = q[:, :1]
     assert error(ops.attention(one, k, v), reference.attention(
         one.double(), k.double(), v.double(), *(None,) * 9, False, 0, 0.0, 0.0, False)[0]) < 1e-6
+
+
+def test_mla_is_attention_of_expanded_keys_and_values(monkeypatch):
+    heads, nope, v_dim, rank, rope = 3, 8, 10, 16, 4
+    kv_b = torch.randn(heads, nope + v_dim, rank, dtype=torch.float64)
+    q = torch.randn(2, 3, heads, nope + rope, dtype=torch.float64)
+    cache = torch.randn(2, 12, rank + rope + 4, dtype=torch.float64)[:, :9, :rank + rope]
+    latent, k_rope = cache.split((rank, rope), -1)
+    k, v = torch.einsum("bkr,hnr->bhkn", latent, kv_b).split((nope, v_dim), -1)
+    k = torch.cat((k, k_rope[:, None].expand(-1, heads, -1, -1)), -1)
+    scores = 0.3 * q.transpose(1, 2) @ k.transpose(2, 3)
+    hidden = torch.arange(9) > torch.arange(3)[:, None] + 6
+    right = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+    q_latent = torch.einsum("bqhn,hnr->bqhr", q[..., :nope], kv_b[:, :nope]).float()
+    monkeypatch.setattr(mla_op, "ready", None)  # which copies a cache that the kernels cannot read
+    wide = torch.zeros(2, 12, rank + rope + 4)
+    wide[:, :9, :rank + rope] = cache
+    out, lse = ops.mla(q_latent, q[..., nope:].float(), wide[:, :9, :rank + rope], scale=0.3,
+                       return_lse=True)
+    assert error(torch.einsum("bqhr,hvr->bhqv", out.double(), kv_b[:, nope:]), right) < 1e-6
+    assert error(lse, scores.masked_fill(hidden, -math.inf).logsumexp(-1)) < 1e-6
+    with pytest.raises(fftune.Error, match="no gradients"):
+        ops.mla(q_latent.requires_grad_(), None, torch.zeros(2, 9, rank))
+
+
+def test_products_of_heads_read_views(monkeypatch):
+    monkeypatch.setattr(mla_op, "ready", None)  # which copies
+    heads, nope, v_dim, rank, rope = 3, 8, 10, 16, 4
+    kv_b, q = torch.randn(heads, nope + v_dim, rank), torch.randn(2, 5, heads, nope + rope)
+    latent = ops.head_linear(q[..., :nope], kv_b[:, :nope], transposed=True)
+    assert error(latent, torch.einsum("bqhn,hnr->bqhr", q[..., :nope].double(), kv_b[:, :nope].double())) < 1e-6
+    out = ops.head_linear(latent, kv_b[:, nope:])
+    assert error(out, torch.einsum("bqhr,hvr->bqhv", latent.double(), kv_b[:, nope:].double())) < 1e-6
+    with pytest.raises(fftune.Error, match="give \\[..., heads, k\\]"):
+        ops.head_linear(latent, kv_b[:2])
+    with pytest.raises(fftune.Error, match="no gradients"):
+        ops.head_linear(latent.requires_grad_(), kv_b)
+
+
+def test_mla_rope_writes_rows_of_the_cache_that_exist():
+    q, kv, norm = torch.randn(3, 2, 12), torch.randn(3, 20), torch.rand(16)
+    cache = torch.zeros(4, 20)
+    out = ops.mla_rope(q, kv, norm, cache, torch.tensor([2, -1, 4]), rotation="none", eps=1e-5)
+    assert torch.equal(out, q[..., 8:])
+    right = torch.zeros(4, 20)
+    right[2] = torch.cat((reference.rmsnorm(kv[0, :16], norm, 1e-5, "t5"), kv[0, 16:]))
+    assert error(cache, right) < 1e-6
+    with pytest.raises(fftune.Error, match="positions are given with a rotation"):
+        ops.mla_rope(q, kv, norm, cache, torch.tensor([0, 1, 2]))
+    with pytest.raises(fftune.Error, match="nope \\+ rope"):
+        ops.mla_rope(q[..., :4], kv, norm, cache, torch.tensor([0, 1, 2]), rotation="none")
 
 
 def test_a_packed_mask_says_what_the_mask_says():

@@ -941,7 +941,7 @@ def test_experts_of_fp8_that_round_otherwise_are_left_alone_with_the_reason():
 
 def test_whole_layers_need_packed_weights_of_one_format():
     for skip, options, words in ((("lm_head", "o_proj"), {}, "some of its weights have 4 bits"),
-                                 (("lm_head",), {"desc_act": True}, "LlamaMLP is no MLP that is known")):
+                                 (("lm_head",), {"desc_act": True}, "LlamaMLP is no MLP that was replaced")):
         report = fftune.patch(llama(group=32, skip=skip, **options), whole_layers=True)
         assert any(words in entry for _, entry in report.left), str(report)
 

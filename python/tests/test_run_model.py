@@ -196,9 +196,9 @@ def test_configurations(name, changes, run_model, tmp_path):
     ("gemma3", dict(use_bidirectional_attention=True), "use_bidirectional_attention true"),
     ("qwen2", dict(attention_chunk_size=8), "attention_chunk_size 8"), ("phi", dict(qk_layernorm=True), "qk_layernorm"),
     ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx true"),
-    ("llama", dict(hidden_act="gelu_10"), "the activation gelu_10"),
+    ("llama", dict(hidden_act="gelu_10"), "hidden_act gelu_10"),
     ("gemma2", dict(layer_types=["chunked_attention"] * 2), "layer_types"),
-    ("llama", dict(model_type="granite"), "model_type granite is not one of"),
+    ("llama", dict(model_type="granite"), "model_type granite, whose layers are not known"),
     ("llama", dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=2.0)), "rope_type yarn")), ids=str)
 def test_keys_that_are_refused(name, changes, words, run_model, tmp_path):
     save_with(tmp_path, make(name), **changes)
@@ -394,7 +394,7 @@ def test_quantised_models_that_cannot_be_run(run_model, tmp_path):
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for own, words in (({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
-                        "gptq marlin: this example runs"),
+                        "the GPTQ layout 'marlin' is not known"),
                        ({"quant_method": "compressed-tensors", "format": "pack-quantized",
                          "transform_config": {"config_groups": {"u": {}}}}, "turns activations")):
         (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": own}))

@@ -1,27 +1,58 @@
-"""fftune/ops.pyi says what fftune.ops and the table of ops say; the target type_stubs writes it."""
+"""The generated files of the package are current; fftune/ops.pyi says what fftune.ops does."""
 import ast
-import importlib.util
 import inspect
+import shutil
 from pathlib import Path
 
 import pytest
 
 import fftune
 from fftune import ops
+from fftune._library import library_path, tool_path
 
-GENERATOR = Path(__file__).resolve().parents[1] / "type_stubs.py"
+GENERATOR = Path(__file__).resolve().parents[1] / "generator"
 STUBS = Path(fftune.__file__).with_name("ops.pyi")
+GENERATED = ("_generated_ops.py", "_op_table.json", "ops.pyi")
 
 
 def defined(text: str) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
 
 
-def test_the_stubs_are_current():
-    spec = importlib.util.spec_from_file_location("type_stubs", GENERATOR)
-    generator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generator)
-    assert STUBS.read_text() == generator.stubs(), "ninja -C build/ci type_stubs"
+def checkout(folder: Path) -> Path:
+    """The package without its generated files, and the generator beside it."""
+    package = folder / "fftune"
+    shutil.copytree(Path(fftune.__file__).parent, package,
+                    ignore=shutil.ignore_patterns(*GENERATED, "__pycache__", "lib", "share"))
+    shutil.copytree(GENERATOR, folder / "generator")
+    return package
+
+
+def test_a_checkout_makes_its_files_with_the_tool(tmp_path, run_python):
+    """And the package's are those that the tool and the sources of today make."""
+    package = checkout(tmp_path)
+    run_python("import fftune.ops", PYTHONPATH=str(tmp_path), FFTUNE_TOOL=str(tool_path()),
+               FFTUNE_LIBRARY=str(library_path()))
+    for name in GENERATED:
+        assert STUBS.with_name(name).read_text() == (package / name).read_text(), (
+            f"{name} is old: ninja -C build/ci python_files")
+
+
+def test_a_checkout_without_a_build_says_what_to_run(tmp_path, run_python):
+    package = checkout(tmp_path)
+    program = """
+        try:
+            import fftune.ops
+        except ImportError as error:
+            print(error)
+    """
+    environment = {"PYTHONPATH": str(tmp_path), "FFTUNE_LIBRARY": str(library_path())}
+    words = run_python(program, FFTUNE_TOOL=str(tmp_path / "none"), **environment)
+    assert words == (f"{package}/_op_table.json is missing, and {tmp_path}/none could not write it: "
+                     "run `ninja -C build/ci python_files`")
+    shutil.rmtree(tmp_path / "generator")  # as an installed package is
+    words = run_python(program, **environment)
+    assert words == f"{package}/_op_table.json is missing: install the wheel again"
 
 
 def test_every_function_of_ops_has_a_stub_with_its_parameters():

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 import fftune
-from cases import BACKWARDS, CASES, fp8_arguments, moe_fp8_arguments
+from cases import BACKWARDS, CASES, fp8_arguments, moe_fp8_arguments, representative
 from fftune import ops
 from models import inputs, make
 from test_ops import DIFFERENTIABLE, each, error, leaves, listed, op_of, with_gradients
@@ -223,7 +223,7 @@ def call_of(case):
 
 # Sizes that say how many tokens, sequences or keys there are stay symbols; ids of ngram-block are
 # rows of logits.
-@each(CASES + BACKWARDS)
+@each(representative(CASES + BACKWARDS))
 def test_export_keeps_sizes_symbolic(case):
     if not hasattr(torch.export.Dim, "AUTO"):
         pytest.skip("this PyTorch has no Dim.AUTO")
@@ -272,7 +272,8 @@ def test_patched_models_are_exported_for_any_length(options):
         assert error(exported.module()(ids), model(input_ids=ids).logits) < 1e-5
 
 
-@pytest.mark.parametrize("options", PATCHES, ids=str)
+@pytest.mark.parametrize("options", [PATCHES[1], *(pytest.param(options, marks=pytest.mark.further)
+                                                   for options in (PATCHES[0], PATCHES[2]))], ids=str)
 def test_patched_models_are_compiled_once_for_all_lengths(options):
     from models import make
 

@@ -2,6 +2,8 @@
 import copy
 import itertools
 import random
+import types
+import warnings
 
 import pytest
 import torch
@@ -9,8 +11,10 @@ import transformers
 from torch import nn
 
 import fftune
+from fftune import _run as running
 from fftune import ops
 from fftune.patching import trial
+from fftune.patching.recognise import has_fast_products
 from test_left_alone import GPT2, SIZES, close, logits, make
 
 MIXTURE = dict(SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
@@ -140,3 +144,61 @@ def test_nothing_is_left_behind(kind, sizes, training):
         assert t.data_ptr() != place or t._version == version, name
     assert hooks == {name: len(m._forward_hooks) + len(m._forward_pre_hooks) for name, m in model.named_modules()}
     assert not called and all(m.training == training for m in model.modules())
+
+
+@pytest.mark.parametrize("dtype, stays", [(torch.bfloat16, False), (torch.float32, True)])
+def test_what_pytorch_does_faster_is_left_alone(dtype, stays, monkeypatch):
+    """Only in 16 bits: under autocast a module of float32 runs by their kernels."""
+    asked = []
+
+    def slower(device, problem):
+        asked.append(problem["op"])
+        return "gate_up of ffn run by fallback kernels" if problem["op"] == "ffn" else None
+
+    monkeypatch.setattr(running, "slower_fallback", slower)
+    report = fftune.patch(make("LlamaConfig", **SIZES).to(dtype))
+    assert {"ffn", "rmsnorm"} <= set(asked)
+    assert any("LlamaMLP by ffn" in words for _, words in report.replaced) == stays, str(report)
+    assert any("rmsnorm (llama)" in words for _, words in report.replaced)
+    assert any("gate_up of ffn run by fallback kernels" in words for _, words in report.left) == (not stays)
+
+
+class PlanOf:
+    def __init__(self, slower):
+        self.slower = slower
+
+    def describe(self):
+        return {"slower_fallback": self.slower}
+
+
+def test_a_user_is_told_once_of_an_op_that_pytorch_does_faster(monkeypatch):
+    monkeypatch.setattr(running, "_told", set())
+    monkeypatch.setattr(running, "_slower", {})
+    slower = PlanOf({"stages": ["product"], "us": 181.4, "pytorch_us": 12.3})
+    linear, ffn = {"op": "linear", "pass": "fwd", "dtype": "bf16", "m": 1, "k": 4097, "n": 4096}, {"op": "ffn", "m": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        running._tell_of_fallback(0, linear, PlanOf(None))
+        assert running.slower_fallback(0, linear) is None
+        with running.tried():  # patch() reports by itself
+            running._tell_of_fallback(0, ffn, slower)
+    assert "ffn" in running.slower_fallback(0, ffn)
+    words = r"product of linear \(dtype=bf16, m=1, k=4097, n=4096\) .* 181 us .* than 12"
+    with pytest.warns(RuntimeWarning, match=words):
+        running._tell_of_fallback(0, linear, slower)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        running._tell_of_fallback(0, {**linear, "m": 2}, slower)
+    with pytest.warns(RuntimeWarning, match="of ffn"):
+        running._tell_of_fallback(0, ffn, slower)
+
+
+@pytest.mark.parametrize("device, dtype, features, fast", [
+    ("cuda", torch.float32, 4096, False), ("cuda", torch.float32, 64, True), ("cuda", torch.bfloat16, 4096, True),
+    ("cuda", torch.float64, 64, False), ("cpu", torch.float32, 4096, True)])
+def test_products_of_float32_are_slow_on_cuda(device, dtype, features, fast, monkeypatch):
+    x = types.SimpleNamespace(is_cuda=device == "cuda", is_cpu=device == "cpu", dtype=dtype, shape=(1, 8, features))
+    assert has_fast_products(x) == fast
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+    assert has_fast_products(x) == (dtype != torch.float64)

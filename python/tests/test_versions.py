@@ -12,6 +12,7 @@ from torch import nn
 import fftune
 from fftune import ops
 from fftune._custom import References
+from cases import trusted
 from models import RELEASE, inputs, make
 
 IS_5 = RELEASE >= (5, 0)
@@ -250,6 +251,7 @@ def test_tuning(tmp_path, monkeypatch):
     report = fftune.tune(fftune.nn.RMSNorm(72), torch.randn(6, 72), budget=1, presets=tmp_path,
                          keep_undecided=True)
     assert len(report.searched) == 1 and not report.failed
+    trusted(tmp_path)
     assert fftune.explain({"op": "rmsnorm", "m": 6, "d": 72}, "cpu")["preset"]["exact_shape"]
 
 

@@ -40,7 +40,7 @@ class Times:
     def __init__(self, monkeypatch, faster, own, mine):
         self.asked = 0
 
-        def milliseconds(*runs):
+        def milliseconds(*runs, among=None):
             self.asked += 1
             return own, mine
 
@@ -69,6 +69,21 @@ def test_a_choice_is_kept_for_the_next_start(faster, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "another device")
     choice_of(faster, (1,), runs)
     assert times.asked == 3
+
+
+@pytest.mark.parametrize("entry, changed", [("a", "a/own.json"), ("own.json", "own.json"), ("a:own.json", "own.json"),
+                                            ("a:own.json", "a/b/own.json"), ("missing", "data/fftune/presets/own.json")])
+def test_a_choice_is_measured_again_with_other_presets(faster, monkeypatch, tmp_path, entry, changed):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("FFTUNE_PRESETS", ":".join(str(tmp_path / own) for own in entry.split(":")))
+    file = tmp_path / changed
+    file.parent.mkdir(parents=True, exist_ok=True)
+    keys = [faster.key_of("a kind")]
+    for text in ("{}", "{ }"):
+        file.write_text(text)
+        keys.append(faster.key_of("a kind"))
+    (tmp_path / "other.json").write_text("{}")
+    assert len({*keys}) == 3 and faster.key_of("a kind") == keys[-1]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"milliseconds": {"1": [1]}}', '{"milliseconds": {"a": [1, 2]}}',
@@ -107,11 +122,11 @@ def measured(faster, stand_in, monkeypatch):  # noqa: F811
     """Times of the layers are measured: fftune's are faster for up to 8 sequences."""
     layers = importlib.import_module("fftune.vllm.layers")
     monkeypatch.setattr(faster, "BUDGET", 1e9)
-    monkeypatch.setattr(layers, "_is_measured", lambda state: state.model.reduce is None)
+    monkeypatch.setattr(layers, "_is_measured", lambda state: True)
     monkeypatch.setattr(sys.modules["test_vllm_layers"], "BLOCKS", 200)
     rows = []
 
-    def milliseconds(own, mine):
+    def milliseconds(own, mine, among=None):
         before = layers_tests.RUNS[:]
         own()
         rows.append(layers_tests.RUNS[len(before)])
@@ -185,7 +200,7 @@ def test_a_profile_run_is_vllms(measured, stand_in, monkeypatch, queries):  # no
 
 
 def test_an_error_in_a_measurement_leaves_the_model_to_vllm(measured, stand_in, faster, monkeypatch, caplog):  # noqa: F811
-    def fails(*_):
+    def fails(*_, **__):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(faster, "milliseconds", fails)

@@ -48,11 +48,15 @@ def test_modules_and_classes(vllm, version):
             found = recorded(version, module)[cls][own].strip("()").replace("=", "").split(", ")
             assert tuple(found[:len(parameters)] if own == "forward" else found) == parameters, name
     for module, cls in interfaces.MODELS.items():
-        for name in structure._CLASSES[cls]:
+        known = structure._CLASSES[cls]
+        for name in (known.layer, known.attention, *known.networks):
             home, own = name.split(".")
-            assert own in recorded(version, f"{structure._MODELS}{home}")
-    home, own = structure._MIXTURE.split(".")
-    assert own in recorded(version, f"{structure._MODELS}{home}")
+            found = recorded(version, f"{structure._MODELS}{home}")[own]
+            if name == known.layer:
+                assert {known.home, "mlp", *known.norms, *known.behind} <= set(found)
+            if own in structure._MIXTURES:
+                assert structure._MIXTURES[own] in found
+        assert of_class(version, known.norm)["variance_epsilon"] == "attribute"
     for name in structure._ROTARY:
         assert of_class(version, name)["cos_sin_cache"] == "attribute"
 

@@ -17,6 +17,7 @@ from fftune import Error
 
 MODELS = {"llama": "LlamaModel", "mistral": "MistralModel", "qwen2": "Qwen2Model",
           "qwen3": "Qwen3Model", "qwen3_moe": "Qwen3MoeModel"}
+WITH_WINDOWS = {"gpt_oss": "GptOssModel", "gemma2": "Gemma2Model", "gemma3": "Gemma3Model"}
 BLOCK, BLOCKS = 16, 24
 
 
@@ -59,21 +60,37 @@ def module_of(name):
 def model_of(stand_in, kind="llama", tp=1, rotary=None, classes=None, **changes):
     """A model with random weights of bfloat16 and random caches. No expert of a mixture is chosen, or left
     out, by rounding."""
-    if kind == "qwen3_moe":
+    if kind in ("qwen3_moe", "gpt_oss"):
         torch.manual_seed(4)
     parts = stand_in.parts
     sizes = SimpleNamespace(d=64, h=96, heads=4, kv_heads=2, dim=16, layers=3, vocabulary=50, tp=tp,
                             rotary=rotary or parts.RotaryEmbedding(16))
-    cls = classes or getattr(module_of(kind), MODELS[kind])
+    cls = classes or getattr(module_of(kind), (MODELS | WITH_WINDOWS)[kind])
     model = cls(vllm_config=stand_in.config_of(sizes, torch.bfloat16, **changes)).bfloat16()
-    for layer in model.layers:
-        layer.self_attn.attn.kv_cache = cache_of()
+    for own in attentions_of(model):
+        own.kv_cache = cache_of()
     return model
 
 
-def batch_of(model, lengths=(5, 40, 1, 16), padded=0, queries=None):
-    """Metadata of requests with as many keys, and their positions. Padded rows have slot -1, length
-    0, block 0 and stale positions."""
+def attentions_of(model):
+    return [(layer.self_attn if hasattr(layer, "self_attn") else layer.attn).attn for layer in model.layers]
+
+
+def by_window(place, attention):
+    return attention.sliding_window
+
+
+def batch_of(model, lengths=(5, 40, 1, 16), padded=0, queries=None, group=by_window):
+    """Metadata of requests with as many keys, and their positions. Layers have one object for each group(place,
+    attention), with blocks of its own."""
+    numbers = [group(place, own) for place, own in enumerate(attentions_of(model))]
+    found = {number: _metadata_of(lengths, padded, queries) for number in dict.fromkeys(numbers)}
+    return ({own.layer_name: found[number][0] for own, number in zip(attentions_of(model), numbers)},
+            next(iter(found.values()))[1])
+
+
+def _metadata_of(lengths, padded, queries):
+    """Padded rows have slot -1, length 0, block 0 and stale positions."""
     rows = len(lengths) + padded
     queries = queries or [1] * rows
     lengths = [*lengths, *[0] * padded]
@@ -90,8 +107,7 @@ def batch_of(model, lengths=(5, 40, 1, 16), padded=0, queries=None):
         seq_lens=torch.tensor(lengths, dtype=torch.int32), block_table=order,
         slot_mapping=torch.tensor(slots), use_cascade=False, causal=True, dcp_context_kv_lens=None,
         mm_prefix_range_tensor=None)
-    names = [layer.self_attn.attn.layer_name for layer in model.layers]
-    return {name: metadata for name in names}, torch.tensor(positions)
+    return metadata, torch.tensor(positions)
 
 
 def step(model, metadata, positions, ids=None, **named):
@@ -103,7 +119,7 @@ def step(model, metadata, positions, ids=None, **named):
 
 
 def caches(model):
-    return torch.stack([layer.self_attn.attn.kv_cache for layer in model.layers])
+    return torch.stack([own.kv_cache for own in attentions_of(model)])
 
 
 def warm(model, *batch):
@@ -120,8 +136,8 @@ MIXED = (5, 40, 33, 17), 0, [5, 1, 20, 1]  # a prompt, a chunk of one, and two t
 def wide(model):
     """The same model and caches in float64, which stay vLLM's."""
     own = copy.deepcopy(model).double()
-    for layer in own.layers:
-        layer.self_attn.attn.kv_cache = layer.self_attn.attn.kv_cache.double()
+    for attention in attentions_of(own):
+        attention.kv_cache = attention.kv_cache.double()
     own.vllm_config.model_config.dtype = torch.float64
     # Such as the rotary embedding, whose table is no weight.
     for module in own.modules():
@@ -142,8 +158,8 @@ def expect_right(model, metadata, positions, rows=slice(None), calls=0, **named)
     for network in (layer.mlp for layer in (*exact.layers, *plain.layers)):
         if hasattr(network, "fftune_0"):  # it is one op
             network.__class__ = type(network).__base__
-    for one, other in zip(plain.layers, model.layers):
-        one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
+    for one, other in zip(attentions_of(plain), attentions_of(model)):
+        one.kv_cache = other.kv_cache.clone()
     plain.vllm_config.kv_transfer_config = object()
     before = caches(model).clone()
     got = step(model, metadata, positions, **named)
@@ -296,7 +312,7 @@ def test_networks_of_one_kind_share_compiled_code(stand_in):
     for layer in packed_llama_of(stand_in).layers[:2]:
         network, x = layer.mlp, torch.randn(5, 64).bfloat16()
         right = network(x)
-        networks.fuse(network, 64)
+        networks.fuse(network, "silu", 64)
         torch._dynamo.reset()
         y = torch.compile(nn.Sequential(network), fullgraph=True, backend=backend)(x)
         assert (y - right).float().norm() < 0.02 * right.float().norm() and torch.equal(network(x), y)
@@ -333,7 +349,7 @@ def test_packed_mixtures_are_one_op(prompts, stand_in, monkeypatch):
     ("llama", lambda model: setattr(model.layers[1].self_attn.o_proj, "_fftune_packed", packed_of((64, 64))),
      "quantised weights of a network in several formats"),
     ("qwen3_moe", lambda model: setattr(model.layers[0].mlp.experts.routed_experts._fftune_packed, "biases", 1),
-     "quantised weights of layers that are not alike")])
+     "quantised weights of layers that no one op computes")])
 def test_quantised_layers_that_are_no_one_op(stand_in, caplog, kind, change, reason):
     model = packed_mixtures_of(stand_in) if kind == "qwen3_moe" else model_of(stand_in, kind)
     change(model)
@@ -545,7 +561,7 @@ def test_tensor_parallel_that_is_not_asked_for(decoding, stand_in, caplog):
     with caplog.at_level(logging.INFO):
         model = warm(model_of(stand_in, tp=2))
     assert lines_of(caplog) == ["fftune: layers of LlamaModel stay vLLM's: tensor parallelism, which "
-                                "FFTUNE_VLLM=experts,layers,ranks turns on"]
+                                "needs ranks in FFTUNE_VLLM"]
     expect_vllms(model, 1)
 
 
@@ -648,8 +664,8 @@ def expect_vllms(model, calls):
     metadata, positions = batch_of(model)
     plain = copy.deepcopy(model)
     plain.vllm_config.kv_transfer_config = object()
-    for one, other in zip(plain.layers, model.layers):
-        one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
+    for one, other in zip(attentions_of(plain), attentions_of(model)):
+        one.kv_cache = other.kv_cache.clone()
     model.calls = 0
     got = step(model, metadata, positions)
     assert model.calls == calls
@@ -694,19 +710,20 @@ def test_the_batch_of_a_test_is_one_that_vllm_gives(stand_in, queries, sequences
     model.vllm_config.speculative_config = verifying(queries - 1) if queries > 1 else None
     state = layers._examine(model, False)
     table = torch.zeros(sequences, 5, dtype=torch.int32)
-    batch = layers._Batch(sequences * queries, sequences * queries, torch.zeros(8), None, None, torch.zeros(1).long(),
-                          torch.zeros(1).int(), table, SimpleNamespace(), queries=queries)
+    batch = layers._Batch(sequences * queries, sequences * queries, torch.zeros(8), None, torch.zeros(1), torch.zeros(1).int(),
+                          (layers._Group((0, 1, 2), torch.zeros(1).long(), table, SimpleNamespace()),), queries=queries)
     trial, real = layers._made_up(state, batch)
     assert trial.rows == sequences * queries and real == min(sequences, 8, BLOCKS) * queries
     written = []
-    for row, slot in enumerate(trial.slots.tolist()):
+    group, = trial.groups
+    for row, slot in enumerate(group.slots.tolist()):
         sequence, token = divmod(row, queries)
         length = trial.lengths[sequence].item()
         if row >= real:
             assert slot == -1 and length == 0
             continue
         place = length - queries + token
-        assert slot == trial.table[sequence, place // BLOCK] * BLOCK + place % BLOCK and place == trial.positions[row]
+        assert slot == group.table[sequence, place // BLOCK] * BLOCK + place % BLOCK and place == trial.positions[row]
         written.append(slot // BLOCK)
     assert len(set(written)) * queries == len(written), "a block of each sequence's own"
 
@@ -804,8 +821,8 @@ def test_errors_are_left_to_vllm(stand_in, monkeypatch, caplog, kind):
     metadata, positions = batch_of(model)
     plain = copy.deepcopy(model)
     plain.vllm_config.kv_transfer_config = object()
-    for one, other in zip(plain.layers, model.layers):
-        one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
+    for one, other in zip(attentions_of(plain), attentions_of(model)):
+        one.kv_cache = other.kv_cache.clone()
     with caplog.at_level(logging.INFO):
         got = step(model, metadata, positions)
     assert torch.equal(got, step(plain, metadata, positions))
@@ -830,8 +847,9 @@ def test_other_batches(decoding, stand_in):
               (changed(metadata, causal=False), positions),
               (changed(metadata, dcp_context_kv_lens=torch.zeros(4)), positions),
               (changed(metadata, mm_prefix_range_tensor=torch.zeros(4)), positions)]
-    # Layers of two groups of caches.
-    others.append(({name: SimpleNamespace(**vars(one)) for name, one in metadata.items()}, positions))
+    # Layers of two batches.
+    first = next(iter(metadata))
+    others.append(({**metadata, first: changed(metadata, num_actual_tokens=3)[first]}, positions))
     model.forward = lambda *arguments, **named: "vLLM's"
     for given, places in others:
         assert step(model, given, places) == "vLLM's"
@@ -889,12 +907,9 @@ class OtherMLP(torch.nn.Module):
 
 
 @pytest.mark.parametrize("change, reason", [
-    (set_on("self_attn.attn.sliding_window", 32), "a sliding window"),
     (set_on("self_attn.attn.kv_cache_dtype", "fp8"), "a cache of fp8"),
     (set_on("self_attn.attn.attn_type", "encoder_only"), "attention that is not causal"),
     (set_on("self_attn.attn.kv_sharing_target_layer_name", "x"), "layers that share a cache"),
-    (set_on("self_attn.attn.impl.logits_soft_cap", 30.0), "a soft cap"),
-    (set_on("self_attn.attn.impl.sinks", torch.zeros(4)), "attention sinks"),
     (set_on("self_attn.attn.impl.alibi_slopes", torch.zeros(4)), "ALiBi"),
     (set_on("self_attn.attn.impl", SimpleNamespace(scale=0.25)),
      "the attention backend SimpleNamespace"),
@@ -1238,8 +1253,8 @@ def test_an_error_in_any_step_leaves_vllms_result(stand_in, monkeypatch, caplog,
     monkeypatch.setattr(f"fftune.vllm.layers.{name}", fails)
     metadata, positions = batch_of(model)
     plain = copy.deepcopy(model)
-    for one, other in zip(plain.layers, model.layers):
-        one.self_attn.attn.kv_cache = other.self_attn.attn.kv_cache.clone()
+    for one, other in zip(attentions_of(plain), attentions_of(model)):
+        one.kv_cache = other.kv_cache.clone()
     model.calls = 0
     with caplog.at_level(logging.INFO):
         got = step(model, metadata, positions)

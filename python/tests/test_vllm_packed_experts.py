@@ -79,6 +79,7 @@ def a_layer(method, dtype=torch.bfloat16, bits=4, zeros=False, biases=False, act
             layer.register_parameter(f"{part}_{name}", nn.Parameter(tensor, requires_grad=False))
         if biases:
             layer.register_parameter(f"{part}_bias", nn.Parameter(torch.randn(EXPERTS, n).bfloat16(), False))
+    layer._loaded_expert_biases = set()  # of 0.33, by the methods that fill biases
     layer.dense, layer.biases = dense, (layer.w13_bias, layer.w2_bias) if biases else None
     activations = importlib.import_module("vllm.model_executor.layers.fused_moe.experts.triton_moe").MoEActivation
     layer.activation, layer.expert_map = activations[activation], None

@@ -183,3 +183,56 @@ def _no_group(rank, stand_in, lines, cause):
 @pytest.mark.parametrize("cause", ["no peer access", "several hosts"])
 def test_ranks_without_a_group(tmp_path, cause):
     _start(_no_group, tmp_path, cause)
+
+
+def _measured(rank, folder, milliseconds):
+    """Has the ranks measure; each would keep its choices in a folder of its own."""
+    faster, layers = (importlib.import_module(f"fftune.vllm.{name}") for name in ("faster", "layers"))
+    os.environ["FFTUNE_CACHE"] = f"{folder}/{rank}"
+    of_layers.BLOCKS = 200
+    faster.BUDGET = 1e9 if rank else -1e9
+    torch.cuda.get_device_name = lambda: "a device"
+    layers._is_measured = lambda state: True
+
+    def both(*runs, among):
+        for run in runs:
+            run()
+        return milliseconds(max(among.all(rank)))
+
+    faster.milliseconds = both
+    return layers
+
+
+def _one_choice(rank, stand_in, lines, folder):
+    """The slower rank counts for each computation, and the end of the first one's time for both; what only one has kept
+    is measured again."""
+    layers = _measured(rank, folder, lambda last: (2.0 + rank, 2.5 - rank))
+    for _ in range(2):
+        model = _model(rank, stand_in, compilation_config__max_cudagraph_capture_size=64)
+        torch.manual_seed(8)
+        step(model, *batch_of(model))
+        choice, = _state(model).choices.values()
+        assert choice.times == {1: (3.0, 2.5)} and _state(model).reason == ""
+        if rank:
+            for file in (Path(folder) / "1" / "vllm").glob("*.json"):
+                file.unlink()
+        dist.barrier()
+    assert "1: 1.20" in lines[-1]
+
+
+def _a_rank_that_cannot_measure(rank, stand_in, lines, folder):
+    def fails(last):
+        if rank == last:
+            raise MemoryError("out of memory")
+        return 1.0, 1.0
+
+    _measured(rank, folder, fails)
+    model = _model(rank, stand_in, compilation_config__max_cudagraph_capture_size=64)
+    torch.manual_seed(8)
+    step(model, *batch_of(model))
+    assert _state(model).reason == f"MemoryError: out of memory{' on rank 1' if rank == 0 else ''}"
+
+
+@pytest.mark.parametrize("work", [_one_choice, _a_rank_that_cannot_measure])
+def test_ranks_measure_together(tmp_path, work):
+    _start(work, tmp_path, str(tmp_path))

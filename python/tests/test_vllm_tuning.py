@@ -8,17 +8,26 @@ import torch
 from fftune import _run, tuning
 from fftune.__main__ import tool_environment
 from fftune._library import Plan, tool_path
+from cases import trusted
 from test_vllm_layers import BLOCK, batch_of, model_of, packed_llama_of, step, stand_in, warm  # noqa: F401
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
                  "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
                  "qwen3_moe": "Qwen3MoeForCausalLM"}
+WITH_WINDOWS = {"gpt_oss": "GptOssForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
 REQUESTS = (5, 40, 1, 16)  # four of 48 keys at most: the stand-in's tables have three blocks
 
 
 def config_of(kind, tp):
     """The configuration of the stand-in's model, whose sizes are those of one device."""
-    return {"architectures": [ARCHITECTURES[kind]], "hidden_size": 64, "intermediate_size": 96 * tp,
+    if kind in WITH_WINDOWS:
+        more = dict(sliding_window=7, layer_types=["sliding_attention", "full_attention"])
+        more |= (dict(num_local_experts=4, num_experts_per_tok=2, model_type=kind) if kind == "gpt_oss" else
+                 dict(query_pre_attn_scalar=64, hidden_activation="gelu_pytorch_tanh"))
+        more |= dict(attn_logit_softcapping=5.0) if kind == "gemma2" else {}
+    else:
+        more = {}
+    return {**more, "architectures": [(ARCHITECTURES | WITH_WINDOWS)[kind]], "hidden_size": 64, "intermediate_size": 96 * tp,
             "num_attention_heads": 4 * tp, "num_key_value_heads": 2 * tp, "head_dim": 16,
             "max_position_embeddings": 4096, "torch_dtype": "bfloat16",
             **({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96 * tp, "norm_topk_prob": True}
@@ -34,7 +43,7 @@ def tune(folder, config, tp=1):
              *(["--parts", "experts,layers,linears,ranks"] if tp > 1 else [])]
     subprocess.run([str(tool_path()), *map(str, words)], env=tool_environment(), check=True,
                    capture_output=True)
-    return folder / "presets"
+    return trusted(folder / "presets")
 
 
 def problems_of_step(model):
@@ -60,6 +69,32 @@ def test_every_problem_of_a_step_has_a_record(stand_in, tmp_path, monkeypatch, k
     assert written >= {problem["op"] for problem, _ in found} - {"layer"}
     assert written >= {"qkv", "attention", "linear", "rmsnorm"}
     assert (kind == "qwen3_moe") == ("moe-route" in written)
+
+
+@pytest.mark.parametrize("kind", WITH_WINDOWS)
+def test_layers_with_windows_have_records(stand_in, tmp_path, monkeypatch, kind):  # noqa: F811
+    monkeypatch.setenv("FFTUNE_PRESETS", str(tune(tmp_path, config_of(kind, 1))))
+    tuning.forget_plans()
+    found = problems_of_step(warm(model_of(stand_in, kind)))
+    parts = ("attn_norm, qkv, attention, out, ffn_norm, router, route, experts" if kind == "gpt_oss" else
+             "attn_norm, qkv, attention, out, attn_post_norm, ffn_norm, ffn, ffn_post_norm")
+    layers = [described["reason"] for problem, described in found if problem["op"] == "layer"]
+    assert len(layers) == 2 and all(reason.endswith(f"records of {parts}") for reason in layers), layers
+
+
+def test_architectures_are_those_of_the_plugin(tmp_path):
+    """Each model class that the plugin wraps, and no other one."""
+    from fftune.vllm import interfaces
+
+    def said(architecture):
+        config = config_of("qwen3_moe", 1) | {"architectures": [architecture], "model_type": "gpt_oss"}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return subprocess.run([str(tool_path()), "tune-vllm", str(tmp_path), "--list", "--m", "1"],
+                              env=tool_environment(), text=True, capture_output=True).stderr
+
+    for cls in interfaces.MODELS.values():
+        assert "is not Llama" not in said(cls.replace("Model", "ForCausalLM")), cls
+    assert "is not Llama" in said("GemmaForCausalLM")
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
@@ -111,5 +146,4 @@ def test_parts_are_those_of_the_plugin(tmp_path):
                            capture_output=True) for words in (["--help"], [tmp_path, "--list", "--parts", "none"])]
     assert ",".join(plugin.PARTS) in said[0].stdout.replace("\n", "")
     assert said[1].returncode == 2
-    words = {*plugin.PARTS, *plugin.OPT_IN} - {"fp8-linears"}  # fp8 linear layers are not searched
-    assert all(word in said[1].stderr for word in words), said[1].stderr
+    assert all(word in said[1].stderr for word in (*plugin.PARTS, *plugin.OPT_IN)), said[1].stderr

@@ -19,7 +19,8 @@ SYSTEM = ("linux-vdso", "ld-linux", "libc.so", "libm.so", "libdl.so", "libpthrea
 @needs_wheel
 def test_everything_is_inside():
     for part in ("bin/fftune", "include/fftune/fftune.h", "share/fftune/presets/schema.json",
-                 "py.typed", "ops.pyi"):
+                 "share/doc/fftune/cli.md", "py.typed", "_generated_ops.py",
+                 "_op_table.json", "ops.pyi"):
         assert (ROOT / part).is_file(), part
     library, = (ROOT / "lib").iterdir()
     # Programs linked to it look for a file of this name.

@@ -55,13 +55,38 @@ GOOD = {
     "rope": dict(q=Q, k=K, angles=None, starts=torch.tensor([0, 3]), offsets=None,
                  rotation="halves", rotary=0, rule="base", base=1e4, factor=1.0, context=64.0,
                  low=1.0, high=4.0, beta_fast=32.0, beta_slow=1.0, scale=0.0),
+    "causal_conv1d": dict(x=torch.randn(2, 3, 8), w=torch.randn(8, 4), bias=V, act="silu", offsets=None,
+                          initial=torch.randn(2, 3, 8), final=True, state_order="entries"),
+    "causal_conv1d_update": dict(
+        x=X, w=torch.randn(8, 4), bias=V, state=torch.randn(4, 5, 8), act="silu",
+        offsets=torch.tensor([0, 2, 3]), indices=torch.tensor([2, 0]), first_slot=0,
+        has_state=torch.tensor([True, False]), accepted=torch.tensor([1, 2]), state_order="entries"),
+    "gated_rmsnorm": dict(x=X, z=X, w=V, eps=1e-6, order="after", gate="silu", convention="t5", groups=2),
+    "gated_delta_rule": dict(
+        q=torch.randn(2, 3, 2, 8), k=torch.randn(2, 3, 2, 8), v=torch.randn(2, 3, 4, 6), g=None, beta=None,
+        a=torch.randn(2, 3, 4), A_log=torch.randn(4), dt_bias=torch.randn(4), b=torch.randn(2, 3, 4),
+        gate="softplus", gate_bound=-5.0, beta_scale=1.0, qk_norm=True, scale=0.5,
+        initial_state=torch.randn(2, 4, 6, 8), states=None, state_indices=None, null_index=0, has_state=None,
+        offsets=None, state_layout="vk", return_state=True),
+    "ssd": dict(
+        x=torch.randn(2, 3, 4, 8), dt=torch.randn(2, 3, 4), A=None, B=torch.randn(2, 3, 2, 6),
+        C=torch.randn(2, 3, 2, 6), D=torch.randn(4), A_log=torch.randn(4), dt_bias=torch.randn(4), softplus=True,
+        dt_limit=(0.0, 0.1), initial_state=torch.randn(2, 4, 8, 6), states=None, state_indices=None,
+        null_index=0, has_state=None, offsets=None, return_state=True),
     "ngram_block": dict(ids=torch.randint(0, 5, (3, 9)), logits=torch.randn(3, 5), n=2, padding=-1,
                         lengths=torch.tensor([9, 4, 2]), prefix=torch.randint(0, 5, (1, 4)),
                         prefix_lengths=torch.tensor([4])),
     "attention": dict(q=Q, k=K, v=K, mask=torch.ones(2, 1, 3, 3, dtype=torch.bool), causal=False,
                       window=0, bias=torch.randn(1, 4, 3, 3), offsets=None, kv_offsets=None,
                       lengths=torch.tensor([3, 2]), sinks=torch.randn(4), pages=None, softcap=2.0,
-                      scale=0.5, return_lse=True),
+                      scale=0.5, return_lse=True, k_scale=None, v_scale=None),
+    "mla": dict(q_latent=torch.randn(2, 1, 4, 8), q_rope=torch.randn(2, 1, 4, 2), cache=torch.randn(5, 3, 10),
+                pages=torch.tensor([[4, 0], [1, 3]]), lengths=torch.tensor([6, 2]), scale=0.5, return_lse=True),
+    "mla_rope": dict(q=torch.randn(3, 4, 8), kv=torch.randn(3, 10), norm=torch.randn(6), cache=torch.zeros(5, 10),
+                     slots=torch.tensor([4, 0, 1]), positions=torch.tensor([2, 0, 1]), angles=torch.randn(3, 4),
+                     rotation="interleaved", rope_order="halves", eps=1e-5, rule="table", base=1e4, factor=1.0,
+                     context=8192.0, low=1.0, high=4.0, beta_fast=32.0, beta_slow=1.0, scale=1.0),
+    "head_linear": dict(x=torch.randn(3, 4, 8), w=torch.randn(4, 5, 8), transposed=False),
     "masked_softmax": dict(x=Q, mask=torch.ones(2, 1, 4, 8, dtype=torch.bool), causal=False,
                            scale=1.0),
     "cross_entropy": dict(logits=X, labels=torch.zeros(X.shape[:-1], dtype=torch.int64),
@@ -98,7 +123,8 @@ GOOD = {
     "qkv": dict(x=X, w=torch.randn(32, 8), heads=2, kv_heads=1, bias=torch.randn(32),
                 norms=(V, V), eps=1e-6, positions=torch.arange(3), angles=None, rotation="halves",
                 rotary=0, rule="base", base=1e4, factor=1.0, context=64.0, low=1.0, high=4.0,
-                beta_fast=32.0, beta_slow=1.0, scale=0.0, caches=None, slots=None, w_scale=None),
+                beta_fast=32.0, beta_slow=1.0, scale=0.0, caches=None, slots=None, w_scale=None, k_scale=None,
+                v_scale=None),
     "layernorm": dict(x=X, w=V, b=V, eps=1e-5),
     "add_layernorm": dict(x=X, residual=X, w=V, b=V, eps=1e-5),
     "layer": dict(x=torch.randn(1, 1, 8), weights=[WEIGHTS], caches=caches(),
@@ -107,7 +133,7 @@ GOOD = {
                   scale=0.0, rope_scale=0.0, top_k=0, score="softmax", order="before",
                   renormalise=False, packing="halves", groups=0, top_groups=0, group_score="max",
                   route_scale=1.0, parallel=False, rotation="halves", constants=(), grouped=False,
-                  norm_last=False, multiplier=1.0, wide_logits=False, group=None),
+                  norm_last=False, multiplier=1.0, wide_logits=False, group=None, window=0),
 }
 DRAW = dict(temperature=torch.ones(3), seeds=torch.arange(3), steps=torch.zeros(3).int(),
             top_k=torch.tensor([0, 2, 3]).int(), top_p=torch.full((3,), 0.9), min_p=torch.zeros(3))
@@ -195,6 +221,16 @@ def test_whole_experts_of_a_rank_take_no_wrong_value():
     fuzz(ops.moe_ffn, {**GOOD["moe_ffn"], "experts": 4, "first_expert": 1})
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_caches_of_float8_take_no_wrong_value():
+    scales = {"k_scale": torch.rand(2) + 0.5, "v_scale": torch.rand(2) + 0.5}
+    pages = torch.randn(2, 3, 2, 8).to(FP8)
+    fuzz(ops.attention, {**GOOD["attention"], "k": pages, "v": pages, **scales})
+    written = {"caches": (torch.zeros(6, 1, 8).to(FP8), torch.zeros(6, 1, 8).to(FP8)), "slots": torch.arange(3),
+               "k_scale": ONE, "v_scale": ONE}
+    fuzz(ops.qkv, {**GOOD["qkv"], **written})
+
+
 def test_every_public_op_has_a_good_call():
     assert set(ops.__all__) == {*GOOD, "masked_ffn_backward", "PackedWeight"}
 
@@ -250,7 +286,10 @@ def test_element_types_come_from_no_fallback(name, on):
 # Weights, and numbers of each row, that any type of floating point serves.
 ANY_FLOAT = {("rmsnorm", "w"), ("add_rmsnorm", "w"), ("rmsnorm_quantised", "w"),
              ("bias_gelu", "bias"), ("moe_ffn", "weights"), ("moe_ffn_backward", "weights"),
-             ("moe_ffn_fp8", "weights"), ("moe_route", "bias"), ("attention", "sinks"),
+             ("moe_ffn_fp8", "weights"), ("moe_route", "bias"), ("attention", "sinks"), ("gated_rmsnorm", "w"),
+             ("gated_delta_rule", "A_log"), ("gated_delta_rule", "dt_bias"),
+             *(("ssd", name) for name in ("A_log", "dt_bias", "D")),
+             *((op, name) for op in ("causal_conv1d", "causal_conv1d_update") for name in ("w", "bias")),
              *((op, name) for op in ("sample", "head") for name in ("temperature", "top_p", "min_p"))}
 
 

@@ -45,8 +45,9 @@ TOUCHED = {
                              "input_is_parallel",
         "ReplicatedLinear": "bias quant_method skip_bias_add",
         "UnquantizedLinearMethod": ""},
-    f"{_LAYERS}/layernorm": {"RMSNorm": "weight variance_epsilon variance_size_override has_weight"},
-    f"{_LAYERS}/activation": {"SiluAndMul": ""},
+    f"{_LAYERS}/layernorm": {"RMSNorm": "weight variance_epsilon variance_size_override has_weight",
+                             "GemmaRMSNorm": "weight variance_epsilon"},
+    f"{_LAYERS}/activation": {"SiluAndMul": "", "GeluAndMul": "approximate"},
     f"{_LAYERS}/rotary_embedding/base": {"RotaryEmbedding": "cos_sin_cache rotary_dim is_neox_style"},
     f"{_LAYERS}/rotary_embedding/llama3_rope": {"Llama3RotaryEmbedding": "cos_sin_cache"},
     f"{_LAYERS}/rotary_embedding/yarn_scaling_rope": {"YaRNScalingRotaryEmbedding": "cos_sin_cache"},
@@ -125,7 +126,7 @@ TOUCHED = {
         "LlamaDecoderLayer": "self_attn mlp input_layernorm post_attention_layernorm",
         "LlamaAttention": "num_heads num_kv_heads head_dim qkv_proj o_proj rotary_emb attn",
         "LlamaMLP": "gate_up_proj down_proj act_fn"},
-    f"{_MODELS}/mistral": {"MistralModel": "forward", "MistralDecoderLayer": "self_attn mlp",
+    f"{_MODELS}/mistral": {"MistralModel": "forward", "MistralDecoderLayer": "self_attn mlp input_layernorm post_attention_layernorm",
                            "MistralAttention": "qkv_proj o_proj rotary_emb attn"},
     f"{_MODELS}/qwen2": {
         "Qwen2Model": "forward embed_input_ids layers norm start_layer end_layer",
@@ -133,7 +134,7 @@ TOUCHED = {
         "Qwen2Attention": "num_heads num_kv_heads head_dim qkv_proj o_proj rotary_emb attn",
         "Qwen2MLP": "gate_up_proj down_proj act_fn"},
     f"{_MODELS}/qwen3": {
-        "Qwen3Model": "forward", "Qwen3DecoderLayer": "self_attn mlp",
+        "Qwen3Model": "forward", "Qwen3DecoderLayer": "self_attn mlp input_layernorm post_attention_layernorm",
         "Qwen3Attention": "num_heads num_kv_heads head_dim qkv_proj o_proj q_norm k_norm attn"},
     f"{_MODELS}/qwen3_moe": {
         "Qwen3MoeModel": "forward embed_input_ids layers norm start_layer end_layer",
@@ -141,6 +142,23 @@ TOUCHED = {
         "Qwen3MoeAttention": "num_heads num_kv_heads head_dim qkv_proj o_proj q_norm k_norm attn",
         "Qwen3MoeMLP": "gate_up_proj down_proj act_fn expert_gate",
         "Qwen3MoeSparseMoeBlock": "forward is_sequence_parallel gate experts"},
+    f"{_MODELS}/gpt_oss": {
+        "GptOssModel": "forward embed_input_ids layers norm start_layer end_layer",
+        "TransformerBlock": "attn mlp input_layernorm post_attention_layernorm",
+        "OAIAttention": "num_local_attention_heads num_local_key_value_heads head_dim qkv_proj o_proj rotary_emb attn sinks",
+        "MLPBlock": "is_sequence_parallel router experts"},
+    f"{_MODELS}/gemma2": {
+        "Gemma2Model": "forward embed_input_ids layers norm start_layer end_layer",
+        "Gemma2DecoderLayer": "self_attn mlp input_layernorm post_attention_layernorm pre_feedforward_layernorm "
+                              "post_feedforward_layernorm",
+        "Gemma2Attention": "num_heads num_kv_heads head_dim qkv_proj o_proj rotary_emb attn",
+        "Gemma2MLP": "gate_up_proj down_proj act_fn"},
+    f"{_MODELS}/gemma3": {
+        "Gemma3Model": "forward embed_input_ids layers norm start_layer end_layer",
+        "Gemma3DecoderLayer": "self_attn mlp input_layernorm post_attention_layernorm pre_feedforward_layernorm "
+                              "post_feedforward_layernorm",
+        "Gemma3Attention": "num_heads num_kv_heads head_dim qkv_proj o_proj rotary_emb attn q_norm k_norm",
+        "Gemma3MLP": "gate_up_proj down_proj act_fn"},
 }
 
 

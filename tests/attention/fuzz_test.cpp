@@ -4,6 +4,7 @@
 #include <iterator>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,6 +81,23 @@ TEST_CASE("two thousand small random problems of attention are right on the CPU"
 
 TEST_CASE("larger random problems of attention are right on the CPU") {
   verify_larger_on_cpu(attention_op(), random_attention);
+}
+
+TEST_CASE("random values of other features than keys are right on the CPU") {
+  verify_small_on_cpu(attention_op(), random_attention_of_values, 1000);
+  verify_larger_on_cpu(attention_op(), random_attention_of_values, 30);
+}
+
+TEST_CASE("random values of other features than keys are right on the GPU", "[gpu][values]") {
+  verify_on_gpu(attention_op(), random_attention_of_values, 150);
+}
+
+TEST_CASE("a few small values of other features than keys are right on the GPU", "[gpu][small]") {
+  verify_small_on_gpu(attention_op(), random_attention_of_values);
+}
+
+TEST_CASE("CUDA families of values of other features than keys have their default in their space") {
+  check_cuda_spaces(attention_op(), random_attention_of_values);
 }
 
 // In parts, each of a minute or so: a run on a device may be limited in time.
@@ -189,6 +207,63 @@ TEST_CASE("every way to add up dq is right on the GPU", "[gpu][dq]") {
       }
     }
   verify_chosen(*backend, cases, random);
+}
+
+namespace {
+
+/// Problems with keys that several heads of queries read, and a variant for each number of copies.
+std::vector<ChosenVariant> variants_of_copies(const DeviceFacts& facts) {
+  const Family& family = family_of(attention_op(), "attention_bwd_sm90_copies");
+  const std::pair<Sizes, Options> problems[] = {
+      {{{"s", 100}, {"heads", 12}, {"kv-heads", 2}, {"dim", 184}}, {{"mask", "causal"}}},
+      {{{"s", 70}, {"kv", 90}, {"heads", 4}, {"kv-heads", 1}, {"dim", 64}}, {{"mask", "none"}}},
+      {{{"s", 130}, {"heads", 6}, {"kv-heads", 3}, {"dim", 64}},
+       {{"mask", "causal"}, {"layout", "thd"}}},
+      {{{"s", 80}, {"heads", 6}, {"kv-heads", 2}, {"dim", 72}, {"k-row", 200}, {"v-row", 152}},
+       {{"mask", "causal"}, {"deterministic", "yes"}}}};
+  std::vector<ChosenVariant> cases;
+  for (auto [sizes, options] : problems) {
+    sizes.insert({"b", 2});
+    const Problem problem = attention_problem(DeviceKind::cuda, "bwd", DType::bf16, sizes, options);
+    if (family.refusal(problem, facts)) continue;
+    std::set<std::int64_t> tried;
+    for (const Config& config : family.space(problem, facts).feasible())
+      if (tried.insert(config.at("copies")).second)
+        cases.push_back({problem, {&family, config, 0, 1}, {}});
+  }
+  return cases;
+}
+
+}  // namespace
+
+TEST_CASE("gradients of copied keys and values are right on the GPU", "[gpu][dq][copies]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(3);
+  auto cases = variants_of_copies(backend->facts());
+  verify_chosen(*backend, cases, random);
+}
+
+TEST_CASE("keys and values are copied for every number that divides their heads of queries") {
+  const DeviceFacts facts = products_of_architecture("sm_90a").front();
+  std::vector<std::int64_t> copies;
+  for (const ChosenVariant& variant : variants_of_copies(facts))
+    copies.push_back(variant.variant.config.at("copies"));
+  CHECK(copies == std::vector<std::int64_t>{2, 3, 6, 2, 4, 2, 3});
+  const Family& family = family_of(attention_op(), "attention_bwd_sm90_copies");
+  const auto problem = [](std::int64_t heads, std::int64_t kv_heads) {
+    return attention_problem(
+        DeviceKind::cuda, "bwd", DType::bf16,
+        {{"s", 256}, {"b", 1}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", 184}},
+        {{"mask", "causal"}});
+  };
+  // Four key blocks of each of two heads leave most SMs idle: a copy for each head of queries.
+  CHECK(family.default_config(problem(12, 2), facts).at("copies") == 6);
+  CHECK(family.refusal(problem(12, 12), facts));
+  CHECK(family.refusal(problem(17, 1), facts));
+  // No GPU has timed it.
+  CHECK(default_recipe(attention_op(), problem(12, 2), facts).front().family ==
+        "attention_bwd_sm90");
 }
 
 namespace {

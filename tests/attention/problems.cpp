@@ -67,4 +67,18 @@ Problem random_attention(DeviceKind kind, Draw& draw, std::int64_t most_elements
                            std::move(options));
 }
 
+Problem random_attention_of_values(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
+  Problem problem = random_attention(kind, draw, most_elements / 2);
+  auto& sizes = problem.sizes;
+  const std::int64_t dim = sizes.at("dim");
+  // Mostly fewer features than those of keys.
+  const std::int64_t v_dim = draw.below(4) == 0   ? std::min<std::int64_t>(512, 2 * dim)
+                             : draw.below(2) == 0 ? 2 * (1 + draw.below(dim / 2))
+                                                  : std::max<std::int64_t>(2, dim / 3 * 2 / 2 * 2);
+  sizes.erase("kv-head");
+  if (sizes.contains("v-row")) sizes["v-row"] = (problem.size("heads") + 3) * 4 * v_dim;
+  sizes["v-dim"] = v_dim;
+  return attention_problem(kind, problem.pass, problem.dtype, sizes, problem.options);
+}
+
 }  // namespace fftune::test

@@ -23,5 +23,7 @@ void draw_form(Draw& draw, bool backward, std::int64_t heads, std::int64_t dim,
 
 /// A problem with every field drawn.
 Problem random_attention(DeviceKind kind, Draw& draw, std::int64_t most_elements);
+/// The same with values of another number of features than keys.
+Problem random_attention_of_values(DeviceKind kind, Draw& draw, std::int64_t most_elements);
 
 }  // namespace fftune::test

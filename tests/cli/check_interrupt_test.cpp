@@ -65,8 +65,8 @@ TEST_CASE("an interrupt ends the reference of a saved layer's check") {
   writer.add("b", "F32", {16, 24}, std::vector<float>(16 * 24, 1));
   writer.write(folder.path() / "model.safetensors");
   std::vector<SavedInputs> saved;
-  saved.emplace_back(
-      test.op, WeightOptions{.weights = folder.path() / "model.safetensors", .map = "a=a,b=b"});
+  saved.emplace_back(builtin_catalog(), test.op,
+                     SavedValues{.weights = folder.path() / "model.safetensors", .map = "a=a,b=b"});
   const auto checks = check_saved({test.problem}, saved, test.catalog, *test.backend,
                                   PresetLibrary(), test.settings);
   REQUIRE(checks.size() == 1);

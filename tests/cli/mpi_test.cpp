@@ -57,17 +57,17 @@ json document_of(const std::string& out) {
 TEST_CASE("ranks that share a host deal its devices out, if there are enough") {
   using fftune::tool::part_of_host;
   const std::vector<std::string> all{"cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4"};
-  fftune::tool::Place place;
-  CHECK(part_of_host(place, all) == all);
-  place.host_ranks = 2;
-  CHECK(part_of_host(place, all) == std::vector<std::string>{"cuda:0", "cuda:2", "cuda:4"});
-  place.on_host = 1;
-  CHECK(part_of_host(place, all) == std::vector<std::string>{"cuda:1", "cuda:3"});
-  place.host_ranks = 5;
-  place.on_host = 4;
-  CHECK(part_of_host(place, all) == std::vector<std::string>{"cuda:4"});
-  place.host_ranks = 6;
-  CHECK(part_of_host(place, all) == all);
+  fftune::tool::MpiRank self;
+  CHECK(part_of_host(self, all) == all);
+  self.host_ranks = 2;
+  CHECK(part_of_host(self, all) == std::vector<std::string>{"cuda:0", "cuda:2", "cuda:4"});
+  self.on_host = 1;
+  CHECK(part_of_host(self, all) == std::vector<std::string>{"cuda:1", "cuda:3"});
+  self.host_ranks = 5;
+  self.on_host = 4;
+  CHECK(part_of_host(self, all) == std::vector<std::string>{"cuda:4"});
+  self.host_ranks = 6;
+  CHECK(part_of_host(self, all) == all);
 }
 
 TEST_CASE("four ranks make one search of it") {

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "apps/fftune/saved/saved_inputs.hpp"
+#include "apps/fftune/saved/weight_options.hpp"
 #include "core/error.hpp"
 #include "registry/catalog.hpp"
-#include "safetensors/model.hpp"
 #include "sandbox.hpp"
+#include "saved/model.hpp"
 #include "support/catch.hpp"
 #include "support/json.hpp"
 #include "support/safetensors.hpp"
@@ -86,7 +86,7 @@ class PackedModel {
     return saved_problems(saved.op(), given, &saved, DeviceKind::cpu).at(0);
   }
   SavedInputs open(const std::string& op) const {
-    return SavedInputs(builtin_catalog().op(op), {.weights = write()});
+    return SavedInputs(builtin_catalog(), builtin_catalog().op(op), {.weights = write()});
   }
   std::string complaint(const std::string& op,
                         const std::map<std::string, std::string>& options = {}) const {

@@ -147,6 +147,8 @@ TEST_CASE("every source file that a page names is there") {
        {"apps", "bench", "docs", "kernels", "lib", "python", "tests", "tuning"})
     for (const auto& entry : fs::recursive_directory_iterator(root / folder))
       files += "/" + fs::relative(entry.path(), root).string() + "\n";
+  // A build without Python leaves out files that others write into the tree.
+  files += text_of(root / ".gitignore");
   std::size_t named = 0;
   for (const fs::path& page : pages()) {
     // Records of what was tried name what was there at that time.
@@ -203,6 +205,32 @@ TEST_CASE("docs/output.md has every column of the tables that people read most")
     }
     CHECK(columns >= 5);
   }
+}
+
+TEST_CASE("what a page quotes is current: help, an output, a header") {
+  // "```text SOURCE" and the lines up to the end of the block. SOURCE is a command or a file.
+  const std::regex excerpt(R"re(\n```text ([^\n]+)\n([^`]*)```)re");
+  const Sandbox sandbox;
+  std::size_t quoted = 0;
+  for (const fs::path& page : pages()) {
+    const std::string text = text_of(page);
+    for (std::sregex_iterator each(text.begin(), text.end(), excerpt), end; each != end; ++each) {
+      const std::string source = (*each)[1];
+      const std::string now = source.rfind("fftune ", 0) == 0 ? sandbox.fftune(source.substr(7)).out
+                                                              : text_of(root / source);
+      std::istringstream lines((*each)[2]);
+      std::size_t from = 0;  // where the next line is looked for: behind those before
+      for (std::string line; std::getline(lines, line);) {
+        if (line == "…") continue;
+        CAPTURE(page.string(), source, line);
+        const std::size_t at = ("\n" + now).find("\n" + line + "\n", from);
+        CHECK(at != now.npos);
+        if (at != now.npos) from = at + line.size();
+      }
+      ++quoted;
+    }
+  }
+  CHECK(quoted >= 2);
 }
 
 TEST_CASE("docs/tutorial.md shows the columns of the tables that its commands print") {

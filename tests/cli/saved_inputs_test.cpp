@@ -1,5 +1,5 @@
 // The inputs of ops from saved models, by the names of each kind of model.
-#include "apps/fftune/saved/saved_inputs.hpp"
+#include "apps/fftune/saved/weight_options.hpp"
 
 #include <cmath>
 #include <filesystem>
@@ -43,17 +43,17 @@ class DenseModel {
   void config(const std::string& text) { write_text(folder_->path() / "config.json", text); }
 
   const Op& op(const std::string& name) const { return catalog_.op(name); }
-  SavedInputs open(const std::string& name, WeightOptions options = {}) const {
+  SavedInputs open(const std::string& name, SavedValues options = {}) const {
     writer_.write(folder_->path() / "model.safetensors");
     options.weights = folder_->path().string();
-    return SavedInputs(op(name), options);
+    return SavedInputs(catalog_, op(name), options);
   }
   std::vector<Problem> problems(const SavedInputs& saved, ProblemOptions given = {}) const {
     if (given.sizes[std::string(saved.op().token_size())].empty())
       given.sizes[std::string(saved.op().token_size())] = "3";
     return saved_problems(saved.op(), given, &saved, DeviceKind::cpu);
   }
-  std::string complaint(const std::string& name, const WeightOptions& options = {},
+  std::string complaint(const std::string& name, const SavedValues& options = {},
                         const ProblemOptions& given = {}) const {
     try {
       problems(open(name, options), given);
@@ -279,8 +279,7 @@ TEST_CASE("experts that are packed are one tensor of gate and up") {
 
 namespace {
 
-const ProblemOptions decoding{
-    .sizes = {{"batch", "2"}, {"cache", "8"}}, .options = {}, .dtypes = {}, .pass = {}};
+const ProblemOptions decoding{{.sizes = {{"batch", "2"}, {"cache", "8"}}}};
 
 /// Those of the options that are named.
 std::string options_text(const Problem& problem, const std::vector<std::string>& names) {
@@ -363,7 +362,7 @@ TEST_CASE("layers of Gemma differ by the window and the angles") {
     for (const char* name : {"gate", "up", "down"})
       model.add(start + "mlp." + name + "_proj.weight", {8, 8}, 500);
   }
-  const auto layer_text = [&](const std::string& layer) {
+  const auto layer_text = [&](std::int64_t layer) {
     const SavedInputs saved = model.open("layer", {.layer = layer});
     const Problem problem = model.problems(saved, decoding).at(0);
     return options_text(problem, {"base", "factor"}) +
@@ -375,27 +374,27 @@ TEST_CASE("layers of Gemma differ by the window and the angles") {
       R"("rope_parameters":{"sliding_attention":{"rope_theta":1000.0},)"
       R"("full_attention":{"rope_theta":5000.0,"rope_type":"linear","factor":8.0}},)" +
       common + "}");
-  CHECK(layer_text("0") == "base=1000 factor=- window");
-  CHECK(layer_text("1") == "base=5000 factor=8 ");
+  CHECK(layer_text(0) == "base=1000 factor=- window");
+  CHECK(layer_text(1) == "base=5000 factor=8 ");
   model.config(
       R"({"model_type":"gemma3_text","sliding_window_pattern":2,"rope_theta":5000.0,)"
       R"("rope_local_base_freq":1000.0,"rope_scaling":{"rope_type":"linear","factor":8.0},)" +
       common + "}");
-  CHECK(layer_text("0") == "base=1000 factor=- window");
-  CHECK(layer_text("1") == "base=5000 factor=8 ");
+  CHECK(layer_text(0) == "base=1000 factor=- window");
+  CHECK(layer_text(1) == "base=5000 factor=8 ");
   model.config(
       R"({"model_type":"gemma2","query_pre_attn_scalar":64,"attn_logit_softcapping":50.0,)" +
       common + "}");
-  CHECK(layer_text("0") == "base=- factor=- window");
-  CHECK(layer_text("1") == "base=- factor=- ");
+  CHECK(layer_text(0) == "base=- factor=- window");
+  CHECK(layer_text(1) == "base=- factor=- ");
   const SavedInputs saved = model.open("layer");
   CHECK(options_text(model.problems(saved, decoding).at(0),
                      {"scale", "softcap", "post-norms", "convention"}) ==
         "scale=0.125 softcap=50 post-norms=yes convention=gemma ");
   // A value that is no list, or a missing one, leaves the rule of the model.
   model.config(R"({"model_type":"gemma2","layer_types":[1],)" + common + "}");
-  CHECK(layer_text("0") == "base=- factor=- window");
-  CHECK(layer_text("1") == "base=- factor=- ");
+  CHECK(layer_text(0) == "base=- factor=- window");
+  CHECK(layer_text(1) == "base=- factor=- ");
 }
 
 TEST_CASE("a layer with experts has a router") {
@@ -449,7 +448,7 @@ TEST_CASE("layers of one plan are those from --layer on") {
   }
   model.config(R"({"head_dim":8,"rope_scaling":{"rope_type":"llama3","factor":8.0,)"
                R"("low_freq_factor":1.0,"high_freq_factor":4.0}})");
-  const SavedInputs saved = model.open("layer", {.layer = "1"});
+  const SavedInputs saved = model.open("layer", {.layer = 1});
   ProblemOptions given;
   given.sizes = {{"batch", "2"}, {"cache", "8"}, {"layers", "2"}};
   const Problem problem = model.problems(saved, given).at(0);
@@ -461,7 +460,7 @@ TEST_CASE("layers of one plan are those from --layer on") {
   CHECK(values(saved, problem, "layers.1.w_o") == counting({4, 16}, 2400));
   CHECK(values(saved, problem, "layers.1.k_cache").empty());
   given.sizes["layers"] = "3";
-  CHECK_THAT(model.complaint("layer", {.layer = "1"}, given),
+  CHECK_THAT(model.complaint("layer", {.layer = 1}, given),
              ContainsSubstring("model.layers.3.input_layernorm.weight"));
 }
 
@@ -511,8 +510,7 @@ TEST_CASE("a contradiction to a saved model is one line") {
   const std::vector<Wrong> all{
       {model.complaint("ffn", {}, wide),
        {"w_gate of ffn is [6, 5]", "mlp.gate_proj.weight", "[6, 4]"}},
-      {model.complaint("ffn", {.layer = "7"}), {"no layer 7", "from 0 to 0"}},
-      {model.complaint("ffn", {.layer = "x"}), {"--layer 'x' is not a whole number"}},
+      {model.complaint("ffn", {.layer = 7}), {"no layer 7", "from 0 to 0"}},
       {model.complaint("moe-ffn"), {"mlp.experts", "--map w_down=TENSOR"}},
       {model.complaint("linear", {.map = "w=mlp.gateproj.weight"}),
        {"no tensor", "did you mean model.layers.0.mlp.gate_proj.weight?"}},

@@ -25,6 +25,17 @@ constexpr const char* mixture = R"({"architectures": ["Qwen3MoeForCausalLM"], "h
     "num_experts_per_tok": 8, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
     "max_position_embeddings": 40960, "mlp_only_layers": []})";
 
+constexpr const char* gemma = R"({"architectures": ["Gemma3ForCausalLM"], "hidden_size": 2560,
+    "intermediate_size": 10240, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "head_dim": 256, "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
+    "sliding_window": 1024, "query_pre_attn_scalar": 64,
+    "hidden_activation": "gelu_pytorch_tanh"})";
+constexpr const char* gpt_oss = R"({"architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32,
+    "num_experts_per_tok": 4, "swiglu_limit": 7.0, "sliding_window": 128,
+    "max_position_embeddings": 131072, "torch_dtype": "bfloat16"})";
+
 /// The configuration with more fields. The first field of a name counts.
 std::string with(std::string_view config, const std::string& fields) {
   return "{" + fields + "," + std::string(config.substr(1));
@@ -167,7 +178,9 @@ TEST_CASE("a model that stays vLLM's is an error with the reason") {
   };
   const std::string start = "there is nothing to search: layers stay vLLM's: ";
   CHECK(error_of(R"({"architectures": ["GemmaForCausalLM"]})") ==
-        start + "GemmaForCausalLM is not Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE");
+        start +
+            "GemmaForCausalLM is not Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, gpt-oss, Gemma 2 or "
+            "Gemma 3");
   CHECK(reason(llama, R"("quantization_config": {"quant_method": "awq"})") ==
         start +
             "quantised weights; linear layers stay vLLM's: weights of an unknown number of bits");
@@ -177,14 +190,101 @@ TEST_CASE("a model that stays vLLM's is an error with the reason") {
   CHECK(reason(llama, R"("dtype": "float16")") == start + "elements of float16");
   CHECK(reason(llama, R"("mlp_bias": true)") == start + "biases of the network");
   CHECK(reason(llama, R"("hidden_act": "gelu")") == start + "the activation gelu");
-  auto mistral = std::string(llama);
-  mistral.replace(mistral.find("Llama"), 5, "Mistral");
-  CHECK(error_of(mistral).empty());
-  CHECK(reason(mistral, R"("sliding_window": 4096)") == start + "a sliding window");
   CHECK(error_of(llama, {.layers = false}) ==
         "there is nothing to search: LlamaForCausalLM has no experts");
   CHECK(reason(mixture, R"("swiglu_limit": 7.0, "dtype": "float16")") ==
         start + "elements of float16; experts stay vLLM's: a clamped activation, or biases");
+}
+
+TEST_CASE("attention has the windows of all layers") {
+  auto mistral = std::string(llama);
+  mistral.replace(mistral.find("Llama"), 5, "Mistral");
+  const std::string types = R"(, "layer_types": ["sliding_attention", "full_attention"])";
+  const std::string window = R"("sliding_window": 4096)";
+  using Case = std::tuple<std::string, bool, bool>;  // has a window, and layers without one
+  for (const auto& [config, slides, sees_all] :
+       {Case(mistral, false, true), Case(with(mistral, window), true, false),
+        Case(with(mistral, window + types), true, true),
+        Case(with(mistral, window + R"(, "use_sliding_window": false)"), false, true)}) {
+    const auto found = problems_of(config, {.tokens = {1}});
+    const auto lines = texts(found);
+    for (const auto& [end, expected] :
+         {std::pair(" s=1 window=4096", slides), std::pair(" s=1", sees_all)})
+      CHECK(std::any_of(lines.begin(), lines.end(), [&, end = end](const std::string& line) {
+              return line.find("mask=none b=1 dim=128") != line.npos && line.ends_with(end);
+            }) == expected);
+  }
+}
+
+TEST_CASE("Gemma has the parts of the op layer") {
+  const auto found = problems_of(gemma, {.tokens = {2}});
+  CHECK(found.left_alone.empty());
+  CHECK(has(found, "rmsnorm/fwd bf16 convention=gemma eps=1e-06 residual=after"));
+  CHECK(has(found, "ffn/fwd bf16 act=gelu-tanh d=2560 h=10240 m=2"));
+  CHECK(has(found, "convention=gemma"));
+  CHECK(has(found, "scale=0.125 b=2 dim=256 heads=8 kv=8192 kv-heads=4 page=16 "));
+  CHECK(has(found, "s=1 window=1024"));
+  CHECK_FALSE(has(found, "linear/fwd bf16 residual=yes"));
+  auto second = std::string(gemma);
+  second.replace(second.find("Gemma3"), 6, "Gemma2");
+  CHECK(has(problems_of(with(second, R"("attn_logit_softcapping": 50.0)"), {.tokens = {2}}),
+            "softcap=50"));
+  // A rank of a group has a slice, and the sums are those of the group.
+  const auto slice = problems_of(gemma, {.tensor_parallel = 2, .tokens = {2}, .ranks = true});
+  CHECK(has(slice, "h=5120"));
+  CHECK_FALSE(has(slice, "all-reduce"));
+  CHECK(error_of(gemma, {.batch_invariant = true}).find("the op layer alone computes") !=
+        std::string::npos);
+  // vLLM runs the model with vision by the same layers.
+  const std::string_view sizes(std::string_view(gemma).substr(std::string_view(gemma).find(',')));
+  const std::string text = R"({"model_type": "gemma3_text")" + std::string(sizes);
+  CHECK(texts(problems_of(
+            R"({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": )" + text + "}",
+            {.tokens = {2}})) == texts(found));
+}
+
+TEST_CASE("gpt-oss has the parts of the op layer, and its prompts run by ops in bfloat16") {
+  for (const bool is_packed : {false, true}) {
+    const std::string config =
+        is_packed ? with(gpt_oss, R"("quantization_config": {"quant_method": "mxfp4"})") : gpt_oss;
+    const auto found = problems_of(config);
+    CHECK(has(found, "linear/fwd bf16 bias=yes residual=yes k=4096 m=1 n=2880"));
+    CHECK(has(found, "linear/fwd bf16 bias=yes k=2880 m=1 n=32"));
+    CHECK(has(found,
+              "sinks=yes b=1 dim=64 heads=64 kv=131072 kv-heads=8 page=16 s=1 "
+              "window=128"));
+    CHECK(has(found, "moe-route/fwd bf16 order=after "));
+    CHECK(has(found, is_packed ? "weights=mxfp4" : "gate-up=interleaved"));
+    CHECK(has(found, " layout=thd ") != is_packed);
+    CHECK(has(found, "qkv/fwd bf16 bias=yes cache=yes"));
+    CHECK(has(found, "linear/fwd bf16 bias=yes k=2880 m=1024 n=32") != is_packed);
+  }
+  CHECK(problems_of(gpt_oss, {.batch_invariant = true}).left_alone ==
+        std::vector<std::string>{"experts stay vLLM's: a clamped activation, or biases"});
+}
+
+TEST_CASE("linear layers of fp8 are a part that is named") {
+  const std::string blocks = R"("quantization_config": {"quant_method": "fp8",
+      "weight_block_size": [128, 128]})";
+  const std::string tokens = R"("quantization_config": {"quant_method": "compressed-tensors",
+      "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float",
+      "strategy": "channel"}, "input_activations": {"num_bits": 8, "type": "float",
+      "strategy": "token", "dynamic": true}}}})";
+  const std::string dynamic = R"("quantization_config": {"quant_method": "fp8",
+      "activation_scheme": "dynamic"})";
+  for (const auto& [fields, word] :
+       {std::pair(blocks, "block"), std::pair(tokens, "token"), std::pair(dynamic, "token")}) {
+    const auto found = problems_of(with(llama, fields), {.fp8_linears = true});
+    CHECK(texts(found).size() == 4 * 12);
+    for (const char* sizes : {" k=4096 m=1 n=6144", " k=4096 m=4096 n=4096",
+                              " k=4096 m=512 n=28672", " k=14336 m=1024 n=4096"})
+      CHECK(has(found, std::string("linear/fwd bf16 quantise=") + word + sizes));
+    CHECK(error_of(with(llama, fields)).find("nothing to search") != std::string::npos);
+  }
+  CHECK(error_of(with(llama, R"("quantization_config": {"quant_method": "fp8",
+      "activation_scheme": "static"})"),
+                 {.fp8_linears = true})
+            .find("nothing to search") != std::string::npos);
 }
 
 TEST_CASE("sizes of experts are found by the names that configurations use") {
@@ -337,20 +437,16 @@ TEST_CASE("layers of 4-bit weights are searched as the plugin runs them") {
             .ops.size() == 1);
   CHECK(error_of(quantised_mixture, {.batch_invariant = true}).find("batch invariance") !=
         std::string::npos);
-  const auto gpt_oss =
-      problems_of(R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
-      "hidden_size": 2880, "intermediate_size": 2880, "num_local_experts": 32,
-      "num_experts_per_tok": 4, "swiglu_limit": 7.0,
-      "quantization_config": {"quant_method": "mxfp4"}})",
-                  {.tokens = {1}});
-  CHECK(has(gpt_oss, "moe-ffn/fwd bf16 act=swiglu-oai bias=all routing=uniform weights=mxfp4 "));
-  CHECK(has(gpt_oss, "moe-route/fwd bf16 order=after "));
+  const auto experts =
+      problems_of(with(gpt_oss, R"("quantization_config": {"quant_method": "mxfp4"})"),
+                  {.tokens = {1}, .layers = false});
+  CHECK(has(experts, "moe-ffn/fwd bf16 act=swiglu-oai bias=all routing=uniform weights=mxfp4 "));
+  CHECK(has(experts, "moe-route/fwd bf16 order=after "));
 }
 
-TEST_CASE("layers under tensor parallelism are a part that is named") {
-  CHECK(
-      error_of(llama, {.tensor_parallel = 2}).find("tensor parallelism, which ranks in --parts") !=
-      std::string::npos);
+TEST_CASE("layers under tensor parallelism are a part") {
+  CHECK(error_of(llama, {.tensor_parallel = 2})
+            .find("tensor parallelism, which needs ranks in --parts") != std::string::npos);
   CHECK(problems_of(llama, {.tensor_parallel = 2, .ranks = true}).left_alone.empty());
 }
 

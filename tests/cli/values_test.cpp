@@ -1,5 +1,6 @@
 #include "apps/fftune/command_line/values.hpp"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,40 +25,68 @@ TEST_CASE("lists are sorted, each value once") {
     CHECK_THROWS_AS(parse_words(text, "--op"), fftune::Error);
 }
 
+namespace {
+
+/// The value that a reader makes of a text. Throws its error.
+template <class Value, class MakeReader>
+Value read(MakeReader&& reader, const std::string& text) {
+  Value value{};
+  reader(value).read(text, "--option");
+  return value;
+}
+
+double seconds(const std::string& text, bool or_none = false) {
+  return read<double>([&](double& value) { return duration(value, or_none); }, text);
+}
+
+}  // namespace
+
 TEST_CASE("durations have a unit and are above zero") {
-  CHECK(parse_duration("500ms", "--budget") == Approx(0.5));
-  CHECK(parse_duration("60s", "--budget") == Approx(60));
-  CHECK(parse_duration("2m", "--budget") == Approx(120));
-  CHECK(parse_duration("1.5h", "--budget") == Approx(5400));
+  CHECK(seconds("500ms") == Approx(0.5));
+  CHECK(seconds("60s") == Approx(60));
+  CHECK(seconds("2m") == Approx(120));
+  CHECK(seconds("1.5h") == Approx(5400));
   for (const char* text :
        {"", "s", "60", "0s", "-1s", "1 s", "1d", "..s", "1.2.3s", "inf s", "1e3s"})
-    CHECK_THROWS_AS(parse_duration(text, "--budget"), fftune::Error);
+    CHECK_THROWS_AS(seconds(text), fftune::Error);
 }
 
 TEST_CASE("a duration may be none where that means something") {
-  CHECK(parse_duration("0s", "--wait", true) == 0);
-  CHECK(parse_duration("0ms", "--wait", true) == 0);
-  CHECK(parse_duration("1s", "--wait", true) == 1);
-  for (const char* text : {"0", "-1s", "s"})
-    CHECK_THROWS_AS(parse_duration(text, "--wait", true), fftune::Error);
+  CHECK(seconds("0s", true) == 0);
+  CHECK(seconds("0ms", true) == 0);
+  CHECK(seconds("1s", true) == 1);
+  for (const char* text : {"0", "-1s", "s"}) CHECK_THROWS_AS(seconds(text, true), fftune::Error);
 }
 
 TEST_CASE("amounts take an exponent") {
-  CHECK(parse_percent("1%", "--min-gain") == Approx(0.01));
-  CHECK(parse_percent("0%", "--min-gain") == 0);
+  const auto part = [](const std::string& text) {
+    return read<std::optional<double>>(percent, text).value();
+  };
+  CHECK(part("1%") == Approx(0.01));
+  CHECK(part("0%") == 0);
   for (const char* text : {"1", "-1%", "101%", "%", "nan%", "1 %"})
-    CHECK_THROWS_AS(parse_percent(text, "--min-gain"), fftune::Error);
-  CHECK(parse_amount("2e11", "--max-flops") == Approx(2e11));
-  CHECK(parse_amount("1.5", "--max-flops") == Approx(1.5));
+    CHECK_THROWS_AS(part(text), fftune::Error);
+  CHECK(read<double>(amount, "2e11") == Approx(2e11));
+  CHECK(read<double>(amount, "1.5") == Approx(1.5));
   for (const char* text : {"", "e", "0", "-1", "inf", "nan", "1e999", "1x", "1e"})
-    CHECK_THROWS_AS(parse_amount(text, "--max-flops"), fftune::Error);
+    CHECK_THROWS_AS(read<double>(amount, text), fftune::Error);
 }
 
 TEST_CASE("seeds fill 64 bits") {
-  CHECK(parse_seed("0", "--seed") == 0);
-  CHECK(parse_seed("18446744073709551615", "--seed") == ~std::uint64_t{0});
+  CHECK(read<std::uint64_t>(seed, "0") == 0);
+  CHECK(read<std::uint64_t>(seed, "18446744073709551615") == ~std::uint64_t{0});
   for (const char* text : {"", "-1", "x", "18446744073709551616"})
-    CHECK_THROWS_AS(parse_seed(text, "--seed"), fftune::Error);
+    CHECK_THROWS_AS(read<std::uint64_t>(seed, text), fftune::Error);
+}
+
+TEST_CASE("help names the value of an option that is left out, if it can be given") {
+  int count = 8, none = 0;
+  double wait = 10, budget = 0;
+  CHECK(whole(count, 1, 10).initial == "8");
+  CHECK(whole(none, 1, 10).initial.empty());
+  CHECK(whole(none, 0, 10).initial == "0");
+  CHECK(duration(wait).initial == "10s");
+  CHECK(duration(budget).initial.empty());
 }
 
 TEST_CASE("a word must be one of those that are known") {

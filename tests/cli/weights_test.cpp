@@ -222,6 +222,7 @@ TEST_CASE("wrong saved values are one line") {
         {"ffn --weights model --saved-weights cut.safetensors --device cpu", "two saved models"},
         {"bench qkv --saved-weights cut.safetensors --device cpu", "the file is cut short"},
         {"ffn --map w=x --d 8 --h 8 --device cpu", "give --saved-weights or --input too"},
+        {"ffn --weights model --layer x --device cpu", "--layer 'x' is not a whole number"},
         {"ffn --weights model --layer -1 --device cpu", "--layer -1 is out of range"}}) {
     const Finished done = sandbox.fftune(words);
     INFO("fftune " << words << "\n" << done.err);

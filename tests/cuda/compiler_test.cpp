@@ -106,6 +106,7 @@ TEST_CASE("PTX has a hash that its source's lines and unused names do not change
   CHECK(hash_of("template", "// a line more\nconstexpr int unused = 3;\ntemplate") == hash);
   CHECK(hash_of("scaled(x[i], by)", "scaled(by, x[i])") == hash);
   CHECK(hash_of("scaled(x[i], by)", "scaled(x[i], by + by)") != hash);
+  CHECK(hash_of("template <int threads>", "template <unsigned threads>") == hash);  // another name
   CHECK(hash_of("__global__ void", "__global__ void __launch_bounds__(64)") != hash);
 }
 

@@ -5,6 +5,8 @@
 #include <map>
 #include <string_view>
 
+#include "cuda/one_device.hpp"
+
 // Newer headers map it to a _v2 of the same signature; the library exports both.
 #undef cuEventElapsedTime
 
@@ -14,7 +16,6 @@ using fftune::testing::FakeDriver;
 using fftune::testing::FakeLaunch;
 
 FakeDriver state;
-thread_local std::vector<CUcontext> contexts;
 int some_object = 0;
 
 CUresult result_of(std::string_view call) {
@@ -72,18 +73,6 @@ CUresult cuGetErrorString(CUresult, const char** text) {
 CUresult cuInit(unsigned) {
   return result_of("cuInit");
 }
-CUresult cuDriverGetVersion(int* version) {
-  *version = 13000;
-  return CUDA_SUCCESS;
-}
-CUresult cuDeviceGetCount(int* count) {
-  *count = 1;
-  return CUDA_SUCCESS;
-}
-CUresult cuDeviceGet(CUdevice* device, int) {
-  *device = 0;
-  return CUDA_SUCCESS;
-}
 CUresult cuDeviceGetName(char* name, int, CUdevice) {
   std::strcpy(name, "Fake H200");
   return CUDA_SUCCESS;
@@ -107,33 +96,11 @@ CUresult cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice) {
   *bytes = std::size_t{1} << 32;
   return CUDA_SUCCESS;
 }
-CUresult cuDeviceGetPCIBusId(char* text, int, CUdevice) {
-  std::strcpy(text, "0000:00:00.0");
-  return CUDA_SUCCESS;
-}
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
   return make("cuDevicePrimaryCtxRetain", context);
 }
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice) {
   return end_one();
-}
-CUresult cuCtxGetCurrent(CUcontext* context) {
-  *context = contexts.empty() ? nullptr : contexts.back();
-  return CUDA_SUCCESS;
-}
-CUresult cuCtxSetCurrent(CUcontext context) {
-  if (!contexts.empty()) contexts.pop_back();
-  if (context != nullptr) contexts.push_back(context);
-  return CUDA_SUCCESS;
-}
-CUresult cuCtxPushCurrent_v2(CUcontext context) {
-  contexts.push_back(context);
-  return CUDA_SUCCESS;
-}
-CUresult cuCtxPopCurrent_v2(CUcontext* context) {
-  *context = contexts.back();
-  contexts.pop_back();
-  return CUDA_SUCCESS;
 }
 CUresult cuModuleLoadData(CUmodule* module, const void*) {
   return make("cuModuleLoadData", module);

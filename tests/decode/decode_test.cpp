@@ -485,7 +485,7 @@ TEST_CASE("decode: no kernel of the layers starts before the embedding is comple
 }
 
 TEST_CASE(
-    "decode: no launch of a whole token has a slice of the head, and all parts have kernels") {
+    "decode: no launch of a decode step has a slice of the head, and all parts have kernels") {
   const auto facts = facts_of_architecture("sm_90a");
   const Problem problem = small_llama(DeviceKind::cuda,
                                       {{"batch", 1},
@@ -532,7 +532,7 @@ TEST_CASE("decode: a record of its head serves it, and every stage has a variant
 
 namespace {
 
-/// Whole tokens in one launch: how ids are chosen, where keys are, and what layers have.
+/// Decode steps in one launch: how ids are chosen, where keys are, and what layers have.
 std::vector<Use> uses_in_one_launch() {
   return {
       {{{"batch", 1}, {"cache", 100}}, {}},
@@ -614,7 +614,7 @@ void verify_one_launch(std::size_t first, std::size_t last) {
 
 }  // namespace
 
-TEST_CASE("decode: the one launch of a whole token says what it cannot compute") {
+TEST_CASE("decode: the one launch of a decode step says what it cannot compute") {
   const auto facts = facts_of_architecture("sm_90a");
   for (const Use& use : uses_in_one_launch()) {
     const Problem problem = one_launch_problem(use, 3);
@@ -665,31 +665,31 @@ TEST_CASE("decode: one launch has the embedding, the layers, the head and the st
   CHECK(has(two[1], offsetof(persistent_token, chooses)));
 }
 
-TEST_CASE("decode: a whole token of one sequence in one launch", "[gpu]") {
+TEST_CASE("decode: a decode step of one sequence in one launch", "[gpu]") {
   verify_one_launch(0, 1);
 }
 
-TEST_CASE("decode: whole tokens of sequences that end, in one launch", "[gpu]") {
+TEST_CASE("decode: decode steps of sequences that end, in one launch", "[gpu]") {
   verify_one_launch(1, 2);
 }
 
-TEST_CASE("decode: whole tokens over pages with a window, in one launch", "[gpu]") {
+TEST_CASE("decode: decode steps over pages with a window, in one launch", "[gpu]") {
   verify_one_launch(2, 3);
 }
 
-TEST_CASE("decode: whole tokens with experts, in one launch", "[gpu]") {
+TEST_CASE("decode: decode steps with experts, in one launch", "[gpu]") {
   verify_one_launch(3, 4);
 }
 
-TEST_CASE("decode: whole tokens with packed weights, in one launch", "[gpu]") {
+TEST_CASE("decode: decode steps with packed weights, in one launch", "[gpu]") {
   verify_one_launch(4, 5);
 }
 
-TEST_CASE("decode: whole tokens with a packed head, in one launch", "[gpu]") {
+TEST_CASE("decode: decode steps with a packed head, in one launch", "[gpu]") {
   verify_one_launch(5, 6);
 }
 
-TEST_CASE("decode: whole tokens with packed experts, in one launch", "[gpu]") {
+TEST_CASE("decode: decode steps with packed experts, in one launch", "[gpu]") {
   verify_one_launch(6, uses_in_one_launch().size());
 }
 

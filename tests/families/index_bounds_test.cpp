@@ -75,6 +75,37 @@ std::vector<Form> forms(DeviceKind kind) {
   std::vector<Form> forms;
   add_attention(forms);
   forms.push_back({"pack-mask", "fwd", {{"s", 70}, {"kv", 150}, {"b", 2}}, {}});
+  const Sizes delta{{"s", 130}, {"b", 3}, {"heads", 1}, {"v-heads", 2}, {"dim", 64}, {"v-dim", 64}};
+  for (const char* pass : {"fwd", "bwd"})
+    forms.push_back({"gated-delta-rule", pass, delta, {{"layout", "thd"}}});
+  forms.push_back({"gated-delta-rule", "fwd", delta, {{"indices", "yes"}}});
+  const Sizes ssd{{"s", 130},  {"b", 3},          {"heads", 2},
+                  {"dim", 64}, {"state-dim", 32}, {"groups", 2}};
+  for (const char* pass : {"fwd", "bwd"}) forms.push_back({"ssd", pass, ssd, {{"layout", "thd"}}});
+  forms.push_back({"ssd", "fwd", ssd, {{"indices", "yes"}}});
+  const Sizes latent{{"b", 3}, {"s", 2}, {"kv", 150}, {"heads", 4}, {"rank", 64}, {"rope", 16}};
+  for (const std::int64_t page : {0, 16, 7}) {
+    Sizes sizes = latent;
+    if (page > 0) sizes.insert({{"page", page}, {"pages", 40}});
+    forms.push_back({"mla", "fwd", sizes, {{"lengths", "yes"}, {"lse", "yes"}}});
+  }
+  Sizes before = {{"m", 70}, {"heads", 4}, {"nope", 12}, {"rope", 8}, {"rank", 24}};
+  before.insert({{"positions", 50}, {"cache-slots", 90}});
+  forms.push_back({"mla-rope", "fwd", before, {}});
+  const Sizes sequences{{"s", 130}, {"b", 3}, {"channels", 24}, {"width", 4}};
+  for (const char* pass : {"fwd", "bwd"})
+    forms.push_back({"causal-conv1d", pass, sequences, {{"layout", "sc"}}});
+  Sizes cached = sequences;
+  cached.insert({{"slots", 5}, {"entries", 5}});
+  for (const char* order : {"entries", "channels"})
+    forms.push_back({"causal-conv1d",
+                     "fwd",
+                     cached,
+                     {{"layout", "sc"},
+                      {"state", "update"},
+                      {"state-order", order},
+                      {"has-state", "yes"},
+                      {"accepted", "yes"}}});
   const Sizes heads{{"heads", 4}, {"kv-heads", 2}};
   for (const char* slots : {"i32", "i64"})
     for (const std::int64_t m : {3, 70})

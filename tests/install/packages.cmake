@@ -45,6 +45,7 @@ foreach(package fftune libfftune${API_VERSION} libfftune-dev)
 endforeach()
 
 expect("${files_fftune}" "./usr/bin/fftune")
+expect("${files_fftune}" "./usr/share/doc/fftune/cli.md")
 expect_not("${files_fftune}" "libfftune|include/|presets")
 expect("${about_fftune}" "libfftune${API_VERSION} (= ${VERSION})")
 expect("${files_libfftune${API_VERSION}}" "/libfftune.so.${API_VERSION} -> libfftune.so.${VERSION}")

@@ -88,6 +88,9 @@ TEST_CASE("layer's buffers of rarer forms are in the order that the API promises
   CHECK(names_of(small(), {{"post-norms", "only"}}) ==
         Names{"x", "positions", "slots", "lengths", "w_q", "w_k", "w_v", "k_cache", "v_cache",
               "w_o", "attn_post_norm", "w_gate", "w_up", "w_down", "ffn_post_norm", "y"});
+  CHECK(names_of(small(), {{"sinks", "yes"}, {"output-gate", "heads"}}) ==
+        Names{"x", "positions", "slots", "lengths", "attn_norm", "w_q", "w_k", "w_v", "k_cache",
+              "v_cache", "sinks", "w_g", "w_o", "ffn_norm", "w_gate", "w_up", "w_down", "y"});
   const Names parallel = names_of(small(), {{"block", "parallel-norms"}});
   CHECK(parallel == names_of(small()));
   CHECK(names_of(small({{"experts", 8}, {"top-k", 2}, {"shared-h", 24}}),

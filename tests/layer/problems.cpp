@@ -139,6 +139,10 @@ std::vector<SmallModel> small_models() {
        with(with_experts(sizes(72, 40, 4, 2, 16), 6, 2), "shared-h", 56),
        {{"ffn", "moe"}, {"post-norms", "yes"}, {"score", "sigmoid"}, {"qk-norm", "yes"}}},
       {"mistral", with(sizes(72, 136, 4, 2, 16), "window", 9), {{"eps", "1e-5"}}},
+      {"afmoe's attention",
+       sizes(72, 104, 4, 2, 16),
+       {{"post-norms", "yes"}, {"qk-norm", "yes"}, {"output-gate", "features"}}},
+      {"lfm3's attention", sizes(72, 104, 4, 2, 20), {{"output-gate", "heads"}}},
   };
 }
 

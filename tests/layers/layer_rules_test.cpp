@@ -54,6 +54,8 @@ TEST_CASE("layers include downwards") {
 
 TEST_CASE("kernels and tuning do not know each other, nor tuning the backends") {
   REQUIRE(broken("kernels/ffn/a.cpp", "#include \"tuning/tuner.hpp\"\n") == 1);
+  REQUIRE(broken("kernels/ffn/a.cpp", "#include \"kernels/gemm/launch.hpp\"\n") == 0);
+  REQUIRE(broken("kernels/common/a.cpp", "#include \"kernels/gemm/launch.hpp\"\n") == 1);
   REQUIRE(broken("tuning/a.cpp", "#include \"kernels/ffn/ffn.hpp\"\n") == 1);
   REQUIRE(broken("tuning/a.cpp", "#include \"cuda/open.hpp\"\n") == 1);
   REQUIRE(broken("tuning/a.cpp", "#include \"device/backend.hpp\"\n") == 0);
@@ -160,5 +162,7 @@ TEST_CASE("files are opened in one place") {
 TEST_CASE("the library names no op") {
   REQUIRE(broken("lib/runtime/a.cpp", "if (op == \"ffn\") return;") == 1);
   REQUIRE(broken("lib/runtime/a.cpp", "// the op \"ffn\"\n") == 0);
+  REQUIRE(broken("lib/saved/inputs.cpp", "if (op == \"ffn\") return;") == 1);
+  REQUIRE(broken("lib/saved/names.cpp", "return {\"ffn\"};") == 0);
   REQUIRE(broken("kernels/ffn/ffn.cpp", "return \"ffn\";") == 0);
 }

@@ -106,8 +106,31 @@ TEST_CASE("tiles are as high as the groups of the problem's mask fill them") {
   CHECK(may_be("block:0.33", 176));
   CHECK_FALSE(may_be("block:0.33", 168));
   CHECK_FALSE(may_be("block:0.33", 184));
-  CHECK_FALSE(may_be("all", 176));
   CHECK(may_be("block:0.33", 128));
+  // 1024 tokens of one group: six tiles of 176 and of 184, seven of 168 and of 152.
+  CHECK(may_be("all", 176));
+  CHECK_FALSE(may_be("all", 184));
+  CHECK(may_be("all", 152));
+  CHECK_FALSE(may_be("all", 168));
+  // The groups of a random mask may be larger than expected: 354 tokens are three of 168.
+  CHECK(may_be("random:0.33", 184));
+}
+
+TEST_CASE("tiles of a height that was not timed must be ahead of others by the model's error") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const Family& family = family_of(masked_ffn_op(), "gate_up_sm90");
+  Problem problem = block_problem(masked_ffn_op(), 4096, 4096, 14336);
+  problem.options["mask"] = "random:0.33";
+  const auto seconds = [&](const Config& config) {
+    return family.estimate(problem, facts, config).value();
+  };
+  const Config chosen = family.default_config(problem, facts);
+  CHECK(chosen.at("bm") == 128);
+  double least = seconds(chosen);
+  for (const Config& config : family.space(problem, facts).feasible())
+    least = std::min(least, seconds(config));
+  CHECK(seconds(chosen) > least);
+  CHECK(seconds(chosen) <= 1.03 * least);
 }
 
 TEST_CASE("gradients of the weights take memory beside the tensors only to sort scattered tokens") {

@@ -52,7 +52,7 @@ int rows_of_pass(const Family& family, const Problem& problem, const DeviceFacts
   const Program program = family.program(problem, facts, family.default_config(problem, facts));
   const auto& launch = std::get<KernelLaunch>(program.steps.at(0));
   const std::string& kernel = program.kernels.at(launch.kernel).expression;
-  const std::string type = "packed_config{";
+  const std::string type = "packed_config{.tokens = ";
   return std::stoi(kernel.substr(kernel.find(type) + type.size()));
 }
 

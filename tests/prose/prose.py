@@ -9,8 +9,8 @@ Three forms are flagged:
   of which   hangs a clause on "of which" or "what of"
   long       has more than 40 words; a code span is one word
 
-PATH is a tracked file or a folder; without one, all tracked files are read. With --since, only
-sentences on lines that were added after that revision count. The exit code is 1 if more than
+PATH is a file, or a folder for the tracked files in it; without one, all tracked files are read. With
+--since, only sentences on lines that were added after that revision count. The exit code is 1 if more than
 PERCENT of the sentences are flagged, and only then are they listed: the gate in `./dev lint`.
 """
 import argparse
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Iterator
 
 MOST_WORDS = 40
-HELP_PAGE = "docs/cli.md"
+HELP_PAGE = "cli.md"  # the output of fftune --reference, which a build has
 INVERTED = re.compile(r"(?:Of|What|Whose|By what|By how)\s")
 HANGING = re.compile(r"(?<![\"'`])\b(?:of which|what of)\b")  # unless quoted
 
@@ -182,7 +182,7 @@ def text_of_python(source: str) -> Iterator[list[Line]]:
 
 def paragraphs_of_page(source: str, is_help: bool) -> Iterator[list[tuple[int, str]]]:
     """A Markdown page: items of lists apart, without tables, headings, HTML and code. The code
-    blocks of docs/cli.md are help texts."""
+    blocks of cli.md are help texts."""
     paragraph: list[tuple[int, str]] = []
     block: list[Line] = []
     code = False
@@ -289,6 +289,12 @@ def added_lines(revision: str) -> dict[str, set[int]]:
     return found
 
 
+def files(paths: list[str]) -> list[str]:
+    """The tracked files, and those that a path names itself."""
+    tracked = git("ls-files", "-z", "--", *paths).split("\0")
+    return [*tracked, *(path for path in paths if path not in tracked and Path(path).is_file())]
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -299,7 +305,7 @@ def main(arguments: list[str]) -> int:
     added = added_lines(options.since) if options.since else None
     count, flagged = 0, []
     help_texts = set()  # every op's help repeats the texts of the options that ops share
-    for path in git("ls-files", "-z", "--", *options.paths).split("\0"):
+    for path in files(options.paths):
         if not path or (added is not None and path not in added) or not Path(path).is_file():
             continue
         try:

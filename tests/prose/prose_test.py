@@ -61,7 +61,7 @@ class Pages(unittest.TestCase):
     def test_code_blocks_of_the_command_line_page_are_help(self):
         page = ("## Page\n\n```\nOptions:\n  --device TEXT      What is searched goes\n"
                 "                     here, as always\n  --out DIR          the folder of it\n```\n")
-        self.assertEqual(found("docs/cli.md", page),
+        self.assertEqual(found("build/ci/cli.md", page),
                          ["What is searched goes here, as always", "the folder of it"])
         self.assertEqual(found("docs/other.md", page), [])
 

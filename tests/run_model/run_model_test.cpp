@@ -125,24 +125,24 @@ TEST_CASE("an error in a model is one line") {
   const std::string ids = " --prompt-ids 1,2 --tokens 2";
   check("", "usage:");
   check("model --prompt-ids", "usage:");
-  check("none" + ids, "none/model.safetensors cannot be read");
+  check("none" + ids, "none: this path does not exist");
   std::filesystem::create_directory(folder.path() / "pipe");
   REQUIRE(mkfifo((folder.path() / "pipe/model.safetensors").c_str(), 0600) == 0);
-  check("pipe" + ids, "pipe/model.safetensors cannot be read");
+  check("pipe" + ids, "pipe/model.safetensors: ");
   const auto model = folder.path() / "model";
   SmallModel({}).write(model);
   check("model --prompt-ids 1,61 --tokens 2", "there is no id 61");
   const std::string config = text_of(model / "config.json");
   write_text(model / "config.json", "[]");
-  check("model" + ids, "config.json is no JSON object");
+  check("model" + ids, "config.json: it is no JSON object");
   std::string other = config;
   other.replace(other.find("\"llama\""), 7, "\"bloom\"");
   write_text(model / "config.json", other);
-  check("model" + ids, "model_type bloom is not one of gemma, ");
+  check("model" + ids, "model_type bloom, whose layers are not known: llama, ");
   other = config;
-  other.replace(other.find("\"intermediate_size\":48"), 22, "\"intermediate_size\":49");
+  other.replace(other.find("\"head_dim\":8"), 12, "\"head_dim\":10");
   write_text(model / "config.json", other);
-  check("model" + ids, "instead of F32 [49,32]");
+  check("model" + ids, "w_q of layer is [40, 32], but model.layers.0.self_attn.q_proj.weight");
   write_text(model / "config.json", config);
   const std::string whole = text_of(model / "model.safetensors");
   write_text(model / "model.safetensors", whole.substr(0, whole.size() - 8));
@@ -152,5 +152,5 @@ TEST_CASE("an error in a model is one line") {
   std::string renamed = whole;
   renamed.replace(renamed.find("0.mlp.up_proj"), 13, "0.mlp.xx_proj");
   write_text(model / "model.safetensors", renamed);
-  check("model" + ids, "no tensor model.layers.0.mlp.up_proj.weight");
+  check("model" + ids, "has no model.layers.0.mlp.up_proj.weight");
 }

@@ -39,7 +39,7 @@ class ForEachOp {
 
  private:
   static constexpr bool has_parts = std::is_invocable_v<decltype(Test), const Op&, Part>;
-  static constexpr std::size_t most_ops = 32, most_parts = has_parts ? 8 : 1;
+  static constexpr std::size_t most_ops = 40, most_parts = has_parts ? 8 : 1;
 
   template <std::size_t... indices>
   static void register_all(const Catch::SourceLineInfo& line, const std::string& name,

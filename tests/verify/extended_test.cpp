@@ -49,6 +49,14 @@ std::vector<Problem> problems() {
             "masked-ffn", ffn, {{"accumulate", accumulate}, {"mask", mask}, {"save", save}}));
     }
   }
+  problems.push_back(problem_of("gated-rmsnorm", {{"m", 1}, {"d", 24}}, {}));
+  problems.push_back(
+      problem_of("causal-conv1d", {{"s", 1}, {"b", 2}, {"channels", 8}, {"width", 4}}, {}));
+  problems.push_back(
+      problem_of("gated-delta-rule",
+                 {{"s", 1}, {"b", 2}, {"heads", 1}, {"v-heads", 2}, {"dim", 8}, {"v-dim", 4}}, {}));
+  problems.push_back(problem_of(
+      "ssd", {{"s", 1}, {"b", 2}, {"heads", 2}, {"groups", 1}, {"dim", 8}, {"state-dim", 4}}, {}));
   return problems;
 }
 

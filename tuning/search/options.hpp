@@ -71,7 +71,7 @@ struct TuneResult {
 };
 
 /// The position of a problem in its sweep.
-struct Place {
+struct SweepPosition {
   std::size_t index = 0;
   std::size_t count = 1;
 };

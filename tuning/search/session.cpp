@@ -33,7 +33,7 @@ std::function<double()> clock_of(const TuneOptions& options) {
 }
 
 Session::Session(const Catalog& catalog, const Op& op, Evaluator& evaluator, const Problem& problem,
-                 const TuneOptions& options, Place place)
+                 const TuneOptions& options, SweepPosition position)
     : catalog_(catalog),
       op_(op),
       evaluator_(evaluator),
@@ -45,8 +45,8 @@ Session::Session(const Catalog& catalog, const Op& op, Evaluator& evaluator, con
       stop_(any_of({})),
       patience_seconds_(options.patience_seconds) {
   progress_.problem = problem;
-  progress_.problem_index = place.index;
-  progress_.problem_count = place.count;
+  progress_.problem_index = position.index;
+  progress_.problem_count = position.count;
 }
 
 void Session::prepare() {

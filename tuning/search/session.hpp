@@ -28,7 +28,7 @@ struct Span {
 class Session {
  public:
   Session(const Catalog& catalog, const Op& op, Evaluator& evaluator, const Problem& problem,
-          const TuneOptions& options, Place place);
+          const TuneOptions& options, SweepPosition position);
 
   const Catalog& catalog() const { return catalog_; }
   const Op& op() const { return op_; }

@@ -36,7 +36,7 @@ double scale_of(std::int64_t value) {
 
 Surrogate::Surrogate(const std::vector<Variant>& variants, const std::vector<double>& estimates,
                      const std::vector<std::vector<double>>& traits)
-    : places_(variants.size()), open_(variants.size(), true), process_({}, 0) {
+    : points_(variants.size()), open_(variants.size(), true), process_({}, 0) {
   struct Range {
     double least = std::numeric_limits<double>::infinity();
     double most = -std::numeric_limits<double>::infinity();
@@ -77,33 +77,33 @@ Surrogate::Surrogate(const std::vector<Variant>& variants, const std::vector<dou
   double sum = 0, squares = 0;
   for (std::size_t i = 0; i < variants.size(); ++i) {
     const auto& [first, ranges] = families.at(variants[i].family);
-    auto& place = places_[i];
-    place.family = static_cast<std::size_t>(
+    auto& point = points_[i];
+    point.family = static_cast<std::size_t>(
         std::distance(families.begin(), families.find(variants[i].family)));
-    place.first = first;
+    point.first = first;
     for (std::size_t d = 0; d < ranges.size(); ++d)
-      place.values.push_back(ranges[d].place_of(variants[i].config.entries()[d].second));
+      point.values.push_back(ranges[d].place_of(variants[i].config.entries()[d].second));
     for (std::size_t t = 0; t < traits[i].size(); ++t) {
       const double width = trait_ranges[t].most - trait_ranges[t].least;
-      place.traits.push_back(width > 0 ? (traits[i][t] - trait_ranges[t].least) / width : 0);
+      point.traits.push_back(width > 0 ? (traits[i][t] - trait_ranges[t].least) / width : 0);
     }
-    place.estimate = std::log(estimates[i]);
-    sum += place.estimate;
-    squares += place.estimate * place.estimate;
+    point.estimate = std::log(estimates[i]);
+    sum += point.estimate;
+    squares += point.estimate * point.estimate;
   }
   const auto count = static_cast<double>(std::max<std::size_t>(variants.size(), 1));
   const double mean = sum / count;
   const double deviation = std::sqrt(std::max(squares / count - mean * mean, 0.0));
-  for (auto& place : places_)
-    place.estimate = deviation > 1e-9 ? (place.estimate - mean) / deviation : 0;
+  for (auto& point : points_)
+    point.estimate = deviation > 1e-9 ? (point.estimate - mean) / deviation : 0;
   scales_.traits.assign(trait_ranges.size(), 0.1);
   scales_.alone.assign(parameters, 0.1);
 }
 
 GaussianProcess::Covariance Surrogate::covariance(const Scales& scales) const {
   return [this, scales](std::size_t i, std::size_t j) {
-    const auto& a = places_[i];
-    const auto& b = places_[j];
+    const auto& a = points_[i];
+    const auto& b = points_[j];
     // All share an unknown level.
     double sum = 1 + scales.estimate * scales.estimate * a.estimate * b.estimate;
     for (std::size_t t = 0; t < a.traits.size(); ++t)

@@ -50,7 +50,7 @@ class Surrogate {
     std::vector<double> alone;   // by how much each parameter acts by itself
     std::vector<double> traits;  // and each trait
   };
-  struct Place {
+  struct Point {
     std::size_t family = 0;
     std::size_t first = 0;       // place of its parameters in Scales::alone
     std::vector<double> values;  // of its parameters: a number from 0 to 1, a word's place
@@ -64,7 +64,7 @@ class Surrogate {
   double merit(const Scales& scales) const;
   void improve_scales();
 
-  std::vector<Place> places_;
+  std::vector<Point> points_;
   std::vector<bool> words_;  // which parameters hold words, as placed in Scales::alone
   std::vector<bool> open_;
   std::map<std::size_t, double> known_;  // logarithms of times

@@ -15,10 +15,9 @@
 #include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/command_line/progress_option.hpp"
 #include "apps/fftune/command_line/session.hpp"
-#include "apps/fftune/command_line/values.hpp"
 #include "apps/fftune/commands.hpp"
 #include "apps/fftune/presets/presets.hpp"
-#include "apps/fftune/saved/saved_inputs.hpp"
+#include "apps/fftune/saved/weight_options.hpp"
 #include "apps/fftune/terminal/interrupt.hpp"
 #include "apps/fftune/terminal/json.hpp"
 #include "apps/fftune/terminal/progress.hpp"
@@ -34,12 +33,11 @@ namespace {
 
 struct Options {
   ProblemOptions problem;
-  WeightOptions weights;
+  SavedValues weights;
   std::string device;
   std::string presets;
-  std::string samples = "50";
-  std::string budget = "5s";
-  std::string seed = "0";
+  TimeRequest request{.samples = 50, .seconds = 5};
+  std::uint64_t seed = 0;
   bool stages = false;
   std::string against;
   std::string progress;
@@ -191,12 +189,9 @@ Against against_of(const Options& options, const std::vector<Problem>& problems,
 
 int run(const Op& op, Options& options, const Session& session) {
   const std::string device = device_named(options.device, session.environment);
-  TimeRequest request;
-  request.samples = static_cast<int>(parse_whole(options.samples, "--samples", 1, 1'000'000));
-  request.seconds = parse_duration(options.budget, "--budget");
-  const std::uint64_t seed = parse_seed(options.seed, "--seed");
+  const TimeRequest& request = options.request;
   StatusLine status(progress_mode(options.progress, session.output));
-  const auto saved = saved_inputs(op, options.problem, options.weights);
+  const auto saved = saved_inputs(session.catalog, op, options.problem, options.weights);
   const auto problems = saved_problems(op, options.problem, saved.get(), kind_of_device(device));
   const PresetLibrary presets = load_presets(options.presets, session);
   const auto backend = open_named(device, session);
@@ -214,7 +209,7 @@ int run(const Op& op, Options& options, const Session& session) {
   std::size_t measured = 0;
   ProgressBar progress(status, "bench", problems.size() * kinds.size(), weight * kind_count);
   for (const SavedInputs* const kind : kinds) {
-    LocalEvaluator evaluator(*backend, session.catalog, {seed, kind}, -1,
+    LocalEvaluator evaluator(*backend, session.catalog, {options.seed, kind}, -1,
                              {&interrupt.requested(), &interrupt.requested()});
     const std::string values = !saved ? "" : kind ? "saved" : "random";
     for (std::size_t i = 0; i < problems.size(); ++i) {
@@ -288,12 +283,11 @@ void add_bench(CommandLine& line) {
     add_weight_options(command, options->weights);
     add_device_option(command, options->device, false);
     add_presets_option(command, options->presets);
-    command.option("--samples N", options->samples,
-                   "samples of each contender, interleaved; on the CPU in bursts apart in time "
-                   "(default: 50)");
-    command.option("--budget TIME", options->budget,
-                   "time for each problem's samples (default: 5s)");
-    command.option("--seed N", options->seed, "seed of the data (default: 0)");
+    command.option("--samples N", whole(options->request.samples, 1, 1'000'000),
+                   "samples of each contender, interleaved; on the CPU in bursts apart in time");
+    command.option("--budget TIME", duration(options->request.seconds),
+                   "time for each problem's samples");
+    command.option("--seed N", seed(options->seed), "seed of the data");
     command.flag(
         "--stages", options->stages,
         "time each kernel of the plan by itself too, and the first ones in a row: where the "

@@ -15,11 +15,10 @@
 #include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/command_line/progress_option.hpp"
 #include "apps/fftune/command_line/session.hpp"
-#include "apps/fftune/command_line/values.hpp"
 #include "apps/fftune/commands.hpp"
 #include "apps/fftune/presets/presets.hpp"
 #include "apps/fftune/presets/records.hpp"
-#include "apps/fftune/saved/saved_inputs.hpp"
+#include "apps/fftune/saved/weight_options.hpp"
 #include "apps/fftune/terminal/interrupt.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
@@ -39,15 +38,15 @@ constexpr double quick_seconds = 45;
 
 struct Options {
   ProblemFilter filter;
-  WeightOptions weights;
+  SavedValues weights;
   std::string device;
   std::string presets;
-  std::string seeds;
-  std::string max_flops;
-  std::string budget;
+  int seeds = 0;  // 0: by --quick, like the next two
+  double max_flops = 0;
+  double budget_seconds = 0;
   bool quick = false;
   bool batch_invariance = false;
-  std::string most;
+  std::int64_t most = 0;  // 0: by the device
   std::string report;
   std::string progress;
 };
@@ -90,9 +89,9 @@ struct SavedLayer {
 /// The tokens that are checked where none are given, as far as they are affordable.
 constexpr const char* usual_tokens = "1,16";
 
-void add_op(const Op& op, const Options& options, DeviceKind kind, double max_flops,
-            SavedLayer& layer) {
-  SavedInputs saved(op, options.weights);
+void add_op(const Op& op, const Options& options, const Catalog& catalog, DeviceKind kind,
+            double max_flops, SavedLayer& layer) {
+  SavedInputs saved(catalog, op, options.weights);
   const bool is_named = !options.filter.ops.empty();
   if (!is_named && !saved.has_weights()) return;
   if (const std::string why = saved.why_not(); !is_named && !why.empty()) {
@@ -100,10 +99,10 @@ void add_op(const Op& op, const Options& options, DeviceKind kind, double max_fl
     return;
   }
   ProblemOptions given;
-  given.dtypes = options.filter.dtypes;
+  given.dtypes = fmt::format("{}", fmt::join(options.filter.dtypes, ","));
   for (const SizeField& field : op.sizes())
     if (const auto size = options.filter.sizes.find(field.name); size != options.filter.sizes.end())
-      given.sizes[field.name] = size->second;
+      given.sizes[field.name] = fmt::format("{}", fmt::join(size->second, ","));
   const std::string token_size(op.token_size());
   // Sizes that no model gives are chosen by the test: how many keys a cache has.
   for (const SizeField& field : op.sizes())
@@ -120,22 +119,25 @@ void add_op(const Op& op, const Options& options, DeviceKind kind, double max_fl
   layer.inputs.push_back(std::move(saved));
 }
 
+/// Whether saved models have the op's weights in each layer.
+bool is_of_a_layer(std::string_view op) {
+  const SavedOp* const known = find_saved_op(op);
+  return known != nullptr && !known->is_of_model;
+}
+
 SavedLayer saved_layer(const Options& options, const Catalog& catalog, DeviceKind kind,
                        double max_flops) {
+  check_weight_options(options.weights);
   SavedLayer layer;
-  std::vector<std::string> names;
-  if (!options.filter.ops.empty()) names = parse_words(options.filter.ops, "--op");
+  const std::vector<std::string>& names = options.filter.ops;
   if ((!options.weights.map.empty() || options.weights.weights.empty()) && names.size() != 1)
     throw Error(ErrorKind::invalid_input,
                 "--map and --input name the inputs of one op: give it by --op");
-  std::vector<std::string> known;
-  for (const Op* op : catalog.ops) known.emplace_back(op->name());
-  for (const std::string& name : names) check_choice(name, "--op", known);
   for (const Op* op : catalog.ops) {
     const bool wanted = names.empty()
-                            ? find_saved_op(op->name()) != nullptr
+                            ? is_of_a_layer(op->name())
                             : std::find(names.begin(), names.end(), op->name()) != names.end();
-    if (wanted) add_op(*op, options, kind, max_flops, layer);
+    if (wanted) add_op(*op, options, catalog, kind, max_flops, layer);
   }
   if (layer.inputs.empty() && !layer.left_out.empty())
     throw Error(ErrorKind::invalid_input, fmt::format("{}", fmt::join(layer.left_out, "; ")));
@@ -193,15 +195,14 @@ std::vector<std::int64_t> sampled_counts(std::int64_t most) {
 int run_invariance(const Options& options, const std::string& device, const Session& session) {
   const DeviceKind kind = kind_of_device(device);
   constexpr std::int64_t most_on_gpu = 2048, most_on_cpu = 80;
-  std::int64_t most = kind == DeviceKind::cuda ? most_on_gpu : most_on_cpu;
-  if (!options.most.empty()) most = parse_whole(options.most, "--most", 1, 1 << 20);
+  const std::int64_t most = options.most > 0           ? options.most
+                            : kind == DeviceKind::cuda ? most_on_gpu
+                                                       : most_on_cpu;
   std::vector<std::int64_t> counts(static_cast<std::size_t>(most));
   std::iota(counts.begin(), counts.end(), 1);
   if (kind == DeviceKind::cpu) counts = sampled_counts(most);
   std::vector<Problem> problems = invariance_problems(session.catalog, kind);
-  std::erase_if(problems, [&](const Problem& problem) {
-    return !admits(options.filter, session.catalog.ops, problem);
-  });
+  std::erase_if(problems, [&](const Problem& problem) { return !admits(options.filter, problem); });
   if (problems.empty())
     throw Error(ErrorKind::invalid_input,
                 "no problem of --batch-invariance is among those that the options admit: give "
@@ -241,13 +242,11 @@ int run(const Options& options, const Session& session) {
   const DeviceKind kind = kind_of_device(device);
   if (options.batch_invariance) return run_invariance(options, device, session);
   CheckSettings settings;
-  settings.seeds = options.quick ? 1 : 2;
-  if (!options.seeds.empty())
-    settings.seeds = static_cast<int>(parse_whole(options.seeds, "--seeds", 1, 1000));
-  if (options.quick) settings.budget_seconds = quick_seconds;
-  if (!options.budget.empty()) settings.budget_seconds = parse_duration(options.budget, "--budget");
-  const double max_flops = !options.max_flops.empty()
-                               ? parse_amount(options.max_flops, "--max-flops")
+  settings.seeds = options.seeds > 0 ? options.seeds : options.quick ? 1 : 2;
+  settings.budget_seconds = options.budget_seconds > 0 ? options.budget_seconds
+                            : options.quick            ? quick_seconds
+                                                       : 0;
+  const double max_flops = options.max_flops > 0     ? options.max_flops
                            : kind != DeviceKind::cpu ? 0
                            : options.quick           ? quick_flops_on_cpu
                                                      : max_flops_on_cpu;
@@ -259,10 +258,9 @@ int run(const Options& options, const Session& session) {
   if (options.weights.given()) return run_saved(options, device, max_flops, settings, session);
 
   const PresetLibrary presets = load_presets(options.presets, session);
-  const auto& ops = session.catalog.ops;
   auto records =
       checked_records(presets, session.catalog, kind, max_flops,
-                      [&](const Problem& problem) { return admits(options.filter, ops, problem); });
+                      [&](const Problem& problem) { return admits(options.filter, problem); });
   if (records.empty())
     throw Error(ErrorKind::invalid_input,
                 presets.files().empty()
@@ -317,13 +315,13 @@ void add_check(CommandLine& line) {
   command.flag("--quick", options->quick,
                "on new hardware, in less than a minute: one record of each op, pass and dtype, "
                "at its own number of tokens, with one draw of the data");
-  command.option("--budget TIME", options->budget,
+  command.option("--budget TIME", duration(options->budget_seconds),
                  "begin no further layer after this time; the others are reported as not run "
                  "(default: none; 45s with --quick)");
-  command.option("--seeds N", options->seeds,
+  command.option("--seeds N", whole(options->seeds, 1, 1000),
                  "number of draws of the data (default: 2; 1 with --quick)");
   command.option(
-      "--max-flops N", options->max_flops,
+      "--max-flops N", amount(options->max_flops),
       "limit of floating-point operations of one run; problems above it are checked with fewer "
       "tokens, and a line says so (default: 5e10 on the CPU, 5e9 with --quick, none on a GPU)");
   command.flag(
@@ -331,7 +329,7 @@ void add_check(CommandLine& line) {
       "check instead that with batch-invariant=yes the bits of a row do not depend on other "
       "rows: for each number of tokens on a GPU, for some on the CPU");
   command
-      .option("--most N", options->most,
+      .option("--most N", whole(options->most, 1, 1 << 20),
               "the most tokens of --batch-invariance (default: 2048 on a GPU, 80 on the CPU)")
       .needs = "--batch-invariance";
   command.option("--report FILE", options->report, "also write the outcomes as JUnit XML");

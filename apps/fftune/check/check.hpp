@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/fftune/saved/saved_inputs.hpp"
+#include "apps/fftune/saved/weight_options.hpp"
 #include "apps/fftune/terminal/json.hpp"
 #include "apps/fftune/terminal/output.hpp"
 #include "apps/fftune/terminal/progress.hpp"

@@ -1,5 +1,7 @@
 #include "apps/fftune/command_line/command.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -46,18 +48,14 @@ Option& Command::add(std::string_view spelled, Option option) {
   return options.emplace_back(std::move(option));
 }
 
-Option& Command::option(std::string_view spelled, std::string& value, std::string help,
+Option& Command::option(std::string_view spelled, Reader value, std::string help,
                         const char* in_group) {
-  return add(
-      spelled,
-      {.names = {}, .type = {}, .help = std::move(help), .group = in_group, .value = &value});
-}
-
-Option& Command::option(std::string_view spelled, std::vector<std::string>& values,
-                        std::string help, const char* in_group) {
-  return add(
-      spelled,
-      {.names = {}, .type = {}, .help = std::move(help), .group = in_group, .value = &values});
+  if (!value.initial.empty()) help += fmt::format(" (default: {})", value.initial);
+  return add(spelled, {.names = {},
+                       .type = {},
+                       .help = std::move(help),
+                       .group = in_group,
+                       .value = std::move(value)});
 }
 
 Option& Command::flag(std::string_view spelled, bool& value, std::string help,
@@ -103,6 +101,12 @@ CommandLine::CommandLine(const Catalog& catalog)
             .group = "Commands",
             .run = {}} {
   root_.options.push_back(help_option());
+}
+
+std::vector<std::string> CommandLine::op_names() const {
+  std::vector<std::string> names;
+  for (const Op* op : catalog_.ops) names.emplace_back(op->name());
+  return names;
 }
 
 Command& CommandLine::add_group(Command& parent, std::string name, std::string summary) {

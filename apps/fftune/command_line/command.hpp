@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "apps/fftune/command_line/session.hpp"
+#include "apps/fftune/command_line/values.hpp"
 
 namespace fftune::tool {
 
@@ -23,9 +24,8 @@ struct Option {
   std::string type;                // of the value, for --help: "FILE"; empty for a flag
   std::string help;
   std::string group;  // heading in --help; empty: hidden
-  /// Where parse() writes what is given. A vector takes all words, and an option that may be
-  /// repeated; nothing is for --help.
-  std::variant<std::monostate, bool*, std::string*, std::vector<std::string>*> value;
+  /// Where parse() writes what is given; nothing is for --help.
+  std::variant<std::monostate, bool*, Reader> value;
   bool required = false;
   std::string needs = {};     // an option that must be given too
   std::string excludes = {};  // an option that must not be given too
@@ -43,11 +43,10 @@ struct Command {
   std::list<Command> commands = {};  // in the order of --help; they stay where they are
   std::list<Option> options = {};
 
-  /// Adds an option, spelled as in --help: "-o,--out FILE", or "PATH" for words. `value` must live
-  /// as long as `run`: keep it in a shared_ptr that `run` holds.
-  Option& option(std::string_view spelled, std::string& value, std::string help,
-                 const char* in_group = default_group);
-  Option& option(std::string_view spelled, std::vector<std::string>& values, std::string help,
+  /// Adds an option, spelled as in --help: "-o,--out FILE", or "PATH" for words: a text, words, or
+  /// what a reader makes of it, such as whole(count, 1, 8). Keep the value in a shared_ptr that
+  /// `run` holds; --help names what it is before parse().
+  Option& option(std::string_view spelled, Reader value, std::string help,
                  const char* in_group = default_group);
   Option& flag(std::string_view spelled, bool& value, std::string help,
                const char* in_group = default_group);
@@ -78,6 +77,8 @@ class CommandLine {
   Command& root() { return root_; }
   const Command& root() const { return root_; }
   const Catalog& catalog() const { return catalog_; }
+  /// The names of all ops.
+  std::vector<std::string> op_names() const;
   const OutputFlags& flags() const { return flags_; }
 
   /// A command with the flags that all have.
@@ -108,7 +109,7 @@ std::string help_text(const Command& command, std::size_t width);
 /// $COLUMNS or the terminal's columns, but no more than are easy to read.
 std::size_t help_width();
 
-/// Every command's help as one Markdown page: docs/cli.md. It is the same on every terminal.
+/// Every command's help as one Markdown page. It is the same on every terminal.
 std::string reference_page(const Command& root);
 
 }  // namespace fftune::tool

@@ -103,8 +103,8 @@ std::size_t help_width() {
 
 std::string reference_page(const Command& root) {
   std::string page =
-      "# The command line\n\nGenerated from `--help` by the target `cli_reference`; a test checks "
-      "that it is current.\n";
+      "# The command line\n\nThe output of `fftune --reference`: what `--help` says of every "
+      "command.\n";
   std::vector<const Command*> pending{&root};
   while (!pending.empty()) {
     const Command* command = pending.back();

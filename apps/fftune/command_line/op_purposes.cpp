@@ -14,7 +14,10 @@ const std::vector<Purpose>& purposes() {
   static const std::vector<Purpose> all{
       {"feed-forward networks", {"ffn", "moe-ffn", "moe-route", "masked-ffn"}},
       {"linear layers and their weights", {"linear", "masked-linear", "pack-weight"}},
-      {"attention", {"qkv", "rope", "attention", "pack-mask", "masked-softmax"}},
+      {"attention",
+       {"qkv", "rope", "attention", "mla", "mla-rope", "head-linear", "pack-mask",
+        "masked-softmax"}},
+      {"linear attention", {"gated-delta-rule", "ssd", "causal-conv1d", "gated-rmsnorm"}},
       {"norms and elementwise work", {"rmsnorm", "layernorm", "bias-gelu", "act-mul", "scale"}},
       {"whole layers and models", {"layer", "decode"}},
       {"logits and the next token", {"head", "sample", "ngram-block"}},

@@ -28,12 +28,14 @@ void add_option(CLI::App& app, const Option& option) {
   CLI::Option* added = nullptr;
   if (auto* const flag = std::get_if<bool*>(&option.value)) {
     added = app.add_flag(names, **flag);
-  } else if (auto* const text = std::get_if<std::string*>(&option.value)) {
-    added = app.add_option(names, **text);
-  } else if (auto* const words = std::get_if<std::vector<std::string>*>(&option.value)) {
-    added = app.add_option(names, **words);
+  } else if (const auto* const value = std::get_if<Reader>(&option.value)) {
+    // The texts are read by read_values(), once all words are known to be good.
+    if (value->repeats)
+      added = app.add_option_function<std::vector<std::string>>(names, [](const auto&) {});
+    else
+      added = app.add_option_function<std::string>(names, [](const auto&) {});
     // An option that may be repeated takes one value each time.
-    if (!option.takes_words()) added->allow_extra_args(false);
+    if (value->repeats && !option.takes_words()) added->allow_extra_args(false);
   } else {
     app.set_help_flag(names, option.help);
     return;
@@ -178,6 +180,15 @@ std::string parse_error_line(const CLI::ParseError& error, const Command& comman
   return fmt::format("{}: see {} --help", reason, command.path());
 }
 
+void read_values(const CLI::App& app, const Command& command) {
+  for (const Option& option : command.options) {
+    const auto* const reader = std::get_if<Reader>(&option.value);
+    if (reader == nullptr) continue;
+    const std::string& name = option.names.back();
+    for (const std::string& text : app.get_option(name)->results()) reader->read(text, name);
+  }
+}
+
 }  // namespace
 
 Given parse(const Command& root, int argc, const char* const* argv) {
@@ -203,6 +214,7 @@ Given parse(const Command& root, int argc, const char* const* argv) {
   else if (!wrong)
     wrong = empty_option(given, command);
   if (wrong) throw Error(ErrorKind::invalid_input, *wrong);
+  read_values(given, command);
   return {.command = &command, .help = false};
 }
 

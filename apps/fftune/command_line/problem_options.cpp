@@ -211,7 +211,8 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& given_value
   std::vector<std::int64_t> tokens;
   for (const SizeField& field : op.sizes()) {
     const auto text = values.sizes.find(field.name);
-    if (field.rare && (text == values.sizes.end() || text->second.empty())) continue;
+    const bool absent = text == values.sizes.end() || text->second.empty();
+    if (absent && !needs_size(field, base)) continue;
     const auto given = values_of(op, field, values, sizes, kind);
     base.sizes[field.name] = given.at(0);
     if (field.name == op.token_size()) tokens = given;
@@ -265,44 +266,34 @@ Problem example_problem(const Op& op, const std::string& pass, DType dtype, Devi
 void add_problem_filter(Command& command, const std::vector<const Op*>& ops,
                         ProblemFilter& values) {
   const char* filters = "Which problems";
-  command.option("--op LIST", values.ops, "only these ops", filters);
-  command.option("--dtype LIST", values.dtypes, "only these element types", filters);
+  std::vector<std::string> known;
+  for (const Op* op : ops) known.emplace_back(op->name());
+  command.option("--op LIST", words(values.ops, known), "only these ops", filters);
+  const auto read_dtypes = [&](const std::string& text, const std::string& where) {
+    values.dtypes = parse_words(text, where);
+    for (const std::string& word : values.dtypes) parse_dtype(word);
+  };
+  command.option("--dtype LIST", Reader{read_dtypes}, "only these element types", filters);
   std::set<std::string> added;
   for (const Op* op : ops)
     for (const SizeField& field : op->sizes())
-      if (added.insert(field.name).second) {
-        command.option(spelled(field.name, "LIST"), values.sizes[field.name],
-                       "only these sizes: " + field.help, filters);
-      }
+      if (added.insert(field.name).second)
+        command.option(
+            spelled(field.name, "LIST"),
+            whole_list(values.sizes[field.name], 1, std::numeric_limits<std::int32_t>::max()),
+            "only these sizes: " + field.help, filters);
 }
 
-bool admits(const ProblemFilter& filter, const std::vector<const Op*>& ops,
-            const Problem& problem) {
-  const auto listed = [](const std::vector<std::string>& words, std::string_view word) {
-    return std::find(words.begin(), words.end(), word) != words.end();
+bool admits(const ProblemFilter& filter, const Problem& problem) {
+  const auto admitted = [](const auto& list, const auto& value) {
+    return list.empty() || std::find(list.begin(), list.end(), value) != list.end();
   };
-  if (!filter.ops.empty()) {
-    std::vector<std::string> known;
-    for (const Op* op : ops) known.emplace_back(op->name());
-    const auto words = parse_words(filter.ops, "--op");
-    for (const std::string& word : words) check_choice(word, "--op", known);
-    if (!listed(words, problem.op)) return false;
-  }
-  if (!filter.dtypes.empty()) {
-    const auto words = parse_words(filter.dtypes, "--dtype");
-    for (const std::string& word : words) parse_dtype(word);
-    if (!listed(words, dtype_name(problem.dtype))) return false;
-  }
-  for (const auto& [name, text] : filter.sizes) {
-    if (text.empty()) continue;
-    const auto values =
-        parse_whole_list(text, "--" + name, 1, std::numeric_limits<std::int32_t>::max());
-    const auto size = problem.sizes.find(name);
-    if (size == problem.sizes.end() ||
-        std::find(values.begin(), values.end(), size->second) == values.end())
-      return false;
-  }
-  return true;
+  return admitted(filter.ops, problem.op) && admitted(filter.dtypes, dtype_name(problem.dtype)) &&
+         std::all_of(filter.sizes.begin(), filter.sizes.end(), [&](const auto& named) {
+           const auto size = problem.sizes.find(named.first);
+           return named.second.empty() ||
+                  (size != problem.sizes.end() && admitted(named.second, size->second));
+         });
 }
 
 }  // namespace fftune::tool

@@ -1,22 +1,20 @@
 // An op's description as command-line options, and the given options as problems.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "registry/op.hpp"
+#include "saved/inputs.hpp"
 
 namespace fftune::tool {
 
 struct Command;
 
-struct ProblemOptions {
-  std::map<std::string, std::string> sizes;    // as given; absent or empty: not given
-  std::map<std::string, std::string> options;  // likewise
-  std::string dtypes;
-  std::string pass;
+struct ProblemOptions : GivenProblem {
   std::string model = {};  // of an op that knows models: instead of sizes
   std::string tp = {};     // tensor parallelism
 };
@@ -50,15 +48,14 @@ Problem example_problem(const Op& op, const std::string& pass, DType dtype, Devi
 
 /// Which problems a command is about; an empty filter takes all. For check.
 struct ProblemFilter {
-  std::string ops;
-  std::string dtypes;
-  std::map<std::string, std::string> sizes;  // lists of values, by the size's name
+  std::vector<std::string> ops;
+  std::vector<std::string> dtypes;
+  std::map<std::string, std::vector<std::int64_t>> sizes;
 };
 
 /// Adds --op, --dtype, and --<size> for every size of any op.
 void add_problem_filter(Command& command, const std::vector<const Op*>& ops, ProblemFilter& values);
 
-/// Throws Error(invalid_input) for a filter that names something unknown.
-bool admits(const ProblemFilter& filter, const std::vector<const Op*>& ops, const Problem& problem);
+bool admits(const ProblemFilter& filter, const Problem& problem);
 
 }  // namespace fftune::tool

@@ -11,8 +11,7 @@ struct Command;
 
 void add_progress_option(Command& command, std::string& value);
 
-/// "auto" (or empty) is live on a terminal, else plain; quiet is none. Throws
-/// Error(invalid_input).
+/// "auto" (or empty) is live on a terminal, else plain; quiet is none.
 ProgressMode progress_mode(const std::string& value, const Output& output);
 
 }  // namespace fftune::tool

@@ -58,13 +58,6 @@ std::int64_t parse_whole(const std::string& text, const std::string& where, std:
   return value;
 }
 
-std::uint64_t parse_seed(const std::string& text, const std::string& where) {
-  std::uint64_t value = 0;
-  if (!parse_number(text, value))
-    fail(fmt::format("{} '{}' is not a seed: give a whole number from 0 to 2^64-1", where, text));
-  return value;
-}
-
 std::vector<std::string> parse_words(const std::string& text, const std::string& where) {
   std::vector<std::string> words;
   std::size_t begin = 0;
@@ -89,41 +82,87 @@ std::vector<std::int64_t> parse_whole_list(const std::string& text, const std::s
   return values;
 }
 
-double parse_duration(const std::string& text, const std::string& where, bool or_none) {
-  constexpr std::array<std::pair<std::string_view, double>, 4> units{
-      {{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}}};
-  const std::size_t unit_begin = std::min(text.find_first_not_of("0123456789."), text.size());
-  const std::string_view unit = std::string_view(text).substr(unit_begin);
-  double value = 0;
-  for (const auto& [name, seconds] : units)
-    if (name == unit && parse_real(text.substr(0, unit_begin), value) &&
-        (value > 0 || (or_none && value == 0)))
-      return value * seconds;
-  fail(fmt::format("{} '{}' is not a duration: give one such as 500ms, 60s, 2m or 1h{}", where,
-                   text, or_none ? ", or 0s for none" : ""));
-}
-
-double parse_amount(const std::string& text, const std::string& where) {
-  double value = 0;
-  if (!parse_real(text, value) || !(value > 0) || !std::isfinite(value))
-    fail(fmt::format("{} '{}' is not an amount: give a number above 0 such as 2e11", where, text));
-  return value;
-}
-
-double parse_percent(const std::string& text, const std::string& where) {
-  double value = 0;
-  const bool percent = text.ends_with('%');
-  if (!percent || !parse_real(text.substr(0, text.size() - 1), value) || !(value >= 0) ||
-      value > 100)
-    fail(fmt::format("{} '{}' is not a percentage: give one such as 1% or 0.5%", where, text));
-  return value / 100;
-}
-
 void check_choice(const std::string& text, const std::string& where,
                   const std::vector<std::string>& choices) {
   if (std::find(choices.begin(), choices.end(), text) != choices.end()) return;
   fail(fmt::format("{} '{}' is unknown{}: give one of {}", where, text, near_word(text, choices),
                    fmt::join(choices, ", ")));
+}
+
+Reader::Reader(std::string& value)
+    : read([&value](const std::string& text, const std::string&) { value = text; }),
+      initial(value) {}
+
+Reader::Reader(std::vector<std::string>& values)
+    : read([&values](const std::string& text, const std::string&) { values.push_back(text); }),
+      repeats(true) {}
+
+Reader whole_list(std::vector<std::int64_t>& values, std::int64_t least, std::int64_t most) {
+  return {[&values, least, most](const std::string& text, const std::string& where) {
+    values = parse_whole_list(text, where, least, most);
+  }};
+}
+
+Reader seed(std::uint64_t& value) {
+  return {[&value](const std::string& text, const std::string& where) {
+            if (!parse_number(text, value))
+              fail(fmt::format("{} '{}' is not a seed: give a whole number from 0 to 2^64-1", where,
+                               text));
+          },
+          fmt::format("{}", value)};
+}
+
+Reader duration(double& seconds, bool or_none) {
+  const auto read = [&seconds, or_none](const std::string& text, const std::string& where) {
+    constexpr std::array<std::pair<std::string_view, double>, 4> units{
+        {{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}}};
+    const std::size_t unit_begin = std::min(text.find_first_not_of("0123456789."), text.size());
+    const auto unit = std::find_if(units.begin(), units.end(), [&](const auto& each) {
+      return each.first == std::string_view(text).substr(unit_begin);
+    });
+    if (unit == units.end() || !parse_real(text.substr(0, unit_begin), seconds) ||
+        !(seconds > 0 || (or_none && seconds == 0)))
+      fail(fmt::format("{} '{}' is not a duration: give one such as 500ms, 60s, 2m or 1h{}", where,
+                       text, or_none ? ", or 0s for none" : ""));
+    seconds *= unit->second;
+  };
+  return {read, seconds > 0 ? fmt::format("{}s", seconds) : ""};
+}
+
+Reader amount(double& value) {
+  return {[&value](const std::string& text, const std::string& where) {
+    if (!parse_real(text, value) || !(value > 0) || !std::isfinite(value))
+      fail(
+          fmt::format("{} '{}' is not an amount: give a number above 0 such as 2e11", where, text));
+  }};
+}
+
+Reader percent(std::optional<double>& value) {
+  return {[&value](const std::string& text, const std::string& where) {
+    double given = 0;
+    if (!text.ends_with('%') || !parse_real(text.substr(0, text.size() - 1), given) || given > 100)
+      fail(fmt::format("{} '{}' is not a percentage: give one such as 1% or 0.5%", where, text));
+    value = given / 100;
+  }};
+}
+
+Reader choice(std::string& value, std::vector<std::string> choices) {
+  return {
+      [&value, choices = std::move(choices)](const std::string& text, const std::string& where) {
+        check_choice(text, where, choices);
+        value = text;
+      },
+      value};
+}
+
+Reader words(std::vector<std::string>& values, std::vector<std::string> choices) {
+  return {
+      [&values, choices = std::move(choices)](const std::string& text, const std::string& where) {
+        values = parse_words(text, where);
+        for (const std::string& word : values)
+          if (!choices.empty()) check_choice(word, where, choices);
+      },
+      fmt::format("{}", fmt::join(values, ","))};
 }
 
 std::string near_word(std::string_view word, const std::vector<std::string>& choices) {

@@ -18,7 +18,6 @@
 #include "apps/fftune/command_line/command.hpp"
 #include "apps/fftune/command_line/progress_option.hpp"
 #include "apps/fftune/command_line/session.hpp"
-#include "apps/fftune/command_line/values.hpp"
 #include "apps/fftune/commands.hpp"
 #include "apps/fftune/compile/bundle_jobs.hpp"
 #include "apps/fftune/presets/presets.hpp"
@@ -36,59 +35,40 @@ namespace fftune::tool {
 namespace {
 
 struct BundleOptions {
-  std::string archs;
-  std::string ops;
+  std::vector<std::string> archs;
+  std::vector<std::string> ops;
   std::string presets;
-  std::string tokens;
-  std::string max_tokens;
+  std::vector<std::int64_t> tokens;
+  std::int64_t max_tokens = 0;  // 0: no plans for any number of tokens
   std::vector<std::string> problems;
   std::string out;
-  std::string jobs;
+  int jobs = 0;  // 0: one a core
   std::string progress;
 };
 
-/// The request, with problems in canonical form.
-struct Wanted {
-  std::set<std::string> ops;  // empty: all
-  std::vector<std::int64_t> tokens;
-  std::optional<std::int64_t> max_tokens;
+/// The problems that are asked for, in canonical form.
+std::vector<ParsedProblem> parsed_problems(const std::vector<std::string>& texts,
+                                           const Catalog& catalog) {
   std::vector<ParsedProblem> problems;
-};
-
-Wanted wanted_of(const BundleOptions& options, const Catalog& catalog) {
-  Wanted wanted;
-  std::vector<std::string> known;
-  for (const Op* op : catalog.ops) known.emplace_back(op->name());
-  if (!options.ops.empty())
-    for (const std::string& name : parse_words(options.ops, "--op")) {
-      check_choice(name, "--op", known);
-      wanted.ops.insert(name);
-    }
-  constexpr std::int64_t most = (std::int64_t{1} << 31) - 1;
-  if (!options.tokens.empty())
-    for (const std::string& word : parse_words(options.tokens, "--m"))
-      wanted.tokens.push_back(parse_whole(word, "--m", 1, most));
-  if (!options.max_tokens.empty())
-    wanted.max_tokens = parse_whole(options.max_tokens, "--max-m", 1, most);
-  for (const std::string& text : options.problems) {
+  for (const std::string& text : texts) {
     ParsedProblem parsed = problem_from_json(text, catalog);
     const Op& op = catalog.op(parsed.problem.op);
     if (!parsed.dtype_given) parsed.problem.dtype = op.dtypes(DeviceKind::cuda).front();
     parsed.problem = canonical(op, std::move(parsed.problem), DeviceKind::cuda);
-    wanted.problems.push_back(std::move(parsed));
+    problems.push_back(std::move(parsed));
   }
-  return wanted;
+  return problems;
 }
 
 /// The problems of the presets of one architecture, or of all (empty), in canonical form; what this
 /// build does not know is left out, as the library leaves it out.
 std::set<Problem> preset_problems(const PresetLibrary& presets, const Catalog& catalog,
-                                  const std::string& arch, const std::set<std::string>& ops) {
+                                  const std::string& arch, const std::vector<std::string>& ops) {
   std::set<Problem> problems;
   for (const PresetFile& file : presets.files()) {
     if (file.device.kind != DeviceKind::cuda) continue;
     if (!arch.empty() && file.device.arch != arch) continue;
-    if (!ops.empty() && !ops.contains(file.op)) continue;
+    if (!ops.empty() && std::find(ops.begin(), ops.end(), file.op) == ops.end()) continue;
     for (const PresetRecord& record : file.records) try {
         problems.insert(canonical(catalog.op(file.op), record.problem, DeviceKind::cuda));
       } catch (const Error& error) {
@@ -98,13 +78,14 @@ std::set<Problem> preset_problems(const PresetLibrary& presets, const Catalog& c
   return problems;
 }
 
-std::vector<BundleJob> jobs_for(const std::string& arch, const Wanted& wanted,
+std::vector<BundleJob> jobs_for(const std::string& arch, const BundleOptions& options,
+                                const std::vector<ParsedProblem>& wanted,
                                 const PresetLibrary& presets, const Catalog& catalog,
                                 const std::atomic<bool>& cancel) {
   BundleJobs jobs(catalog, presets, arch);
-  auto problems = preset_problems(presets, catalog, arch, wanted.ops);
-  if (problems.empty() && wanted.problems.empty()) {
-    problems = preset_problems(presets, catalog, "", wanted.ops);
+  auto problems = preset_problems(presets, catalog, arch, options.ops);
+  if (problems.empty() && wanted.empty()) {
+    problems = preset_problems(presets, catalog, "", options.ops);
     if (!problems.empty())
       logging::info(
           "no preset is of {}: what runs the problems of the others by default is bundled", arch);
@@ -119,19 +100,19 @@ std::vector<BundleJob> jobs_for(const std::string& arch, const Wanted& wanted,
   for (const Problem& layer : layers) {
     if (cancel) return {};
     const Op& op = catalog.op(layer.op);
-    for (const std::int64_t tokens : wanted.tokens)
+    for (const std::int64_t tokens : options.tokens)
       jobs.add(op, layer.with_size(op.token_size(), tokens));
-    if (wanted.max_tokens)
-      jobs.add_any_tokens(op, layer.with_size(op.token_size(), *wanted.max_tokens));
+    if (options.max_tokens > 0)
+      jobs.add_any_tokens(op, layer.with_size(op.token_size(), options.max_tokens));
   }
-  for (const ParsedProblem& parsed : wanted.problems) {
+  for (const ParsedProblem& parsed : wanted) {
     if (cancel) return {};
     const Op& op = catalog.op(parsed.problem.op);
     if (parsed.any_tokens)
       jobs.add_any_tokens(op, parsed.problem);
     else
       jobs.add(op, parsed.problem);
-    for (const std::int64_t tokens : wanted.tokens)
+    for (const std::int64_t tokens : options.tokens)
       jobs.add(op, parsed.problem.with_size(op.token_size(), tokens));
   }
   for (const std::string& skipped : jobs.skipped())
@@ -171,12 +152,9 @@ int run(const BundleOptions& options, const Session& session) {
                                                       fmt::join(known_architectures(), ", ")));
   if (options.out.empty())
     throw Error(ErrorKind::invalid_input, "bundle needs -o: give the file to write");
-  const auto archs = parse_words(options.archs, "--arch");
-  for (const std::string& arch : archs) check_choice(arch, "--arch", known_architectures());
-  const Wanted wanted = wanted_of(options, session.catalog);
+  const auto wanted = parsed_problems(options.problems, session.catalog);
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const int threads =
-      options.jobs.empty() ? cores : static_cast<int>(parse_whole(options.jobs, "--jobs", 1, 1024));
+  const int threads = options.jobs > 0 ? options.jobs : cores;
   StatusLine status(progress_mode(options.progress, session.output));
   require_replaceable(options.out);
   const PresetLibrary presets = load_presets(options.presets, session);
@@ -187,15 +165,15 @@ int run(const BundleOptions& options, const Session& session) {
                                  .toolkit_folders = session.environment.toolkit_folders});
   std::vector<BundleJob> jobs;
   std::map<std::string, std::size_t> programs;
-  for (const std::string& arch : archs) {
-    auto own = jobs_for(arch, wanted, presets, session.catalog, interrupt.requested());
+  for (const std::string& arch : options.archs) {
+    auto own = jobs_for(arch, options, wanted, presets, session.catalog, interrupt.requested());
     if (interrupt.requested()) return exit_interrupted;
     if (own.empty())
       throw Error(ErrorKind::invalid_input,
                   fmt::format("nothing to bundle for {}: there is no preset of a GPU{}: give "
                               "--presets with one, or --problem with what the plans will be made "
                               "for",
-                              arch, wanted.ops.empty() ? "" : " for these ops"));
+                              arch, options.ops.empty() ? "" : " for these ops"));
     programs[arch] = own.size();
     std::move(own.begin(), own.end(), std::back_inserter(jobs));
   }
@@ -210,7 +188,7 @@ int run(const BundleOptions& options, const Session& session) {
   replace_file(options.out, bytes);
   session.output.line(fmt::format("wrote {}: {} of {} for {}, {}", options.out,
                                   counted(builder->kernels(), "kernel"),
-                                  counted(jobs.size(), "program"), fmt::join(archs, ", "),
+                                  counted(jobs.size(), "program"), fmt::join(options.archs, ", "),
                                   bytes_text(static_cast<double>(bytes.size()))));
   session.output.line(fmt::format("the library takes it by FFTUNE_BUNDLE={}, or through the API",
                                   shell_word(options.out)));
@@ -230,21 +208,23 @@ void add_bundle(CommandLine& line) {
       line.root(), "bundle",
       "compile the presets' kernels into one file, for machines without the run-time compiler",
       [options](const Session& session) { return run(*options, session); });
-  command.option("--arch LIST", options->archs,
+  constexpr std::int64_t most = (std::int64_t{1} << 31) - 1;
+  command.option("--arch LIST", words(options->archs, known_architectures()),
                  fmt::format("architectures, a list of {}", fmt::join(known_architectures(), ",")));
-  command.option("--op LIST", options->ops, "only presets of these ops");
+  command.option("--op LIST", words(options->ops, line.op_names()), "only presets of these ops");
   add_presets_option(command, options->presets);
   command.option(
-      "--m LIST", options->tokens,
+      "--m LIST", whole_list(options->tokens, 1, most),
       "also the kernels of the presets' layers, and --problem's, with these numbers of tokens");
   command.option(
-      "--max-m N", options->max_tokens,
+      "--max-m N", whole(options->max_tokens, 1, most),
       "also the kernels of plans for any number of tokens up to N of the presets' layers");
   command.option(
       "--problem JSON", options->problems,
       "also the kernels of this problem, as fftune_plan_create takes it; may be repeated");
   command.option("-o,--out FILE", options->out, "the file to write");
-  command.option("--jobs N", options->jobs, "threads that compile (default: one a core)");
+  command.option("--jobs N", whole(options->jobs, 1, 1024),
+                 "threads that compile (default: one a core)");
   add_progress_option(command, options->progress);
 }
 

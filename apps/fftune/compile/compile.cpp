@@ -33,26 +33,21 @@ namespace fftune::tool {
 namespace {
 
 struct CompileOptions {
-  std::string archs;
-  std::string ops;
+  std::vector<std::string> archs = known_architectures();
+  std::vector<std::string> ops;  // empty: all
   std::string family;
-  std::string dtypes;
-  std::string options;
-  std::string sizes;
-  std::string sample;
-  std::string jobs;
+  std::vector<std::string> dtypes;
+  std::map<std::string, std::string> options;
+  std::map<std::string, std::string> sizes;
+  std::size_t sample = 0;  // 0: all
+  int jobs = 0;            // 0: one a core
   std::string progress;
 };
 
-std::vector<const Op*> ops_named(const std::string& text, const Catalog& catalog) {
-  if (text.empty()) return catalog.ops;
-  std::vector<std::string> known;
-  for (const Op* op : catalog.ops) known.emplace_back(op->name());
+std::vector<const Op*> ops_named(const std::vector<std::string>& names, const Catalog& catalog) {
+  if (names.empty()) return catalog.ops;
   std::vector<const Op*> ops;
-  for (const std::string& name : parse_words(text, "--op")) {
-    check_choice(name, "--op", known);
-    ops.push_back(&catalog.op(name));
-  }
+  for (const std::string& name : names) ops.push_back(&catalog.op(name));
   return ops;
 }
 
@@ -69,22 +64,20 @@ void check_family(const std::string& family, const std::vector<const Op*>& ops) 
                           near_word(family, {names.begin(), names.end()})));
 }
 
-/// "act=gelu,save=preact", of `flag`, as names and values; the op says which there are.
-std::map<std::string, std::string> fields_named(const std::string& text, const std::string& flag) {
-  std::map<std::string, std::string> fields;
-  if (text.empty()) return fields;
-  for (const std::string& word : parse_words(text, flag)) {
-    const std::size_t equals = word.find('=');
-    if (equals == word.npos || equals == 0 || equals + 1 == word.size())
-      throw Error(ErrorKind::invalid_input,
-                  fmt::format("{} {}: write NAME=VALUE, as in {}", flag, word,
-                              flag == "--size" ? "ranks=2" : "act=gelu"));
-    const std::string name = word.substr(0, equals);
-    if (!fields.emplace(name, word.substr(equals + 1)).second)
-      throw Error(ErrorKind::invalid_input,
-                  fmt::format("{} {}: {} has a value already: give one", flag, word, name));
-  }
-  return fields;
+/// "act=gelu,save=preact" as names and values; the op says which there are. `example`: for errors.
+Reader fields_reader(std::map<std::string, std::string>& fields, const char* example) {
+  return {[&fields, example](const std::string& text, const std::string& where) {
+    for (const std::string& word : parse_words(text, where)) {
+      const std::size_t equals = word.find('=');
+      if (equals == word.npos || equals == 0 || equals + 1 == word.size())
+        throw Error(ErrorKind::invalid_input,
+                    fmt::format("{} {}: write NAME=VALUE, as in {}", where, word, example));
+      const std::string name = word.substr(0, equals);
+      if (!fields.emplace(name, word.substr(equals + 1)).second)
+        throw Error(ErrorKind::invalid_input,
+                    fmt::format("{} {}: {} has a value already: give one", where, word, name));
+    }
+  }};
 }
 
 bool has_option(const Op& op, const std::string& name) {
@@ -121,17 +114,14 @@ void check_size(const std::string& name, const std::vector<const Op*>& ops) {
   }
 }
 
-/// The words that name element types, which each are one of some op.
-std::vector<std::string> dtypes_named(const std::string& text, const std::vector<const Op*>& ops) {
-  if (text.empty()) return {};
+/// An element type is one of some op.
+void check_dtypes(const std::vector<std::string>& dtypes, const std::vector<const Op*>& ops) {
   std::vector<std::string> known;
   for (const Op* op : ops)
     for (const DType dtype : op->dtypes(DeviceKind::cuda))
       if (std::find(known.begin(), known.end(), dtype_name(dtype)) == known.end())
         known.emplace_back(dtype_name(dtype));
-  auto words = parse_words(text, "--dtype");
-  for (const std::string& word : words) check_choice(word, "--dtype", known);
-  return words;
+  for (const std::string& word : dtypes) check_choice(word, "--dtype", known);
 }
 
 /// Those that the op has too, as a list.
@@ -188,43 +178,34 @@ std::vector<UnitResult> compile_all(Compiler& compiler, const std::vector<Compil
 }
 
 int run(const CompileOptions& options, const Session& session) {
-  const auto archs =
-      options.archs.empty() ? known_architectures() : parse_words(options.archs, "--arch");
-  for (const std::string& arch : archs) check_choice(arch, "--arch", known_architectures());
   const auto ops = ops_named(options.ops, session.catalog);
   check_family(options.family, ops);
-  ProblemOptions chosen;
-  const auto dtypes = dtypes_named(options.dtypes, ops);
-  chosen.options = fields_named(options.options, "--option");
-  check_options(chosen.options, ops);
-  chosen.sizes = fields_named(options.sizes, "--size");
-  for (const auto& [name, value] : chosen.sizes) check_size(name, ops);
-  const auto sample =
-      options.sample.empty()
-          ? std::size_t{0}  // all of them
-          : static_cast<std::size_t>(parse_whole(options.sample, "--sample", 1, 1 << 30));
+  check_dtypes(options.dtypes, ops);
+  check_options(options.options, ops);
+  for (const auto& [name, value] : options.sizes) check_size(name, ops);
+  ProblemOptions chosen{{options.sizes, options.options, {}, {}}};
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const int jobs =
-      options.jobs.empty() ? cores : static_cast<int>(parse_whole(options.jobs, "--jobs", 1, 1024));
+  const int jobs = options.jobs > 0 ? options.jobs : cores;
   StatusLine status(progress_mode(options.progress, session.output));
 
   const Interrupt interrupt;
   const CudaOptions cuda{session.environment.cache_folder, session.environment.toolkit_folders};
   CompileSummary summary;
-  for (const std::string& arch : archs) {
+  for (const std::string& arch : options.archs) {
     const DeviceFacts facts = facts_of_architecture(arch);
     // Opened once there is something to compile: wrong words are told on every machine.
     std::unique_ptr<Compiler> compiler;
     for (const Op* op : ops) {
-      chosen.dtypes = dtypes_of(*op, dtypes);
-      if (chosen.dtypes.empty() && !dtypes.empty()) continue;
+      chosen.dtypes = dtypes_of(*op, options.dtypes);
+      if (chosen.dtypes.empty() && !options.dtypes.empty()) continue;
       const std::string what = fmt::format("{} {}", arch, op->name());
       std::vector<CompileUnit> units;
       {
         // Some ops have 10⁵ variants, and take ten seconds and more.
         ProgressBar progress(status, "compile " + what, 1, 1);
         progress.show_if_long("listing programs");
-        units = compile_units(*op, facts, options.family, chosen, sample, interrupt.requested());
+        units = compile_units(*op, facts, options.family, chosen, options.sample,
+                              interrupt.requested());
       }
       status.clear();
       if (units.empty()) continue;
@@ -234,7 +215,7 @@ int run(const CompileOptions& options, const Session& session) {
       }
       if (units.size() > few_programs)
         logging::info("{}: {} programs{}", what, units.size(),
-                      sample > 0 ? "" : "; --sample 4 compiles 4 of each family instead");
+                      options.sample > 0 ? "" : "; --sample 4 compiles 4 of each family instead");
       summary.add(arch, units,
                   compile_all(*compiler, units, jobs, interrupt.requested(), what, status));
       if (interrupt.requested()) break;
@@ -258,21 +239,22 @@ void add_compile(CommandLine& line) {
       line.root(), "compile",
       "compile every variant for architectures, no GPU needed: registers, spills, shared memory",
       [options](const Session& session) { return run(*options, session); });
-  command.option("--arch LIST", options->archs,
-                 fmt::format("architectures, a list (default: all: {})",
-                             fmt::join(known_architectures(), ",")));
-  command.option("--op LIST", options->ops, "only these ops");
+  Reader archs = words(options->archs, known_architectures());
+  archs.initial = "all: " + archs.initial;
+  command.option("--arch LIST", archs, "architectures, a list");
+  command.option("--op LIST", words(options->ops, line.op_names()), "only these ops");
   command.option("--family NAME", options->family, "only this family");
-  command.option("--dtype LIST", options->dtypes,
+  command.option("--dtype LIST", words(options->dtypes),
                  "only these element types; ops that have none of them are left out");
-  command.option("--option LIST", options->options,
+  command.option("--option LIST", fields_reader(options->options, "act=gelu"),
                  "with these options of the op alone, a list of NAME=VALUE (default: the usual "
                  "ones, and each rare one by itself)");
-  command.option("--size LIST", options->sizes,
+  command.option("--size LIST", fields_reader(options->sizes, "ranks=2"),
                  "with these sizes of the op, a list of NAME=VALUE (default: its examples)");
-  command.option("--sample N", options->sample,
+  command.option("--sample N", whole(options->sample, 1, 1 << 30),
                  "compile N programs of each family, evenly spread, instead of all");
-  command.option("--jobs N", options->jobs, "threads that compile (default: one a core)");
+  command.option("--jobs N", whole(options->jobs, 1, 1024),
+                 "threads that compile (default: one a core)");
   add_progress_option(command, options->progress);
 }
 

@@ -102,7 +102,7 @@ std::vector<Problem> example_problems(const Op& op, const ProblemOptions& chosen
   for (const std::string& pass : op.passes())
     for (const auto& form : forms_of(op, pass, chosen.options))
       for (const std::string& dtype : dtypes) try {
-          const ProblemOptions options{chosen.sizes, form, dtype, pass};
+          const ProblemOptions options{{chosen.sizes, form, dtype, pass}};
           for (Problem& problem : problems_of(op, options, Sizes::optional, DeviceKind::cuda))
             problems.push_back(std::move(problem));
         } catch (const Error& error) {

@@ -309,7 +309,6 @@ int run(const Op& op, const ListOptions& options, const Session& session) {
   if (!options.arch.empty() && !options.device.empty())
     throw Error(ErrorKind::invalid_input,
                 "--arch and --device exclude each other: give the one to list for");
-  if (!options.arch.empty()) check_choice(options.arch, "--arch", known_architectures());
   const std::string device =
       options.arch.empty() ? device_named(options.device, session.environment) : "";
   const DeviceFacts facts = options.arch.empty() ? facts_of_device(device, session.environment)
@@ -360,7 +359,7 @@ void add_list(CommandLine& line) {
                  [op, options](const Session& session) { return run(*op, *options, session); });
     add_problem_options(command, *op, Sizes::optional, options->problem);
     add_device_option(command, options->device, false);
-    command.option("--arch NAME", options->arch,
+    command.option("--arch NAME", choice(options->arch, known_architectures()),
                    fmt::format("instead of a device, a typical one of an architecture: {}",
                                fmt::join(known_architectures(), ", ")));
     command.flag("--explain", options->explain,

@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,17 +49,27 @@ Problem probe(const Op& op, const std::string& pass, DType dtype) {
   return problem;
 }
 
-/// Nothing if the op has no buffers for it: some options ask for others.
-std::optional<std::vector<std::string>> names_if_alone(const Op& op, const Problem& problem) {
+using Tensors = std::vector<TensorSpec>;
+
+/// Nothing if the op has no tensors for it: some options ask for others.
+std::optional<Tensors> tensors_if_alone(const Op& op, const Problem& problem) {
   try {
-    return buffer_names(op, problem);
+    return op.tensors(problem);
   } catch (const Error&) {
     return std::nullopt;
   }
 }
 
-bool stands_alone(const Op& op, const Problem& problem) {
-  return names_if_alone(op, problem).has_value();
+std::vector<std::string> names_of(const Tensors& tensors) {
+  std::vector<std::string> names;
+  for (const TensorSpec& tensor : tensors)
+    if (tensor.role != Role::intermediate) names.push_back(tensor.name);
+  return names;
+}
+
+std::optional<std::vector<std::string>> names_if_alone(const Op& op, const Problem& problem) {
+  const auto tensors = tensors_if_alone(op, problem);
+  return tensors ? std::optional(names_of(*tensors)) : std::nullopt;
 }
 
 /// The form with the sizes of another row.
@@ -86,15 +97,17 @@ Problem resized(const Op& op, Problem form, std::size_t row,
   return form;
 }
 
-/// The op's reason for refusing the form whatever its sizes are: the same for each row of them.
+/// The op's reason for refusing the form whatever its sizes are: the same for rows of them.
 std::string refusal(const Op& op, const Problem& form) {
   const std::string reason = op.contradiction(form);
   if (reason.empty()) return "";
-  std::vector<std::string> names;  // found where they are needed: it takes long
-  for (std::size_t row = 0; row < probe_rows; ++row) {
+  std::optional<std::vector<std::string>> names;  // found where they are needed: it takes long
+  constexpr std::size_t rows = 3;  // enough: most reasons that hang on a size name it
+  for (std::size_t row = 0; row < rows; ++row) {
     if (op.contradiction(wholly_resized(op, form, row)) == reason) continue;
-    if (names.empty()) names = buffer_names(op, form);
-    if (op.contradiction(resized(op, form, row, names)) != reason) return "";
+    if (!names) names = names_if_alone(op, form);
+    if (!names) return reason;
+    if (op.contradiction(resized(op, form, row, *names)) != reason) return "";
   }
   return reason;
 }
@@ -103,7 +116,7 @@ const TensorSpec& tensor_of(const std::vector<TensorSpec>& tensors, const std::s
   return tensors.at(tensor_index(tensors, name));
 }
 
-/// A size, an extent or a formula, for the sizes of each row.
+/// An extent for the sizes of each row.
 using Values = std::array<std::int64_t, probe_rows>;
 
 template <class Function>
@@ -113,171 +126,132 @@ Values each(const Function& function) {
   return values;
 }
 
-std::int64_t quotient(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
+/// A formula of sizes, and what it is in each row.
+struct Term {
+  std::string text;
+  Values values;
+  bool is_sum = false;
 
-/// Tells extents by formulas of a form's sizes.
+  Term(std::string formula, const Values& of_rows) : text(std::move(formula)), values(of_rows) {}
+  Term(std::int64_t number)
+      : text(fmt::format("{}", number)), values(each([=](std::size_t) { return number; })) {}
+
+  std::string factor() const { return is_sum ? "(" + text + ")" : text; }
+
+  friend Term operator*(const Term& a, const Term& b) {
+    return {a.factor() + " * " + b.factor(),
+            each([&](std::size_t row) { return a.values[row] * b.values[row]; })};
+  }
+  friend Term operator+(const Term& a, const Term& b) {
+    Term sum(a.text + " + " + b.text,
+             each([&](std::size_t row) { return a.values[row] + b.values[row]; }));
+    sum.is_sum = true;
+    return sum;
+  }
+  friend Term ceil_div(const Term& a, const Term& b) {
+    return {fmt::format("ceil({} / {})", a.text, b.text), each([&](std::size_t row) {
+              return (a.values[row] + b.values[row] - 1) / b.values[row];
+            })};
+  }
+};
+
+/// Tells extents by formulas of a form's sizes. There are more formulas where the simpler ones do
+/// not tell an extent.
 class Formulas {
  public:
   explicit Formulas(const std::vector<Problem>& rows) {
     for (const auto& [name, size] : rows.front().sizes)
-      products_.push_back(
-          {name, each([&, name = name](std::size_t row) { return rows[row].size(name); })});
-    sizes_ = products_.size();
+      add(sizes_.emplace_back(
+          name, each([&, name = name](std::size_t row) { return rows[row].size(name); })));
   }
 
-  /// The first that holds in every row, the simplest first; "?" if none does.
+  /// The first that holds in every row; "?" if none does.
   std::string text_of(const Values& extents) {
-    if (const Term* found = product(extents)) return found->text;
-    if (std::string text = multiple(extents); !text.empty()) return text;
-    if (std::string text = part(extents); !text.empty()) return text;
-    if (std::string text = of_two(extents); !text.empty()) return text;
-    if (std::string text = blocks(extents); !text.empty()) return text;
-    if (std::string text = behind_rows(extents); !text.empty()) return text;
-    return "?";
+    constexpr void (Formulas::*more[])() = {&Formulas::add_products, &Formulas::add_multiples,
+                                            &Formulas::add_parts,    &Formulas::add_pairs,
+                                            &Formulas::add_matrices, &Formulas::add_header_rows};
+    while (true) {
+      if (const auto found = texts_.find(extents); found != texts_.end()) return found->second;
+      if (added_ == std::size(more)) return "?";
+      (this->*more[added_++])();
+    }
   }
 
  private:
-  struct Term {
-    std::string text;
-    Values values;
-  };
+  void add(const Term& term) { texts_.try_emplace(term.values, term.text); }
 
-  std::span<const Term> sizes() const { return {products_.data(), sizes_}; }
-
-  const Term* product(const Values& extents) {
-    const auto holds = [&](const Term& term) { return term.values == extents; };
-    const auto found = std::find_if(products_.begin(), products_.end(), holds);
-    if (found != products_.end()) return &*found;
-    if (products_.size() > sizes_) return nullptr;
-    multiply();
-    return product(extents);
+  /// Products of two and three sizes, which have their factors in order.
+  void add_products() {
+    products_ = sizes_;
+    for (std::size_t i = 0; i < sizes_.size(); ++i)
+      for (std::size_t j = i; j < sizes_.size(); ++j) products_.push_back(sizes_[i] * sizes_[j]);
+    for (std::size_t i = 0; i < sizes_.size(); ++i)
+      for (std::size_t j = i; j < sizes_.size(); ++j)
+        for (std::size_t k = j; k < sizes_.size(); ++k)
+          products_.push_back(sizes_[i] * sizes_[j] * sizes_[k]);
+    for (const Term& product : products_) add(product);
   }
-  /// Adds products of two and three sizes, which have their factors in order.
-  void multiply() {
-    std::vector<std::size_t> last;
-    for (std::size_t i = 0; i < sizes_; ++i) last.push_back(i);
-    std::size_t begin = 0;
-    for (int factors = 2; factors <= 3; ++factors) {
-      const std::size_t end = products_.size();
-      for (std::size_t i = begin; i < end; ++i)
-        for (std::size_t next = last[i]; next < sizes_; ++next) {
-          const Term &one = products_[i], &other = products_[next];
-          products_.push_back({one.text + " * " + other.text, each([&](std::size_t row) {
-                                 return one.values[row] * other.values[row];
-                               })});
-          last.push_back(next);
-        }
-      begin = end;
-    }
-  }
-  std::string multiple(const Values& extents) const {
-    for (const Term& one : products_)
-      for (const std::int64_t factor : {2, 3})
-        if (extents == each([&](std::size_t row) { return factor * one.values[row]; }))
-          return fmt::format("{} * {}", factor, one.text);
-    for (const Term& one : products_)
-      if (extents == each([&](std::size_t row) { return one.values[row] + 1; }))
-        return one.text + " + 1";
-    return "";
+  void add_multiples() {
+    for (const Term& product : products_)
+      for (const std::int64_t factor : {2, 3}) add(factor * product);
+    for (const Term& product : products_) add(product + 1);
   }
   /// Words of 32 bits come in vectors of 4, blocks of gate and up in pairs.
-  std::string part(const Values& extents) const {
-    for (const Term& one : products_)
+  void add_parts() {
+    for (const Term& product : products_)
       for (const std::int64_t of : {2, 4, 8, 16, 32, 64, 128, 256}) {
-        const Values parts = each([&](std::size_t row) { return quotient(one.values[row], of); });
-        if (extents == parts) return fmt::format("ceil({} / {})", one.text, of);
-        for (const std::int64_t factor : {2, 4})
-          if (extents == each([&](std::size_t row) { return factor * parts[row]; }))
-            return fmt::format("{} * ceil({} / {})", factor, one.text, of);
+        const Term part = ceil_div(product, of);
+        for (const Term& parts : {part, 2 * part, 4 * part}) add(parts);
       }
-    return "";
   }
   /// Sums are of an op with two counts of the same kind: routed and shared experts, heads of q and
   /// of k and v.
-  std::string of_two(const Values& extents) const {
-    for (const Term& a : sizes())
-      for (const Term& b : sizes()) {
+  void add_pairs() {
+    for (const Term& a : sizes_)
+      for (const Term& b : sizes_) {
         if (&a == &b) continue;
-        for (const auto& [times, text] : {std::pair{1, ""}, std::pair{2, "2 * "}}) {
-          if (times == 1 && &a > &b) continue;
-          const Values sum =
-              each([&](std::size_t row) { return a.values[row] + times * b.values[row]; });
-          if (extents == sum) return fmt::format("{} + {}{}", a.text, text, b.text);
-          if (const Term* factor = factor_of(extents, sum))
-            return fmt::format("{} * ({} + {}{})", factor->text, a.text, text, b.text);
+        std::vector<Term> pairs{a + 2 * b, ceil_div(a, b)};
+        if (&a < &b) pairs.insert(pairs.begin(), a + b);
+        for (const Term& pair : pairs) {
+          add(pair);
+          for (const Term& size : sizes_) add(size * pair);
         }
-        const Values parts =
-            each([&](std::size_t row) { return quotient(a.values[row], b.values[row]); });
-        if (extents == parts) return fmt::format("ceil({} / {})", a.text, b.text);
-        if (const Term* factor = factor_of(extents, parts))
-          return fmt::format("{} * ceil({} / {})", factor->text, a.text, b.text);
       }
-    return "";
-  }
-  /// Scales of groups in pairs, behind those of rows: nvfp4.
-  std::string behind_rows(const Values& extents) const {
-    for (const Term& one : products_)
-      if (extents == each([&](std::size_t row) { return quotient(one.values[row], 32) + 2; }))
-        return fmt::format("ceil({} / 32) + 2", one.text);
-    return "";
   }
   /// Tiles of 16 rows of a packed matrix, and the parts of its blocks behind a header: one or two.
   /// Blocks of 128 rows of a matrix with a scale for each.
-  std::string blocks(const Values& extents) const {
+  void add_matrices() {
     for (const Term& rows : rows_of_matrices()) {
-      const Values tiles = each([&](std::size_t row) { return quotient(rows.values[row], 16); });
-      if (extents == tiles) return fmt::format("ceil({} / 16)", rows.text);
-      if (extents == each([&](std::size_t row) { return quotient(rows.values[row], 128); }))
-        return fmt::format("ceil({} / 128)", rows.text);
-      for (const Term& columns : sizes())
-        for (const auto& [parts, text] : {std::pair{1, ""}, std::pair{2, "2 * "}})
-          if (extents == each([&, parts = parts](std::size_t row) {
-                return parts * tiles[row] * quotient(columns.values[row], 64) + 1;
-              }))
-            return fmt::format("{}ceil({} / 16) * ceil({} / 64) + 1", text, rows.text,
-                               columns.text);
+      const Term tiles = ceil_div(rows, 16);
+      add(tiles);
+      add(ceil_div(rows, 128));
+      for (const Term& columns : sizes_) {
+        add(tiles * ceil_div(columns, 64) + 1);
+        add(2 * tiles * ceil_div(columns, 64) + 1);
+      }
     }
-    return "";
   }
   /// Sizes, the features of all heads of q, k and v, and the rows of all experts, shared ones too.
   std::vector<Term> rows_of_matrices() const {
-    std::vector<Term> rows(sizes().begin(), sizes().end());
-    const auto add = [&](std::string text, const auto& value) {
-      rows.push_back({std::move(text), each(value)});
-    };
-    for (const Term& dim : sizes())
-      for (const Term& heads : sizes()) {
-        add(fmt::format("3 * {} * {}", dim.text, heads.text),
-            [&](std::size_t row) { return 3 * dim.values[row] * heads.values[row]; });
-        if (&dim < &heads)
-          add(fmt::format("{} * {}", dim.text, heads.text),
-              [&](std::size_t row) { return dim.values[row] * heads.values[row]; });
-        for (const Term& other : sizes())
-          if (&heads < &other)
-            add(fmt::format("{} * ({} + {})", dim.text, heads.text, other.text),
-                [&](std::size_t row) {
-                  return dim.values[row] * (heads.values[row] + other.values[row]);
-                });
-        for (const Term& kv_heads : sizes())
-          add(fmt::format("{} * ({} + 2 * {})", dim.text, heads.text, kv_heads.text),
-              [&](std::size_t row) {
-                return dim.values[row] * (heads.values[row] + 2 * kv_heads.values[row]);
-              });
+    std::vector<Term> rows = sizes_;
+    for (const Term& dim : sizes_)
+      for (const Term& heads : sizes_) {
+        rows.push_back(3 * dim * heads);
+        if (&dim < &heads) rows.push_back(dim * heads);
+        for (const Term& other : sizes_)
+          if (&heads < &other) rows.push_back(dim * (heads + other));
+        for (const Term& kv_heads : sizes_) rows.push_back(dim * (heads + 2 * kv_heads));
       }
     return rows;
   }
-  /// The size whose products with the values are the extents; null: none.
-  const Term* factor_of(const Values& extents, const Values& values) const {
-    for (const Term& size : sizes())
-      if (extents == each([&](std::size_t row) { return size.values[row] * values[row]; }))
-        return &size;
-    return nullptr;
+  /// Scales of groups in pairs, behind those of rows: nvfp4.
+  void add_header_rows() {
+    for (const Term& product : products_) add(ceil_div(product, 32) + 2);
   }
 
-  std::vector<Term> products_;  // the sizes first; of more of them where no size will do
-  std::size_t sizes_;
+  std::vector<Term> sizes_, products_;
+  std::map<Values, std::string> texts_;
+  std::size_t added_ = 0;  // kinds of formulas
 };
 
 struct BufferForm {
@@ -306,10 +280,10 @@ Problem usual_form(const Op& op, const std::string& pass) {
   return probe(op, pass, any_dtype(op));
 }
 
-bool is_form(const Op& op, const Problem& problem) {
-  if (!stands_alone(op, problem)) return false;
+std::optional<Tensors> tensors_of_form(const Op& op, const Problem& problem) {
   const std::string reason = refusal(op, problem);
-  return reason.empty() || reason == refusal(op, usual_form(op, problem.pass));
+  if (!reason.empty() && reason != refusal(op, usual_form(op, problem.pass))) return std::nullopt;
+  return tensors_if_alone(op, problem);
 }
 
 Problem with_rare(const Op& op, Problem form, const std::string& name) {
@@ -318,18 +292,21 @@ Problem with_rare(const Op& op, Problem form, const std::string& name) {
   return names ? resized(op, std::move(form), 0, *names) : form;
 }
 
+Problem without_unneeded(const Op& op, Problem form) {
+  for (const SizeField& field : op.sizes())
+    if (!field.rare && !needs_size(field, form)) form.sizes.erase(field.name);
+  return form;
+}
+
 std::vector<std::string> buffer_names(const Op& op, const Problem& problem) {
-  std::vector<std::string> names;
-  for (const TensorSpec& tensor : op.tensors(problem))
-    if (tensor.role != Role::intermediate) names.push_back(tensor.name);
-  return names;
+  return names_of(op.tensors(problem));
 }
 
 std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared compared) {
   const Problem usual = usual_form(op, pass);
   std::vector<Form> forms;
   const auto add = [&](std::string text, Problem problem) {
-    if (!stands_alone(op, problem)) return;
+    if (!tensors_if_alone(op, problem)) return;
     const bool same = compared == Compared::names
                           ? buffer_names(op, problem) == buffer_names(op, usual)
                           : buffers_of(op, problem) == buffers_of(op, usual);
@@ -337,7 +314,7 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared co
   };
   // A size may need an option beside it, and its buffers are told all the same.
   const auto add_unless_refused = [&](std::string text, Problem problem) {
-    if (is_form(op, problem)) add(std::move(text), std::move(problem));
+    if (tensors_of_form(op, problem)) add(std::move(text), std::move(problem));
   };
   for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
     add_unless_refused(fmt::format("dtype={}", dtype_name(dtype)), probe(op, pass, dtype));
@@ -350,7 +327,8 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared co
     for (const std::string& choice : field.choices) {
       Problem problem = usual;
       problem.options[field.name] = choice;
-      add_unless_refused(fmt::format("{}={}", field.name, choice), std::move(problem));
+      add_unless_refused(fmt::format("{}={}", field.name, choice),
+                         without_unneeded(op, std::move(problem)));
     }
   return forms;
 }

@@ -114,10 +114,13 @@ class Samples {
   }
 
   /// An axis decides if one of its values changes the buffers, by itself or beside another's value.
+  /// One whose values need two others beside them has no sample yet, and may decide.
   void find_deciding_axes() {
     std::map<Choice, const Sample*> samples;
     for (const Sample& sample : samples_) samples[sample.choice] = &sample;
-    deciding_.assign(axes_.size(), false);
+    for (std::size_t i = 0; i < axes_.size(); ++i)
+      deciding_.push_back(std::all_of(samples_.begin(), samples_.end(),
+                                      [&](const Sample& sample) { return sample.choice[i] == 0; }));
     for (const auto& [choice, sample] : samples)
       for (std::size_t i = 0; i < axes_.size(); ++i) {
         Choice usual = choice;
@@ -127,7 +130,7 @@ class Samples {
       }
   }
 
-  std::optional<Problem> problem_of(const Choice& choice) const {
+  Problem problem_of(const Choice& choice) const {
     Problem problem = usual_;
     for (std::size_t i = 0; i < axes_.size(); ++i) {
       const Axis& axis = axes_[i];
@@ -137,24 +140,25 @@ class Samples {
       if (axis.kind == Axis::Kind::size && !value.empty())
         problem = with_rare(op_, std::move(problem), axis.name);
     }
-    return is_form(op_, problem) ? std::optional(problem) : std::nullopt;
+    return without_unneeded(op_, std::move(problem));
   }
 
   void add(const Choice& choice) {
     if (!seen_.insert(choice).second) return;
-    auto problem = problem_of(choice);
-    if (!problem) return;
+    Problem problem = problem_of(choice);
+    const auto tensors = tensors_of_form(op_, problem);
+    if (!tensors) return;
     std::vector<Buffer> buffers;
-    for (const TensorSpec& tensor : op_.tensors(*problem))
+    for (const TensorSpec& tensor : *tensors)
       if (tensor.role != Role::intermediate)
         buffers.push_back({tensor.name, tensor.role,
-                           tensor.dtype != problem->dtype ? std::string(dtype_name(tensor.dtype))
-                           : problem->dtype == DType::fp8 ? "T=fp8"
-                                                          : "T",
+                           tensor.dtype != problem.dtype ? std::string(dtype_name(tensor.dtype))
+                           : problem.dtype == DType::fp8 ? "T=fp8"
+                                                         : "T",
                            tensor.shape});
     const std::size_t list =
         numbers_.try_emplace(std::move(buffers), numbers_.size()).first->second;
-    samples_.push_back({choice, std::move(*problem), list});
+    samples_.push_back({choice, std::move(problem), list});
   }
 
   /// Every buffer, in an order that all samples agree with: the usual one's, and each other buffer

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,12 +27,14 @@ struct Form {
 enum class Compared { names, everything };
 std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared compared);
 
-/// Whether the op has buffers for the problem, and refuses it for no reason, or for that of the
-/// usual form alone.
-bool is_form(const Op& op, const Problem& problem);
+/// The op's tensors for the problem; nothing if it has none, or refuses the problem for another
+/// reason than the usual form.
+std::optional<std::vector<TensorSpec>> tensors_of_form(const Op& op, const Problem& problem);
 
 /// The form with a rare size too.
 Problem with_rare(const Op& op, Problem form, const std::string& name);
+/// The form without the sizes that are not rare, but that its options do without.
+Problem without_unneeded(const Op& op, Problem form);
 
 std::vector<std::string> buffer_names(const Op& op, const Problem& problem);
 

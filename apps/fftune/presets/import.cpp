@@ -21,7 +21,6 @@
 
 #include "apps/fftune/command_line/command.hpp"
 #include "apps/fftune/command_line/session.hpp"
-#include "apps/fftune/command_line/values.hpp"
 #include "apps/fftune/presets/presets.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
@@ -37,7 +36,7 @@ constexpr const char* op_name = "moe-ffn";
 
 struct ImportOptions {
   std::vector<std::string> paths;
-  std::string d, choices;
+  std::int64_t d = 0, choices = 0;
 };
 
 struct Table {
@@ -151,9 +150,7 @@ struct Layer {
 };
 
 std::vector<Layer> layers_of(const Op& op, const Table& table, const ImportOptions& options) {
-  if (!options.d.empty())
-    return {{"", parse_whole(options.d, "--d", 1, 1 << 30),
-             parse_whole(options.choices, "--top-k", 1, 1024)}};
+  if (options.d > 0) return {{"", options.d, options.choices}};
   std::vector<Layer> layers;
   for (const KnownModel& model : op.known_models()) {
     if (model.options.contains("weights")) continue;  // the tables are of dense ones
@@ -228,7 +225,7 @@ Search search_of(const std::string& name, const Table& table, const Layer& layer
 }
 
 int run(const ImportOptions& options, const Session& session) {
-  if (options.d.empty() != options.choices.empty())
+  if ((options.d == 0) != (options.choices == 0))
     throw Error(ErrorKind::invalid_input, "--d and --top-k come together");
   const Op& op = builtin_catalog().op(op_name);
   Json document = Json::Array();
@@ -286,10 +283,10 @@ void add_presets_import(CommandLine& line, Command& group) {
       .option("PATHS", options->paths,
               "tables (E=...,N=...,device_name=....json), or folders of them")
       .required = true;
-  command.option("--d N", options->d,
+  command.option("--d N", whole(options->d, 1, 1 << 30),
                  "embedding size, which tables do not have (default: that of the known models "
                  "with as many experts of this size)");
-  command.option("--top-k N", options->choices, "experts of a token, likewise");
+  command.option("--top-k N", whole(options->choices, 1, 1024), "experts of a token, likewise");
 }
 
 }  // namespace fftune::tool

@@ -94,7 +94,7 @@ void add_presets_merge(CommandLine& line, Command& group) {
         return merge(options->paths, options->out, "--out", session);
       });
   command.option("PATH", options->paths, "preset files or folders to take from");
-  command.option("--out DIR", options->out, "folder to merge into (default: presets)");
+  command.option("--out DIR", options->out, "folder to merge into");
 }
 
 void add_presets_install(CommandLine& line, Command& group) {

@@ -93,7 +93,7 @@ void add_report(CommandLine& line) {
   command.option("PATH", options->paths,
                  "presets, journals, folders of either, or the output of fftune bench --json "
                  "(default: presets)");
-  command.option("-o,--out FILE", options->out, "the page (default: report.html)");
+  command.option("-o,--out FILE", options->out, "the page");
 }
 
 namespace {

@@ -8,12 +8,12 @@
 #include <utility>
 
 #include "apps/fftune/command_line/command.hpp"
-#include "apps/fftune/command_line/problem_options.hpp"
+#include "apps/fftune/command_line/values.hpp"
 #include "core/fail.hpp"
 
 namespace fftune::tool {
 
-void add_weight_options(Command& command, WeightOptions& values) {
+void add_weight_options(Command& command, SavedValues& values) {
   const char* group = "Saved values";
   // An option of ffn and others is called weights too.
   const bool has_own = command.find("--weights") != nullptr;
@@ -26,7 +26,10 @@ void add_weight_options(Command& command, WeightOptions& values) {
                                        "formats of --weights above"
                                      : ""),
                  group);
-  command.option("--layer N", values.layer, "layer of the saved model (default: 0)", group);
+  command.option("--layer N", Reader([&values](const std::string& text, const std::string& where) {
+                   values.layer = parse_whole(text, where, 0, most_layers);
+                 }),
+                 "layer of the saved model (default: 0)", group);
   command.option("--input FILE", values.input,
                  "take other inputs, such as x, from a .safetensors file that has them by the "
                  "op's names; its rows repeat where there are more tokens",
@@ -37,7 +40,7 @@ void add_weight_options(Command& command, WeightOptions& values) {
                  group);
 }
 
-void take_saved_weights(const Op& op, ProblemOptions& problem, WeightOptions& values) {
+void take_saved_weights(const Op& op, ProblemOptions& problem, SavedValues& values) {
   const auto given = problem.options.find("weights");
   if (given == problem.options.end() || given->second.empty()) return;
   std::string& word = given->second;
@@ -57,11 +60,42 @@ void take_saved_weights(const Op& op, ProblemOptions& problem, WeightOptions& va
   values.weights = std::exchange(word, {});
 }
 
-void check_weight_options(const WeightOptions& values) {
-  if (!values.layer.empty() && values.weights.empty())
+void check_weight_options(const SavedValues& values) {
+  if (values.layer && values.weights.empty())
     fail("--layer is of a saved model: give --saved-weights too");
   if (!values.map.empty() && !values.given())
     fail("--map is of saved tensors: give --saved-weights or --input too");
+}
+
+std::vector<std::string> words_of(const SavedInputs& saved) {
+  const SavedValues& values = saved.values();
+  std::vector<std::string> words{"--op", std::string(saved.op().name())};
+  for (const auto& [name, value] :
+       {std::pair("--saved-weights", values.weights),
+        {"--layer", values.layer ? fmt::format("{}", *values.layer) : ""},
+        {"--input", values.input},
+        {"--map", values.map}})
+    if (!value.empty()) words.insert(words.end(), {name, value});
+  return words;
+}
+
+std::unique_ptr<const SavedInputs> saved_inputs(const Catalog& catalog, const Op& op,
+                                                ProblemOptions& problem, SavedValues values) {
+  take_saved_weights(op, problem, values);
+  check_weight_options(values);
+  if (!values.given()) return nullptr;
+  return std::make_unique<const SavedInputs>(catalog, op, std::move(values));
+}
+
+std::vector<Problem> saved_problems(const Op& op, const ProblemOptions& given,
+                                    const SavedInputs* saved, DeviceKind kind) {
+  if (saved == nullptr) return problems_of(op, given, Sizes::required, kind);
+  saved->require_any();
+  ProblemOptions own = given;
+  saved->complete(own, kind);
+  const auto problems = problems_of(op, own, Sizes::required, kind);
+  for (const Problem& problem : problems) saved->require_fit(problem);
+  return problems;
 }
 
 }  // namespace fftune::tool

@@ -15,7 +15,6 @@
 #include "apps/fftune/command_line/problem_options.hpp"
 #include "apps/fftune/command_line/progress_option.hpp"
 #include "apps/fftune/command_line/session.hpp"
-#include "apps/fftune/command_line/values.hpp"
 #include "apps/fftune/commands.hpp"
 #include "apps/fftune/presets/records.hpp"
 #include "apps/fftune/search/sweep_device.hpp"
@@ -36,15 +35,8 @@ namespace {
 
 struct RefreshOptions {
   ProblemFilter filter;
-  std::string device;
-  std::string out = "presets";
-  std::string seed = "0";
-  std::string wait = "10s";
-  std::string progress;
+  SearchOptions search;
   bool all = false;
-  bool strict = false;
-  bool keep_undecided = false;
-  bool in_process = false;
 };
 
 /// A record that is to be looked at again.
@@ -63,8 +55,8 @@ std::vector<Stale> stale_records(const Op& op, const RefreshOptions& options,
                                  const PresetDevice& device, const DeviceFacts& facts,
                                  const Session& session) {
   std::vector<Stale> found;
-  for (const auto& [compared, record] : own_records(options.out, device, op)) {
-    if (!admits(options.filter, session.catalog.ops, record.problem)) continue;
+  for (const auto& [compared, record] : own_records(options.search.out, device, op)) {
+    if (!admits(options.filter, record.problem)) continue;
     const auto changes = changes_since(record, session.catalog, facts);
     if (changes.empty() && !options.all) continue;
     found.push_back({record,
@@ -120,42 +112,37 @@ Json outcomes_json(const std::vector<Refreshed>& outcomes) {
   return all;
 }
 
-TuneOptions tune_options(const RefreshOptions& options) {
-  TuneOptions tuning;
+int run(const RefreshOptions& options, const Session& session) {
+  TuneOptions tuning = options.search.tuning;
   // Few are left, and all of them were good once: none is screened out.
   tuning.strategy = "exhaustive";
-  tuning.seed = parse_seed(options.seed, "--seed");
-  tuning.patience_seconds = parse_duration(options.wait, "--wait", true);
-  return tuning;
-}
-
-int run(const RefreshOptions& options, const Session& session) {
-  TuneOptions tuning = tune_options(options);
-  if (std::error_code error; !std::filesystem::is_directory(options.out, error))
+  if (std::error_code error; !std::filesystem::is_directory(options.search.out, error))
     throw Error(ErrorKind::invalid_input,
                 fmt::format("--out {} is not a folder: give one that holds <device>/<op>.json",
-                            options.out));
-  const std::string name = device_named(options.device, session.environment);
-  StatusLine status(progress_mode(options.progress, session.output));
+                            options.search.out));
+  const std::string name = device_named(options.search.device, session.environment);
+  StatusLine status(progress_mode(options.search.progress, session.output));
   const Interrupt interrupt;
   tuning.cancel = &interrupt.requested();
-  SweepDevice device({name}, {.seed = tuning.seed, .cancel = tuning.cancel}, options.in_process,
-                     session);
+  SweepDevice device({name}, {.seed = tuning.seed, .cancel = tuning.cancel},
+                     options.search.in_process, session);
   const DeviceFacts& facts = device.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
   Quarantine quarantine(session.environment.state_folder, facts);
   tuning.quarantine = &quarantine;
 
-  Recorder recorder(session.catalog, options.out, preset,
-                    {.strict = options.strict, .keep_undecided = options.keep_undecided},
-                    lock_wait(&interrupt.requested()));
+  Recorder recorder(
+      session.catalog, options.search.out, preset,
+      {.strict = options.search.strict, .keep_undecided = options.search.keep_undecided},
+      lock_wait(&interrupt.requested()));
   std::vector<Refreshed> outcomes;
   // All files before any measurement: one of them may be damaged.
   std::vector<std::pair<const Op*, std::vector<Stale>>> of_ops;
   for (const Op* op : session.catalog.ops) {
     auto stale = stale_records(*op, options, preset, facts, session);
     if (stale.empty()) continue;
-    require_out(options.out, preset, std::string(op->name()), lock_wait(&interrupt.requested()));
+    require_out(options.search.out, preset, std::string(op->name()),
+                lock_wait(&interrupt.requested()));
     of_ops.emplace_back(op, std::move(stale));
   }
   for (const auto& [op, stale] : of_ops) {
@@ -191,7 +178,7 @@ int run(const RefreshOptions& options, const Session& session) {
 
   session.output.heading(fmt::format("refresh on {} ({})", name, facts.name));
   if (of_ops.empty())
-    session.output.line(fmt::format("no record of it in {} is stale", options.out));
+    session.output.line(fmt::format("no record of it in {} is stale", options.search.out));
   else
     print(outcomes, session.output);
   for (const std::string& file : recorder.files()) session.output.line("wrote " + file);
@@ -217,19 +204,13 @@ void add_refresh(CommandLine& line) {
       "time the variants of a device's stale records again: winners, ties and runners-up; a "
       "record is stale if the kernel's sources, the driver or the toolkit have changed",
       [options](const Session& session) { return run(*options, session); });
-  add_device_option(command, options->device, false);
+  add_device_option(command, options->search.device, false);
   command.flag("--all", options->all, "records that are not stale as well");
-  command.option("--out DIR", options->out,
-                 "folder of presets that is read and written (default: presets)");
-  command.option("--seed N", options->seed, "seed of the data (default: 0)");
-  command.option("--wait TIME", options->wait,
-                 "for a disturbed device to be left alone, for each problem; 0s: not at all "
-                 "(default: 10s)");
-  command.flag("--strict", options->strict,
-               "write no record that was measured while the device was disturbed");
-  add_keep_undecided(command, options->keep_undecided);
-  command.flag("--in-process", options->in_process, "run variants in this process");
-  add_progress_option(command, options->progress);
+  command.option("--out DIR", options->search.out, "folder of presets that is read and written");
+  command.option("--seed N", seed(options->search.tuning.seed), "seed of the data");
+  add_disturbance_options(command, options->search, default_group, false);
+  command.flag("--in-process", options->search.in_process, "run variants in this process");
+  add_progress_option(command, options->search.progress);
   add_problem_filter(command, line.catalog().ops, options->filter);
 }
 

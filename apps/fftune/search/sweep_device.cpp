@@ -13,9 +13,8 @@
 
 #include "apps/fftune/command_line/command.hpp"
 #include "apps/fftune/command_line/device_option.hpp"
-#include "apps/fftune/command_line/values.hpp"
 #include "apps/fftune/commands.hpp"
-#include "apps/fftune/saved/saved_inputs.hpp"
+#include "apps/fftune/saved/weight_options.hpp"
 #include "apps/fftune/terminal/text.hpp"
 #include "core/error.hpp"
 #include "runtime/devices.hpp"
@@ -32,7 +31,7 @@ std::unique_ptr<Evaluator> start_worker(const std::string& name, const SweepData
   WorkerCommand command{"/proc/self/exe",         "worker", "--device", name, "--seed",
                         std::to_string(data.seed)};
   if (data.saved != nullptr)
-    for (std::string& word : data.saved->words()) command.push_back(std::move(word));
+    for (std::string& word : words_of(*data.saved)) command.push_back(std::move(word));
   return std::make_unique<WorkerEvaluator>(std::move(command), Watchdog{}, data.cancel);
 }
 
@@ -80,11 +79,11 @@ std::string introduction(int rank, std::size_t devices, const std::string& name)
 
 }  // namespace
 
-std::vector<std::string> part_of_host(const Place& place, const std::vector<std::string>& names) {
-  const auto ranks = static_cast<std::size_t>(place.host_ranks);
+std::vector<std::string> part_of_host(const MpiRank& self, const std::vector<std::string>& names) {
+  const auto ranks = static_cast<std::size_t>(self.host_ranks);
   if (names.size() < ranks) return names;
   std::vector<std::string> part;
-  for (auto at = static_cast<std::size_t>(place.on_host); at < names.size(); at += ranks)
+  for (auto at = static_cast<std::size_t>(self.on_host); at < names.size(); at += ranks)
     part.push_back(names[at]);
   return part;
 }
@@ -125,11 +124,11 @@ std::vector<MultiDeviceEvaluator::Device> gather_devices(Listener& listener, int
   return devices;
 }
 
-void serve_devices(const Place& place, const std::vector<std::string>& names,
+void serve_devices(const MpiRank& self, const std::vector<std::string>& names,
                    const SweepData& data) {
   std::vector<std::unique_ptr<LineChannel>> channels;
   for (const std::string& name : names)
-    channels.push_back(connect_to(place.invitation, introduction(place.rank, names.size(), name)));
+    channels.push_back(connect_to(self.invitation, introduction(self.rank, names.size(), name)));
   serve_remotes(std::move(channels), [&](std::size_t i) { return start_worker(names[i], data); });
 }
 
@@ -137,15 +136,16 @@ namespace {
 
 struct SweepDeviceOptions {
   std::string device;
-  std::string seed = "0";
+  std::uint64_t seed = 0;
   std::string op;  // of the saved values
-  WeightOptions weights;
+  SavedValues weights;
 };
 
 int run(const SweepDeviceOptions& options, const Session& session) {
   std::optional<SavedInputs> saved;
-  if (options.weights.given()) saved.emplace(session.catalog.op(options.op), options.weights);
-  const InputData data(parse_seed(options.seed, "--seed N"), saved ? &*saved : nullptr);
+  if (options.weights.given())
+    saved.emplace(session.catalog, session.catalog.op(options.op), options.weights);
+  const InputData data(options.seed, saved ? &*saved : nullptr);
   return serve_worker(session.catalog, data, [&] {
     return open_device(options.device, *session.catalog.sources, session.environment);
   });
@@ -159,7 +159,7 @@ void add_worker(CommandLine& line) {
                               [options](const Session& session) { return run(*options, session); });
   command.group = "";  // hidden
   command.option("--device NAME", options->device, "the device to open").required = true;
-  command.option("--seed N", options->seed, "seed of the data");
+  command.option("--seed N", seed(options->seed), "seed of the data");
   command.option("--op NAME", options->op, "op of the saved values");
   add_weight_options(command, options->weights);
 }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "apps/fftune/command_line/session.hpp"
-#include "apps/fftune/saved/saved_inputs.hpp"
+#include "apps/fftune/saved/weight_options.hpp"
 #include "device/backend.hpp"
 #include "tuning/evaluate/evaluator.hpp"
 #include "tuning/evaluate/multi_device_evaluator.hpp"
@@ -43,7 +43,7 @@ class SweepDevice {
   std::unique_ptr<Evaluator> evaluator_;
 };
 
-struct Place {
+struct MpiRank {
   int rank = 0;
   int count = 1;
   int on_host = 0;         // the rank among those of this host
@@ -54,19 +54,19 @@ struct Place {
 /// Finds the place of this process among those that mpirun started, and hands what `invite` gives
 /// on rank 0 to all. MPI is ended by then: what follows goes over connections of its own, so that
 /// the end of one rank is not that of all. Throws Error(unavailable) in a build without MPI.
-Place join_by_mpi(const std::function<std::string()>& invite);
+MpiRank join_by_mpi(const std::function<std::string()>& invite);
 
 /// The part of this host's devices that this rank gives: where several ranks share a host, as most
 /// people start them, no two open the same device while there are enough for each. Fewer devices
 /// than ranks are given by each of them.
-std::vector<std::string> part_of_host(const Place& place, const std::vector<std::string>& names);
+std::vector<std::string> part_of_host(const MpiRank& self, const std::vector<std::string>& names);
 
 /// On rank 0: the devices of the other ranks, as they call; one that does not is a warning.
 std::vector<MultiDeviceEvaluator::Device> gather_devices(Listener& listener, int ranks);
 
 /// On every other rank: answers for these devices until rank 0 ends. Throws Error(unavailable) if
 /// rank 0 is not reached.
-void serve_devices(const Place& place, const std::vector<std::string>& names,
+void serve_devices(const MpiRank& self, const std::vector<std::string>& names,
                    const SweepData& data);
 
 }  // namespace fftune::tool

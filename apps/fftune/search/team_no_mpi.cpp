@@ -4,7 +4,7 @@
 
 namespace fftune::tool {
 
-Place join_by_mpi(const std::function<std::string()>&) {
+MpiRank join_by_mpi(const std::function<std::string()>&) {
   throw Error(ErrorKind::unavailable,
               "this fftune was built without MPI: install libopenmpi-dev and build it again");
 }

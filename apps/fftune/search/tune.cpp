@@ -21,7 +21,7 @@
 #include "apps/fftune/commands.hpp"
 #include "apps/fftune/presets/presets.hpp"
 #include "apps/fftune/presets/records.hpp"
-#include "apps/fftune/saved/saved_inputs.hpp"
+#include "apps/fftune/saved/weight_options.hpp"
 #include "apps/fftune/search/sweep_device.hpp"
 #include "apps/fftune/search/sweep_report.hpp"
 #include "apps/fftune/search/tune.hpp"
@@ -41,7 +41,7 @@ namespace {
 
 struct OpOptions {
   ProblemOptions problem;
-  WeightOptions weights;
+  SavedValues weights;
   SearchOptions search;
 };
 
@@ -58,26 +58,23 @@ std::string usual_strategy(DeviceKind kind) {
   return kind == DeviceKind::cpu ? "halving" : "guided";
 }
 
-TuneOptions tune_options(const SearchOptions& options) {
-  TuneOptions tuning;
+std::vector<std::string> strategy_names() {
   std::vector<std::string> names;
   for (const Strategy* each : strategies()) names.emplace_back(each->name());
-  if (!options.strategy.empty()) check_choice(options.strategy, "--strategy", names);
+  return names;
+}
+
+/// The strategy is empty where it depends on the device.
+TuneOptions tune_options(const SearchOptions& options) {
+  TuneOptions tuning = options.tuning;
   tuning.strategy = options.strategy;
-  if (tuning.strategy.empty() && !options.min_gain.empty()) tuning.strategy = "guided";
-  if (!options.budget.empty()) tuning.budget_seconds = parse_duration(options.budget, "--budget");
-  if (!options.min_gain.empty()) {
-    if (tuning.strategy != "guided")
-      throw Error(ErrorKind::invalid_input,
-                  fmt::format("--min-gain is of --strategy guided, not {}: leave one of them out",
-                              tuning.strategy));
-    tuning.least_gain = parse_percent(options.min_gain, "--min-gain");
-  }
-  tuning.max_variants =
-      static_cast<int>(parse_whole(options.max_variants, "--max-variants", 0, 1'000'000'000));
-  tuning.seed = parse_seed(options.seed, "--seed");
-  tuning.retry_quarantined = options.retry_quarantined;
-  tuning.patience_seconds = parse_duration(options.wait, "--wait", true);
+  if (!options.min_gain) return tuning;
+  if (tuning.strategy.empty()) tuning.strategy = "guided";
+  if (tuning.strategy != "guided")
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("--min-gain is of --strategy guided, not {}: leave one of them out",
+                            tuning.strategy));
+  tuning.least_gain = *options.min_gain;
   return tuning;
 }
 
@@ -128,7 +125,7 @@ void require_winners(const std::map<Problem, Recipe>& on_record, const Op& op,
 /// apply.
 std::string data_text(std::uint64_t seed, const SavedInputs* saved) {
   return fmt::format("seed {}{}{}", seed, saved ? " " : "",
-                     fmt::join(saved ? saved->words() : std::vector<std::string>(), " "));
+                     fmt::join(saved ? words_of(*saved) : std::vector<std::string>(), " "));
 }
 
 /// Searches one op on one device, or on several of one model together, and writes each record as
@@ -148,8 +145,8 @@ Sweep sweep(const SearchedOp& searched, Evaluator& evaluator,
   const auto least = least_seconds * static_cast<double>(problems.size());
   if (tuning.budget_seconds > 0 && least > tuning.budget_seconds)
     logging::warn(
-        "--budget {} is too short for {}: each takes {} s or more, so at least {:.1f} s together",
-        options.budget, counted(problems.size(), "problem"), least_seconds, least);
+        "--budget {}s is too short for {}: each takes {} s or more, so at least {:.1f} s together",
+        options.tuning.budget_seconds, counted(problems.size(), "problem"), least_seconds, least);
   const LockWait wait = lock_wait(tuning.cancel);
   require_out(options.out, preset, op_name, wait);
   Beginnings beginnings = beginnings_of(searched, options.out, facts, session);
@@ -218,23 +215,22 @@ int code_of(const std::vector<TuneResult>& results) {
 std::optional<std::vector<MultiDeviceEvaluator::Device>> other_devices(
     std::vector<std::string>& devices, const SweepData& data) {
   std::optional<Listener> listener;
-  const Place place = join_by_mpi([&] { return listener.emplace().invitation(); });
-  devices = part_of_host(place, devices);
-  if (place.rank == 0) return gather_devices(*listener, place.count);
-  serve_devices(place, devices, data);
+  const MpiRank self = join_by_mpi([&] { return listener.emplace().invitation(); });
+  devices = part_of_host(self, devices);
+  if (self.rank == 0) return gather_devices(*listener, self.count);
+  serve_devices(self, devices, data);
   return {};
 }
 
 /// Throws Error(invalid_input) for options that exclude each other.
 void check_places(const SearchOptions& options) {
-  if (!options.launcher.empty()) check_choice(options.launcher, "--launcher", {"mpi"});
   if (!options.launcher.empty() && options.in_process)
     throw Error(ErrorKind::invalid_input, "--in-process and --launcher exclude each other");
 }
 
 int run(const Op& op, OpOptions& options, const Session& session) {
   check_places(options.search);
-  const auto saved = saved_inputs(op, options.problem, options.weights);
+  const auto saved = saved_inputs(session.catalog, op, options.problem, options.weights);
   const SavedInputs* const values = saved.get();
   return search(
       [&](const std::string& device) {
@@ -330,40 +326,49 @@ int search(const std::function<std::vector<SearchedOp>(const std::string&)>& sea
   return exit_interrupted;
 }
 
-void add_keep_undecided(Command& command, bool& option, const char* group) {
-  command.flag("--keep-undecided", option,
+void add_disturbance_options(Command& command, SearchOptions& options, const char* group,
+                             bool shown) {
+  command.option("--wait TIME", duration(options.tuning.patience_seconds, true),
+                 "for a disturbed device to be left alone, for each problem; 0s: not at all",
+                 group);
+  command.flag("--strict", options.strict,
+               "write no record that was measured while the device was disturbed", group);
+  command.flag("--keep-undecided", options.keep_undecided,
                "write undecided records of a disturbed device too; without it they are reported, "
                "and the exit code is 1",
-               group);
+               shown ? group : "");
 }
 
 void add_search_options(Command& command, SearchOptions& options, bool several_hosts) {
   const char* group = "Search";
   add_device_option(command, options.device, true);
-  command.option("--strategy NAME", options.strategy, strategy_help(), group);
+  command.option("--strategy NAME", choice(options.strategy, strategy_names()), strategy_help(),
+                 group);
   command.option(
-      "--budget TIME", options.budget,
+      "--budget TIME", duration(options.tuning.budget_seconds),
       "time for all problems of a device together, waits for a quiet machine included, "
       "such as 500ms, 60s, 2m; what has begun to run ends first (default: by the size of "
       "the problems)",
       group);
-  command.option("--min-gain PERCENT", options.min_gain,
-                 "guided ends when the expected gain of all untried variants is less, or when a "
-                 "tenth of the variants was tried; half the gain tries twice as many "
-                 "(default: 1%)",
-                 group);
-  command.option("--max-variants N", options.max_variants,
-                 "variants of each stage timed at most; 0 is no limit (default: 0)", group);
-  command.option("--seed N", options.seed, "seed of the data and of random choices (default: 0)",
+  command.option(
+      "--min-gain PERCENT", percent(options.min_gain),
+      fmt::format("guided ends when the expected gain of all untried variants is less, or when a "
+                  "tenth of the variants was tried; half the gain tries twice as many "
+                  "(default: {}%)",
+                  100 * options.tuning.least_gain),
+      group);
+  command.option("--max-variants N", whole(options.tuning.max_variants, 0, 1'000'000'000),
+                 "variants of each stage timed at most; 0 is no limit", group);
+  command.option("--seed N", seed(options.tuning.seed), "seed of the data and of random choices",
                  group);
   command.flag("--resume", options.resume,
                "go on with the newest journal of this device and op: its outcomes for the same "
                "data are not measured again",
                group);
-  command.flag("--retry-quarantined", options.retry_quarantined,
+  command.flag("--retry-quarantined", options.tuning.retry_quarantined,
                "try variants again that killed a worker process in an earlier sweep", group);
   if (several_hosts)
-    command.option("--launcher NAME", options.launcher,
+    command.option("--launcher NAME", choice(options.launcher, {"mpi"}),
                    "mpi: run by mpirun, as in mpirun --enable-recovery --map-by node; each process "
                    "gives its host's devices (or its part of them, where several share a host) to "
                    "the one search of rank 0",
@@ -377,15 +382,9 @@ void add_search_options(Command& command, SearchOptions& options, bool several_h
                "so that "
                "a faster preset changes no result",
                group);
-  command.option("--wait TIME", options.wait,
-                 "for a disturbed device to be left alone, for each problem; 0s: not at all "
-                 "(default: 10s)",
-                 group);
-  command.flag("--strict", options.strict,
-               "write no record that was measured while the device was disturbed", group);
-  add_keep_undecided(command, options.keep_undecided, group);
+  add_disturbance_options(command, options, group, true);
   command.option("--out DIR", options.out,
-                 "folder of presets that <device>/<op>.json is written in (default: presets)");
+                 "folder of presets that <device>/<op>.json is written in");
   add_progress_option(command, options.progress);
 }
 

@@ -3,13 +3,15 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "apps/fftune/command_line/session.hpp"
-#include "apps/fftune/saved/saved_inputs.hpp"
+#include "apps/fftune/saved/weight_options.hpp"
 #include "registry/op.hpp"
 #include "registry/variant.hpp"
+#include "tuning/search/options.hpp"
 
 namespace fftune::tool {
 
@@ -17,18 +19,14 @@ struct Command;
 
 struct SearchOptions {
   std::string device;
-  std::string strategy;
-  std::string budget;
-  std::string min_gain;
+  TuneOptions tuning = {};
+  std::string strategy;            // empty: the usual one of the device
+  std::optional<double> min_gain;  // of the strategy guided
   std::string out = "presets";
-  std::string seed = "0";
-  std::string max_variants = "0";
   std::string progress;
   std::string launcher;
   bool resume = false;
   bool in_process = false;
-  bool retry_quarantined = false;
-  std::string wait = "10s";
   bool same_bits = false;
   bool strict = false;
   bool keep_undecided = false;
@@ -38,7 +36,9 @@ struct SearchOptions {
 /// serve the search of one op.
 void add_search_options(Command& command, SearchOptions& options, bool several_hosts);
 
-void add_keep_undecided(Command& command, bool& option, const char* group = "");
+/// Adds --wait and --strict, and --keep-undecided, which `shown` has in --help.
+void add_disturbance_options(Command& command, SearchOptions& options, const char* group,
+                             bool shown);
 
 struct SearchedOp {
   const Op* op = nullptr;

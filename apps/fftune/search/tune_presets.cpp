@@ -40,7 +40,7 @@ std::vector<SearchedOp> problems_of(const std::vector<PresetFile>& files,
     for (const std::string& complaint : file.complaints)
       logging::warn("{}; it is skipped", complaint);
     for (const PresetRecord& record : file.records) {
-      if (!admits(options.filter, session.catalog.ops, record.problem)) continue;
+      if (!admits(options.filter, record.problem)) continue;
       try {
         if (needs_group(record.problem))
           throw Error(ErrorKind::invalid_input, "link=" + needs_group_words(record.problem));

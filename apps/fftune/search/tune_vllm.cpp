@@ -1,6 +1,7 @@
 // fftune tune-vllm: searches what vLLM's plugin will run for a model, by the model's configuration.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -10,7 +11,6 @@
 
 #include "apps/fftune/command_line/command.hpp"
 #include "apps/fftune/command_line/device_option.hpp"
-#include "apps/fftune/command_line/values.hpp"
 #include "apps/fftune/commands.hpp"
 #include "apps/fftune/search/tune.hpp"
 #include "apps/fftune/search/vllm_problems.hpp"
@@ -22,53 +22,31 @@
 namespace fftune::tool {
 namespace {
 
+/// The parts of FFTUNE_VLLM that are searched for.
+constexpr std::pair<const char*, bool VllmServing::*> parts[] = {
+    {"experts", &VllmServing::experts},           {"layers", &VllmServing::layers},
+    {"linears", &VllmServing::linears},           {"packed-experts", &VllmServing::packed_experts},
+    {"int4-linears", &VllmServing::int4_linears}, {"fp8-linears", &VllmServing::fp8_linears},
+    {"prompts", &VllmServing::prompts},           {"ranks", &VllmServing::ranks}};
+
 struct TuneVllmOptions {
   std::vector<std::string> paths;
-  std::string tensor_parallel = "1";
-  std::string max_model_len;
-  std::string block_size = "16";
-  std::string max_num_seqs = "1024";
-  std::string tokens;
-  std::string parts = "experts,layers,linears,packed-experts";
-  bool every_graph = false;
-  bool batch_invariant = false;
+  VllmServing serving;
+  std::vector<std::string> parts;
   bool list = false;
   SearchOptions search;
 };
 
 VllmServing serving_of(const TuneVllmOptions& options) {
-  constexpr std::int64_t most = 1 << 24;
-  VllmServing serving;
-  serving.tensor_parallel = parse_whole(options.tensor_parallel, "--tp", 1, 1024);
-  if (!options.max_model_len.empty())
-    serving.max_model_len = parse_whole(options.max_model_len, "--max-model-len", 1, most);
-  serving.block_size = parse_whole(options.block_size, "--block-size", 16, 256);
+  VllmServing serving = options.serving;
   if ((serving.block_size & (serving.block_size - 1)) != 0)
     throw Error(ErrorKind::invalid_input,
                 fmt::format("--block-size {}: give 16, 32, 64, 128 or 256: attention has no other "
                             "pages",
                             serving.block_size));
-  serving.max_num_seqs = parse_whole(options.max_num_seqs, "--max-num-seqs", 1, most);
-  if (!options.tokens.empty()) serving.tokens = parse_whole_list(options.tokens, "--m", 1, most);
-  serving.every_graph = options.every_graph;
-  serving.batch_invariant = options.batch_invariant;
-  const std::pair<const char*, bool*> parts[] = {{"experts", &serving.experts},
-                                                 {"layers", &serving.layers},
-                                                 {"linears", &serving.linears},
-                                                 {"packed-experts", &serving.packed_experts},
-                                                 {"int4-linears", &serving.int4_linears},
-                                                 {"prompts", &serving.prompts},
-                                                 {"ranks", &serving.ranks}};
-  std::vector<std::string> known;
-  for (const auto& [name, wanted] : parts) {
-    known.emplace_back(name);
-    *wanted = false;
-  }
-  for (const std::string& part : parse_words(options.parts, "--parts")) {
-    check_choice(part, "--parts", known);
+  if (!options.parts.empty())
     for (const auto& [name, wanted] : parts)
-      if (part == name) *wanted = true;
-  }
+      serving.*wanted = std::count(options.parts.begin(), options.parts.end(), name) > 0;
   for (const auto& [wanted, part] :
        {std::pair(serving.prompts, "prompts"), {serving.ranks, "ranks"}})
     if (wanted && !serving.layers)
@@ -127,25 +105,29 @@ void add_tune_vllm(CommandLine& line) {
   command.option("CONFIG", options->paths, "config.json of a model, or the folder that has it")
       .required = true;
   const char* group = "How vLLM serves it";
-  command.option("--tp N", options->tensor_parallel, "its --tensor-parallel-size (default: 1)",
+  constexpr std::int64_t most = 1 << 24;
+  VllmServing& serving = options->serving;
+  command.option("--tp N", whole(serving.tensor_parallel, 1, 1024), "its --tensor-parallel-size",
                  group);
-  command.option("--max-model-len N", options->max_model_len,
+  command.option("--max-model-len N", whole(serving.max_model_len, 1, most),
                  "likewise (default: max_position_embeddings)", group);
-  command.option("--block-size N", options->block_size, "likewise (default: 16)", group);
-  command.option("--max-num-seqs N", options->max_num_seqs, "likewise (default: 1024)", group);
-  command.option("--m LIST", options->tokens,
+  command.option("--block-size N", whole(serving.block_size, 16, 256), "likewise", group);
+  command.option("--max-num-seqs N", whole(serving.max_num_seqs, 1, most), "likewise", group);
+  command.option("--m LIST", whole_list(serving.tokens, 1, most),
                  "tokens of a batch (default: the powers of two among the sizes of vLLM's CUDA "
                  "graphs, and 1024 and 4096 of prompts where these run by fftune)",
                  group);
   command
-      .flag("--every-graph", options->every_graph, "all sizes of vLLM's CUDA graphs, up to 51",
+      .flag("--every-graph", serving.every_graph, "all sizes of vLLM's CUDA graphs, up to 51",
             group)
       .excludes = "--m";
-  command.option("--parts LIST", options->parts,
+  std::vector<std::string> known;
+  for (const auto& part : parts) known.emplace_back(part.first);
+  command.option("--parts LIST", words(options->parts, known),
                  "parts that FFTUNE_VLLM turns on (default: those that the plugin has by default, "
                  "experts,layers,linears,packed-experts)",
                  group);
-  command.flag("--batch-invariant", options->batch_invariant,
+  command.flag("--batch-invariant", serving.batch_invariant,
                "what it runs with VLLM_BATCH_INVARIANT=1", group);
   command.flag("--list", options->list, "print the problems, and search nothing", group);
   add_search_options(command, options->search, false);

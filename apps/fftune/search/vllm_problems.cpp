@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
@@ -11,7 +12,7 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "safetensors/model_config.hpp"
+#include "saved/model_config.hpp"
 
 namespace fftune::tool {
 namespace {
@@ -117,9 +118,6 @@ class Problems {
   void add(const char* op_name, DType dtype, const Sizes& sizes, const OptionValues& options,
            const char* count = "m", Batches batches = Batches::decoding) {
     const Op& op = catalog_.op(op_name);
-    const auto place = std::find_if(ops_.begin(), ops_.end(),
-                                    [&](const SearchedOp& each) { return each.op == &op; });
-    auto& problems = place != ops_.end() ? place->problems : ops_.emplace_back(&op).problems;
     for (const std::int64_t tokens : tokens_(batches)) {
       Problem problem{op_name, "fwd", dtype, sizes, options};
       problem.sizes[count] = tokens;
@@ -129,15 +127,23 @@ class Problems {
       // The others have one way to compute a token.
       if (serving_.batch_invariant && has_option(op, "batch-invariant"))
         problem.options["batch-invariant"] = "yes";
-      if (const auto page = sizes.find("page"); page != sizes.end()) {
-        const std::int64_t sequences = problem.sizes.at("b");
-        problem.sizes["pages"] =
-            std::min(sequences * ((sizes.at("kv") + page->second - 1) / page->second),
-                     std::max(cached_keys / page->second, sequences));
-      }
-      problem = canonical(op, std::move(problem), kind_);
-      if (std::find(problems.begin(), problems.end(), problem) == problems.end())
-        problems.push_back(std::move(problem));
+      if (const auto page = sizes.find("page"); page != sizes.end())
+        problem.sizes["pages"] = pages_(problem.sizes.at("b"), sizes.at("kv"), page->second);
+      add_one_(op, canonical(op, std::move(problem), kind_));
+    }
+  }
+
+  /// The parts of the op layer in batches of `batches`: all but those that are left out.
+  void add_layer(Sizes sizes, const OptionValues& options, Batches batches,
+                 const std::set<std::string>& without = {}) {
+    const Op& op = catalog_.op("layer");
+    for (const std::int64_t tokens : tokens_(batches)) {
+      sizes["batch"] = tokens;
+      sizes["pages"] = pages_(tokens, sizes.at("cache"), sizes.at("page"));
+      const Problem whole =
+          canonical(op, Problem{"layer", "fwd", DType::bf16, sizes, options}, kind_);
+      for (OpPart& part : op.parts(whole))
+        if (!without.contains(part.name)) add_one_(*part.op, std::move(part.problem));
     }
   }
   std::vector<SearchedOp> ops() && { return std::move(ops_); }
@@ -154,6 +160,19 @@ class Problems {
     return sizes;
   }
 
+  static std::int64_t pages_(std::int64_t sequences, std::int64_t keys, std::int64_t page) {
+    return std::min(sequences * ((keys + page - 1) / page),
+                    std::max(cached_keys / page, sequences));
+  }
+
+  void add_one_(const Op& op, Problem problem) {
+    const auto place = std::find_if(ops_.begin(), ops_.end(),
+                                    [&](const SearchedOp& each) { return each.op == &op; });
+    auto& problems = place != ops_.end() ? place->problems : ops_.emplace_back(&op).problems;
+    if (std::find(problems.begin(), problems.end(), problem) == problems.end())
+      problems.push_back(std::move(problem));
+  }
+
   const Catalog& catalog_;
   const VllmServing& serving_;
   DeviceKind kind_;
@@ -162,7 +181,7 @@ class Problems {
 
 /// How a model's weights are quantised, as the plugin sees it.
 struct Quantisation {
-  enum class Kind { none, integers, fp8_blocks, mxfp4, other } kind = Kind::none;
+  enum class Kind { none, integers, fp8_blocks, fp8_tokens, mxfp4, other } kind = Kind::none;
   std::string name;        // for people
   std::int64_t bits = 4;   // of integers
   std::int64_t group = 0;  // inputs with one scale; 0: all
@@ -221,8 +240,12 @@ Quantisation compressed_of(const Config& own) {
   const std::string type = weights.text({"type"}, "int");
   if (type == "int" && !rounds)
     return integers_of(weights, found.name, weights.flag({"symmetric"}, true));
-  if (type == "float" && rounds && is_block(weights.find("block_structure")))
+  if (type != "float" || !rounds || weights.whole_if_any({"num_bits"}).value_or(8) != 8)
+    return found;
+  if (is_block(weights.find("block_structure")))
     found.kind = Quantisation::Kind::fp8_blocks;
+  else if (Config({inputs}).flag({"dynamic"}))
+    found.kind = Quantisation::Kind::fp8_tokens;
   return found;
 }
 
@@ -244,12 +267,20 @@ Quantisation quantisation_of(const Config& config) {
   Quantisation other{.kind = Quantisation::Kind::other, .name = method};
   if (method == "fp8" && is_block(own.find("weight_block_size")))
     other.kind = Quantisation::Kind::fp8_blocks;
+  else if (method == "fp8" && own.find("weight_block_size") == nullptr &&
+           own.text({"activation_scheme"}, "dynamic") == "dynamic")
+    other.kind = Quantisation::Kind::fp8_tokens;
   if (method == "mxfp4") other.kind = Quantisation::Kind::mxfp4;
   return other;
 }
 
+bool is_fp8(const Quantisation& quantisation) {
+  return quantisation.kind == Quantisation::Kind::fp8_blocks ||
+         quantisation.kind == Quantisation::Kind::fp8_tokens;
+}
+
 /// The architectures whose layers the plugin knows.
-enum class Architecture { other, llama, mistral, qwen2, qwen3, qwen3_moe };
+enum class Architecture { other, llama, mistral, qwen2, qwen3, qwen3_moe, gpt_oss, gemma2, gemma3 };
 
 struct KnownArchitecture {
   std::string_view name, type;  // in architectures, and as the model_type of a part for text
@@ -260,7 +291,15 @@ constexpr KnownArchitecture known_architectures[] = {
     {"MistralForCausalLM", "mistral", Architecture::mistral},
     {"Qwen2ForCausalLM", "qwen2", Architecture::qwen2},
     {"Qwen3ForCausalLM", "qwen3", Architecture::qwen3},
-    {"Qwen3MoeForCausalLM", "qwen3_moe", Architecture::qwen3_moe}};
+    {"Qwen3MoeForCausalLM", "qwen3_moe", Architecture::qwen3_moe},
+    {"GptOssForCausalLM", "gpt_oss", Architecture::gpt_oss},
+    {"Gemma2ForCausalLM", "gemma2", Architecture::gemma2},
+    {"Gemma3ForCausalLM", "gemma3_text", Architecture::gemma3}};
+
+/// Those whose layers have norms behind attention and the network: the op layer alone has these.
+bool is_gemma(Architecture architecture) {
+  return architecture == Architecture::gemma2 || architecture == Architecture::gemma3;
+}
 
 std::optional<std::string> architecture_in(const JsonValue& level) {
   const JsonValue* const all = level.find("architectures");
@@ -390,7 +429,7 @@ std::string why_not_experts(const Config& config, const Quantisation& quantisati
     return fmt::format("the activation {}", activation_word(config));
   if (is_packed) return why_not_packed_experts(config, quantisation, serving);
   if (!serving.experts) return "experts are not among --parts";
-  if (quantisation.kind == Kind::other)
+  if (quantisation.kind == Kind::other || quantisation.kind == Kind::fp8_tokens)
     return fmt::format("weights quantised by {}: fp8 with scales of blocks of {} is supported",
                        quantisation.name, scale_block);
   if (const std::string dtype = element_type(config); dtype != "bfloat16")
@@ -403,35 +442,42 @@ std::string why_not_experts(const Config& config, const Quantisation& quantisati
   return "";
 }
 
-/// The window of attention in some layer, as vLLM finds it.
-bool has_window(const Config& config, Architecture architecture) {
-  const bool is_qwen = architecture != Architecture::llama && architecture != Architecture::mistral;
-  if (!has_any(config, config_names::window) || !config.flag({"use_sliding_window"}, !is_qwen))
-    return false;
+/// The windows that layers have, as vLLM finds them; 0 is none.
+std::vector<std::int64_t> windows_of(const Config& config, Architecture architecture) {
+  const bool is_qwen = architecture == Architecture::qwen2 || architecture == Architecture::qwen3 ||
+                       architecture == Architecture::qwen3_moe;
+  const auto window = config.whole_if_any(config_names::window);
+  if (!window || !config.flag({"use_sliding_window"}, !is_qwen)) return {0};
   const JsonValue* const types = config.find("layer_types");
   const auto* const all = types ? types->get_if<JsonValue::Array>() : nullptr;
-  return all == nullptr || std::any_of(all->begin(), all->end(), [](const JsonValue& each) {
-           const auto* const text = each.get_if<std::string>();
-           return text == nullptr || *text == "sliding_attention";
-         });
+  if (all == nullptr) {
+    const bool mixes = is_qwen || is_gemma(architecture) || architecture == Architecture::gpt_oss;
+    return mixes ? std::vector<std::int64_t>{0, *window} : std::vector{*window};
+  }
+  std::set<std::int64_t> found;
+  for (const JsonValue& each : *all) {
+    const auto* const text = each.get_if<std::string>();
+    found.insert(text != nullptr && *text != "sliding_attention" ? 0 : *window);
+  }
+  return {found.begin(), found.end()};
 }
 
 /// "" where the plugin knows the decoder layers' structure.
 std::string why_not_structure(const Config& config) {
   const Architecture architecture = architecture_of(config);
   if (architecture == Architecture::other)
-    return fmt::format("{} is not Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE",
-                       architecture_name(config));
+    return fmt::format(
+        "{} is not Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, gpt-oss, Gemma 2 or Gemma 3",
+        architecture_name(config));
   if (const JsonValue* const causal = config.find("is_causal");
       causal != nullptr && !config.flag({"is_causal"}))
     return "attention that is not causal";
-  if (has_window(config, architecture)) return "a sliding window";
   if (has_any(config, {"dual_chunk_attention_config"})) return "attention in chunks";
   for (const char* angles : {"rope_parameters", "rope_scaling"})
     if (has_any(config, {std::string(angles) + ".mrope_section"}))
       return "angles of several kinds of positions";
   if (config.flag({"mlp_bias"})) return "biases of the network";
-  if (activation_word(config) != "silu")
+  if (is_gemma(architecture) ? activation_of(config).empty() : activation_word(config) != "silu")
     return fmt::format("the activation {}", activation_word(config));
   return "";
 }
@@ -441,16 +487,25 @@ std::string why_not_layers(const Config& config, const Quantisation& quantisatio
                            const VllmServing& serving) {
   if (std::string why = why_not_structure(config); !why.empty()) return why;
   if (serving.tensor_parallel > 1 && !serving.ranks)
-    return "tensor parallelism, which ranks in --parts and in FFTUNE_VLLM turns on";
+    return "tensor parallelism, which needs ranks in --parts and in FFTUNE_VLLM";
   if (const std::string dtype = element_type(config); dtype != "bfloat16")
     return fmt::format("elements of {}", dtype);
+  const Architecture architecture = architecture_of(config);
+  if (is_gemma(architecture) && serving.batch_invariant)
+    return "batch invariance, for layers that the op layer alone computes";
   if (quantisation.kind == Quantisation::Kind::none) return "";
+  if (architecture == Architecture::gpt_oss && quantisation.kind == Quantisation::Kind::mxfp4)
+    return !serving.packed_experts       ? "quantised weights"
+           : serving.batch_invariant     ? "quantised weights with batch invariance"
+           : serving.tensor_parallel > 1 ? "quantised weights under tensor parallelism"
+                                         : "";
   if (quantisation.kind != Quantisation::Kind::integers || !quantisation.unfit.empty() ||
       !serving.serves(quantisation.bits))
     return "quantised weights";
   if (serving.tensor_parallel > 1) return "quantised weights under tensor parallelism";
   if (quantisation.ordered) return "quantised weights in the order of activations";
-  const bool is_mixture = architecture_of(config) == Architecture::qwen3_moe;
+  const bool is_mixture =
+      architecture == Architecture::qwen3_moe || architecture == Architecture::gpt_oss;
   if (quantisation.differs || (is_mixture && (!serving.packed_experts || !serving.experts)))
     return "quantised weights of layers that are not alike";
   if (serving.batch_invariant) return "quantised weights with batch invariance";
@@ -461,8 +516,12 @@ std::string why_not_layers(const Config& config, const Quantisation& quantisatio
 std::string why_not_linears(const Config& config, const Quantisation& quantisation,
                             const VllmServing& serving) {
   if (!quantisation.unfit.empty()) return quantisation.unfit;
-  if (!serving.serves(quantisation.bits))
+  if (is_fp8(quantisation)) {
+    if (!serving.fp8_linears) return "weights of fp8, which --parts fp8-linears turns on";
+    if (element_type(config) == "float32") return "elements of float32";
+  } else if (!serving.serves(quantisation.bits)) {
     return fmt::format("weights of {} bits, which --parts linears turns on", quantisation.bits);
+  }
   if (serving.batch_invariant) return "batch invariance";
   if (architecture_of(config) == Architecture::other)
     return fmt::format("the shapes of {}'s layers are not known here", architecture_name(config));
@@ -498,12 +557,16 @@ const char* yes(bool holds) {
 
 /// Whether q, k and v have biases, and the output product.
 bool has_qkv_bias(const Config& config) {
-  return config.flag({"attention_bias"}) || architecture_of(config) == Architecture::qwen2;
+  const Architecture architecture = architecture_of(config);
+  return config.flag({"attention_bias"}) || architecture == Architecture::qwen2 ||
+         architecture == Architecture::gpt_oss;
 }
 bool has_out_bias(const Config& config) {
   const Architecture architecture = architecture_of(config);
-  return config.flag({"attention_bias"}) &&
-         (architecture == Architecture::llama || architecture == Architecture::mistral);
+  return architecture == Architecture::gpt_oss ||
+         (config.flag({"attention_bias"}) &&
+          (architecture == Architecture::llama || architecture == Architecture::mistral ||
+           is_gemma(architecture)));
 }
 
 /// Whether every layer has a mixture instead of a network.
@@ -564,14 +627,18 @@ void add_experts(const Config& config, const Quantisation& quantisation,
   }
 }
 
-/// Linear layers of integers: each of them, or where whole layers run by ops those of the batches
-/// that they do not run.
+/// Linear layers of integers or of fp8: each of them, or where whole layers run by ops those of the
+/// batches that they do not run.
 void add_linears(const Config& config, const Quantisation& quantisation,
                  const std::vector<Experts>& experts, const VllmServing& serving, bool in_layers,
                  Problems& problems) {
   const LayerSizes sizes = sizes_of(config, serving.tensor_parallel);
   const DType dtype = element_type(config) == "float16" ? DType::fp16 : DType::bf16;
-  const OptionValues format = format_of(quantisation);
+  const OptionValues format =
+      is_fp8(quantisation)
+          ? OptionValues{{"quantise",
+                          quantisation.kind == Quantisation::Kind::fp8_blocks ? "block" : "token"}}
+          : format_of(quantisation);
   const Batches batches = in_layers && serving.tokens.empty() ? Batches::prompts : Batches::both;
   const auto add = [&](std::int64_t k, std::int64_t n, bool bias) {
     problems.add("linear", dtype, {{"k", k}, {"n", n}}, with(format, {{"bias", yes(bias)}}), "m",
@@ -590,6 +657,94 @@ void add_linears(const Config& config, const Quantisation& quantisation,
   add(h, sizes.d, bias);
 }
 
+/// Keys of a sequence, in whole blocks.
+std::int64_t most_keys(const Config& config, const VllmServing& serving) {
+  const std::int64_t most =
+      serving.max_model_len > 0 ? serving.max_model_len : config.whole(config_names::positions);
+  return (most + serving.block_size - 1) / serving.block_size * serving.block_size;
+}
+
+/// The parts of the op layer for models whose layers it alone computes, or whose experts have
+/// biases, in batches of pure decoding or others. The sums over devices are not searched here.
+void add_parts(const Config& config, const Quantisation& quantisation,
+               const std::vector<Experts>& experts, const VllmServing& serving, Batches batches,
+               Problems& problems) {
+  const Architecture architecture = architecture_of(config);
+  const LayerSizes own = sizes_of(config, serving.tensor_parallel);
+  Sizes sizes{{"d", own.d},
+              {"heads", own.heads},
+              {"kv-heads", own.kv_heads},
+              {"dim", own.dim},
+              {"cache", most_keys(config, serving)},
+              {"page", serving.block_size}};
+  OptionValues options{{"qkv-weights", "packed"},
+                       {"qkv-bias", yes(has_qkv_bias(config))},
+                       {"out-bias", yes(has_out_bias(config))},
+                       {"angles", "table"}};
+  if (serving.tensor_parallel > 1) sizes["ranks"] = serving.tensor_parallel;
+  if (is_gemma(architecture)) {
+    options.insert({{"act", activation_of(config)},
+                    {"convention", "gemma"},
+                    {"post-norms", "yes"},
+                    {"qk-norm", yes(architecture == Architecture::gemma3)}});
+    sizes["h"] = network_width(config, serving);
+    // The number of inputs of a score, whose root divides it.
+    if (const auto inputs = config.whole_if_any({"query_pre_attn_scalar"});
+        inputs && *inputs != own.dim)
+      options["scale"] = fmt::format("{}", 1 / std::sqrt(static_cast<double>(*inputs)));
+    if (architecture == Architecture::gemma2)
+      if (const JsonValue* const cap = config.find("attn_logit_softcapping"))
+        options["softcap"] = json_line(*cap);
+    for (const auto& [name, value] : format_of(quantisation)) options[name] = value;
+    if (!format_of(quantisation).empty()) options.erase("qkv-weights");
+  } else {
+    options.insert({{"act", "swiglu-oai"},
+                    {"sinks", "yes"},
+                    {"ffn", "moe"},
+                    {"order", "after"},
+                    {"router-bias", "yes"},
+                    {"ffn-bias", "yes"}});
+    if (quantisation.kind == Quantisation::Kind::mxfp4)
+      options.insert({{"weights", "mxfp4"}, {"attn-weights", "dense"}});
+    else
+      options["gate-up"] = "interleaved";
+    sizes.insert({{"h", experts.front().h},
+                  {"experts", experts.front().count},
+                  {"top-k", experts.front().choices}});
+  }
+  std::set<std::string> without{"attn_reduce", "ffn_reduce"};
+  if (batches == Batches::prompts) without.insert("attention");
+  for (const std::int64_t window : windows_of(config, architecture)) {
+    if (window > 0) sizes["window"] = window;
+    problems.add_layer(sizes, options, batches, without);
+  }
+}
+
+/// Attention over the pages of the cache, of new tokens in decoding or of prompts.
+void add_attention(const Config& config, const VllmServing& serving, bool of_prompts,
+                   Problems& problems) {
+  const LayerSizes own = sizes_of(config, serving.tensor_parallel);
+  const Architecture architecture = architecture_of(config);
+  for (const std::int64_t window : windows_of(config, architecture)) {
+    Sizes sizes{{"heads", own.heads},
+                {"kv-heads", own.kv_heads},
+                {"dim", own.dim},
+                {"kv", most_keys(config, serving)},
+                {"page", serving.block_size}};
+    OptionValues options{{"lengths", "yes"}};
+    if (architecture == Architecture::gpt_oss) options["sinks"] = "yes";
+    if (window > 0) sizes["window"] = window;
+    if (of_prompts) {
+      options["mask"] = "causal";
+      options["layout"] = "thd";
+      problems.add("attention", DType::bf16, sizes, options, "s", Batches::prompts);
+    } else {
+      sizes["s"] = 1;
+      problems.add("attention", DType::bf16, sizes, options, "b");
+    }
+  }
+}
+
 /// The parts of the op layer, or the ops one by one.
 void add_layers(const Config& config, const Quantisation& quantisation,
                 const std::vector<Experts>& experts, const VllmServing& serving,
@@ -599,10 +754,20 @@ void add_layers(const Config& config, const Quantisation& quantisation,
   const bool one = serving.tensor_parallel == 1;
   const OptionValues format = format_of(quantisation);
   const bool is_packed = !format.empty();
+  const bool is_gpt_oss = architecture == Architecture::gpt_oss;
 
   const bool all_are_mixtures = are_all_mixtures(config, experts);
   const bool prompts = !is_packed && (serving.prompts || serving.batch_invariant ||
                                       (all_are_mixtures && one && serving.experts));
+  if (is_gemma(architecture) || (is_gpt_oss && one && !serving.batch_invariant)) {
+    add_parts(config, quantisation, experts, serving, Batches::decoding, problems);
+    if (is_gpt_oss && quantisation.kind == Quantisation::Kind::none && prompts &&
+        serving.tokens.empty()) {
+      add_parts(config, quantisation, experts, serving, Batches::prompts, problems);
+      add_attention(config, serving, true, problems);
+    }
+    return;
+  }
   // A sum over devices lies between the product and the residual.
   const Batches batches = prompts ? Batches::both : Batches::decoding;
   problems.add("rmsnorm", DType::bf16, {{"d", d}}, {}, "m", batches);
@@ -617,20 +782,8 @@ void add_layers(const Config& config, const Quantisation& quantisation,
   problems.add("qkv", DType::bf16,
                {{"d", d}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}}, qkv, "m",
                batches);
-  const std::int64_t most =
-      serving.max_model_len > 0 ? serving.max_model_len : config.whole(config_names::positions);
-  const std::int64_t blocks = (most + serving.block_size - 1) / serving.block_size;
-  Sizes attention{{"heads", heads},
-                  {"kv-heads", kv_heads},
-                  {"dim", dim},
-                  {"kv", blocks * serving.block_size},
-                  {"page", serving.block_size}};
-  if (prompts && serving.tokens.empty())
-    problems.add("attention", DType::bf16, attention,
-                 {{"lengths", "yes"}, {"layout", "thd"}, {"mask", "causal"}}, "s",
-                 Batches::prompts);
-  attention["s"] = 1;
-  problems.add("attention", DType::bf16, attention, {{"lengths", "yes"}}, "b");
+  if (prompts && serving.tokens.empty()) add_attention(config, serving, true, problems);
+  add_attention(config, serving, false, problems);
   // The bias of the output product is the first device's.
   const bool out_bias = has_out_bias(config);
   for (const bool bias : {false, true})
@@ -640,9 +793,18 @@ void add_layers(const Config& config, const Quantisation& quantisation,
   if (one)
     for (const Experts& kind : experts) {
       // The router, and what chooses the experts of each token. Slices have vLLM's.
-      problems.add("linear", DType::bf16, {{"k", d}, {"n", kind.count}}, {}, "m", batches);
+      problems.add("linear", DType::bf16, {{"k", d}, {"n", kind.count}},
+                   {{"bias", yes(is_gpt_oss)}}, "m", batches);
+      const OptionValues choice =
+          is_gpt_oss ? OptionValues{{"order", "after"}}
+                     : OptionValues{{"renormalise", yes(config.flag(config_names::renormalises))}};
       problems.add("moe-route", DType::bf16, {{"experts", kind.count}, {"top-k", kind.choices}},
-                   {{"renormalise", yes(config.flag(config_names::renormalises))}}, "m", batches);
+                   choice, "m", batches);
+      if (is_gpt_oss)
+        problems.add("moe-ffn", DType::bf16,
+                     {{"d", d}, {"h", kind.h}, {"experts", kind.count}, {"top-k", kind.choices}},
+                     {{"act", "swiglu-oai"}, {"bias", "all"}, {"gate-up", "interleaved"}}, "m",
+                     batches);
     }
   if (all_are_mixtures) return;
   const std::int64_t h = network_width(config, serving);
@@ -684,8 +846,9 @@ VllmProblems vllm_problems(const Catalog& catalog, const JsonValue& config,
       serving.layers && unless("layers", why_not_layers(model, quantisation, serving), [&] {
         add_layers(model, quantisation, experts, serving, problems);
       });
-  if (quantisation.kind == Quantisation::Kind::integers &&
-      (serving.linears || serving.int4_linears))
+  if (quantisation.kind == Quantisation::Kind::integers
+          ? serving.linears || serving.int4_linears
+          : is_fp8(quantisation) && serving.fp8_linears)
     unless("linear layers", why_not_linears(model, quantisation, serving),
            [&] { add_linears(model, quantisation, experts, serving, has_layers, problems); });
   const bool is_packed = quantisation.kind == Quantisation::Kind::integers ||

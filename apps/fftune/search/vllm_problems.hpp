@@ -25,8 +25,9 @@ struct VllmServing {
   bool linears = true;         // with weights of 4 and 8 bits
   bool packed_experts = true;  // likewise
   bool int4_linears = false;   // those of 4 bits alone
-  bool ranks = false;          // layers under tensor parallelism
-  bool prompts = false;        // of layers, the batches with prompts
+  bool fp8_linears = false;
+  bool ranks = false;    // layers under tensor parallelism
+  bool prompts = false;  // of layers, the batches with prompts
   bool batch_invariant = false;
 
   /// Whether linear layers with weights of so many bits are among the parts.

@@ -26,7 +26,7 @@ class OutputSums {
 
   void compute(int threads, float* rooms) {
     constexpr std::int64_t rows = 64;
-    const std::int64_t dim = host_.layer.dim;
+    const std::int64_t dim = host_.layer.v_dim;
     gemm_cpu::deal(
         call_.parallel, threads, host_.query_blocks(call_, rows),
         [&](std::size_t worker, std::int64_t task) {
@@ -106,10 +106,10 @@ void scale_rows(const HostAttention& host, float* rows, std::int64_t count) {
 /// The workspace of a thread: a block of queries against one of keys.
 struct Workspace {
   Workspace(const Layer& layer, std::int64_t rows, std::int64_t columns)
-      : rows_(rows), columns_(columns), dim_(layer.dim) {}
+      : rows_(rows), columns_(columns), dim_(layer.dim), v_dim_(layer.v_dim) {}
 
   std::int64_t floats() const {
-    return 3 * rows_ * columns_ + 3 * rows_ * dim_ + 4 * columns_ * dim_;
+    return 3 * rows_ * columns_ + (rows_ + columns_) * (2 * dim_ + 2 * v_dim_);
   }
   void place(float* room) {
     weights = room;
@@ -117,10 +117,10 @@ struct Workspace {
     slope = gradients + rows_ * columns_;
     q = slope + rows_ * columns_;
     d_out = q + rows_ * dim_;
-    dq = d_out + rows_ * dim_;
+    dq = d_out + rows_ * v_dim_;
     k = dq + rows_ * dim_;
     v = k + columns_ * dim_;
-    dk = v + columns_ * dim_;
+    dk = v + columns_ * v_dim_;
     dv = dk + columns_ * dim_;
   }
 
@@ -129,7 +129,7 @@ struct Workspace {
   float *k = nullptr, *v = nullptr, *dk = nullptr, *dv = nullptr;
 
  private:
-  std::int64_t rows_, columns_, dim_;
+  std::int64_t rows_, columns_, dim_, v_dim_;
 };
 
 /// The weights and gradients of one block of queries and one of keys, in the workspace.
@@ -138,7 +138,7 @@ void differentiate_block(const HostAttention& host, const HostCall& call, const 
                          const OutputSums& sums, const Workspace& work) {
   float* const slope = host.layer.softcap > 0 ? work.slope : nullptr;
   host.scores(call, block, keys, rows.q, k, work.weights, slope);
-  sgemm(block.range.size(), keys.size(), host.layer.dim, rows.d_out, v, 0, work.gradients,
+  sgemm(block.range.size(), keys.size(), host.layer.v_dim, rows.d_out, v, 0, work.gradients,
         keys.size());
   differentiate(host, call, block, keys.size(), sums, slope, work.weights, work.gradients);
 }
@@ -178,9 +178,9 @@ void compute_dk_dv(const HostAttention& host, const HostCall& call, const Block&
                    std::int64_t rows, const OutputSums& sums, const Workspace& work) {
   const Layer& layer = host.layer;
   const Sequence& sequence = of_keys.sequence;
-  const std::int64_t dim = layer.dim;
+  const std::int64_t dim = layer.dim, v_dim = layer.v_dim;
   std::fill_n(work.dk, of_keys.range.size() * dim, 0.0f);
-  std::fill_n(work.dv, of_keys.range.size() * dim, 0.0f);
+  std::fill_n(work.dv, of_keys.range.size() * v_dim, 0.0f);
   const Range keys{of_keys.range.first, std::min(of_keys.range.last, sequence.keys)};
   const std::int64_t columns = keys.size();
   const std::int64_t parts = columns > 0 ? ceil_div(sequence.queries, rows) : 0;
@@ -201,8 +201,8 @@ void compute_dk_dv(const HostAttention& host, const HostCall& call, const Block&
       const std::int64_t depth = block.range.size();
       sgemm(columns, dim, depth, {work.gradients, columns, true}, transposed(of_queries.q), 1,
             work.dk, dim);
-      sgemm(columns, dim, depth, {work.weights, columns, true}, transposed(of_queries.d_out), 1,
-            work.dv, dim);
+      sgemm(columns, v_dim, depth, {work.weights, columns, true}, transposed(of_queries.d_out), 1,
+            work.dv, v_dim);
     }
   scale_rows(host, work.dk, of_keys.range.size());
   const std::int64_t first = sequence.first_key + of_keys.range.first;

@@ -18,7 +18,7 @@ constexpr float lowest = -std::numeric_limits<float>::infinity();
 struct OnlineSoftmax {
   float* most;    // the largest score of each row
   float* sum;     // of exp(score - most)
-  float* values;  // [rows, dim]: the sum of exp(score - most) v
+  float* values;  // [rows, v_dim]: the sum of exp(score - most) v
 };
 
 void divide(const HostAttention& host, const HostCall& call, const Block& block,
@@ -31,8 +31,8 @@ void divide(const HostAttention& host, const HostCall& call, const Block& block,
     float sum = softmax.sum[i] * factor;
     if (sink != lowest) sum += std::exp(sink - most);
     const float by = sum == 0 ? 0 : factor / sum;
-    float* const row = softmax.values + i * host.layer.dim;
-    for (std::int64_t e = 0; e < host.layer.dim; ++e) row[e] *= by;
+    float* const row = softmax.values + i * host.layer.v_dim;
+    for (std::int64_t e = 0; e < host.layer.v_dim; ++e) row[e] *= by;
     if (host.layer.lse)
       static_cast<float*>(call.tensors[host.at.lse])[host.lse_at(block.sequence, block.head,
                                                                  block.range.first + i)] =
@@ -56,8 +56,8 @@ void add_row(const HostAttention& host, const OnlineSoftmax& softmax, std::int64
   if (most != softmax.most[i]) {
     const float factor = std::exp(softmax.most[i] - most);
     softmax.sum[i] *= factor;
-    float* const row = softmax.values + i * host.layer.dim;
-    for (std::int64_t e = 0; e < host.layer.dim; ++e) row[e] *= factor;
+    float* const row = softmax.values + i * host.layer.v_dim;
+    for (std::int64_t e = 0; e < host.layer.v_dim; ++e) row[e] *= factor;
     softmax.most[i] = most;
   }
   softmax.sum[i] += host.vector->exponentials(scores, most == lowest ? 0 : most, width);
@@ -65,14 +65,14 @@ void add_row(const HostAttention& host, const OnlineSoftmax& softmax, std::int64
 
 void attend_blocks(const HostAttention& host, const HostCall& call, const Block& block,
                    std::int64_t columns, float* room) {
-  const std::int64_t rows = block.range.size(), dim = host.layer.dim;
+  const std::int64_t rows = block.range.size(), v_dim = host.layer.v_dim;
   const OnlineSoftmax softmax{room, room + rows, room + 2 * rows};
-  float* const scores = softmax.values + rows * dim;
+  float* const scores = softmax.values + rows * v_dim;
   float* const q_room = scores + rows * columns;
-  float* const kv_room = q_room + rows * dim;
+  float* const kv_room = q_room + rows * host.layer.dim;
   std::fill_n(softmax.most, rows, lowest);
   std::fill_n(softmax.sum, rows, 0.0f);
-  std::fill_n(softmax.values, rows * dim, 0.0f);
+  std::fill_n(softmax.values, rows * v_dim, 0.0f);
   const MatrixView q = host.query_rows(call, host.at.q, block, q_room);
   const std::int64_t kv_head = block.head / host.layer.group();
   const Range all = host.keys_of(block.sequence, block.range);
@@ -86,7 +86,7 @@ void attend_blocks(const HostAttention& host, const HostCall& call, const Block&
       add_row(host, softmax, i, scores + i * keys.size(), keys.size());
     MatrixView v = host.key_rows(call, host.at.v, block.sequence, kv_head, keys, kv_room);
     v.transposed = true;
-    sgemm(rows, dim, keys.size(), {scores, keys.size()}, v, 1, softmax.values, dim);
+    sgemm(rows, v_dim, keys.size(), {scores, keys.size()}, v, 1, softmax.values, v_dim);
   }
   store(host, call, block, softmax);
 }
@@ -95,8 +95,9 @@ Program blas_program(const Problem& problem, const DeviceFacts& facts, const Con
   const HostAttention host(problem, facts);
   const std::int64_t rows = config.at("block_q"), columns = config.at("block_k");
   const int threads = config.get("threads");
-  const std::int64_t dim = host.layer.dim;
-  const std::int64_t worker_floats = rows * (columns + 2 * dim + 2) + columns * dim;
+  const std::int64_t dim = host.layer.dim, v_dim = host.layer.v_dim;
+  const std::int64_t worker_floats =
+      rows * (columns + dim + v_dim + 2) + columns * std::max(dim, v_dim);
   Program program;
   program.host_tensors = host.at.count;
   program.scratch = {{gemm_cpu::bytes_of_floats(threads * worker_floats), false}};
@@ -115,12 +116,13 @@ Program blas_program(const Problem& problem, const DeviceFacts& facts, const Con
 /// One query, with its scores in memory.
 void attend_query(const HostAttention& host, const HostCall& call, const Block& block,
                   float* room) {
-  const std::int64_t dim = host.layer.dim, kv_head = block.head / host.layer.group();
+  const std::int64_t dim = host.layer.dim, v_dim = host.layer.v_dim;
+  const std::int64_t kv_head = block.head / host.layer.group();
   const Range keys = host.keys_of(block.sequence, block.range);
-  float *const values = room, *const q_room = room + dim, *const row_room = room + 2 * dim;
-  float *const scores = room + 3 * dim, *const weights = scores + host.layer.kv;
+  float *const values = room, *const q_room = values + v_dim, *const row_room = q_room + dim;
+  float *const scores = row_room + std::max(dim, v_dim), *const weights = scores + host.layer.kv;
   const auto width = static_cast<std::size_t>(dim);
-  std::fill_n(values, dim, 0.0f);
+  std::fill_n(values, v_dim, 0.0f);
   float most = lowest, sum = 0;
   if (keys.size() > 0) {
     const MatrixView q = host.query_rows(call, host.at.q, block, q_room);
@@ -139,7 +141,7 @@ void attend_query(const HostAttention& host, const HostCall& call, const Block& 
       if (scores[j] == lowest) continue;
       const Range key{keys.first + j, keys.first + j + 1};
       const MatrixView v = host.key_rows(call, host.at.v, block.sequence, kv_head, key, row_room);
-      for (std::int64_t e = 0; e < dim; ++e) values[e] += weights[j] * v.data[e];
+      for (std::int64_t e = 0; e < v_dim; ++e) values[e] += weights[j] * v.data[e];
     }
   }
   store(host, call, block, {&most, &sum, values});
@@ -148,7 +150,8 @@ void attend_query(const HostAttention& host, const HostCall& call, const Block& 
 Program plain_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const HostAttention host(problem, facts);
   const int threads = config.get("threads");
-  const std::int64_t worker_floats = 2 * host.layer.kv + 3 * host.layer.dim;
+  const std::int64_t dim = host.layer.dim, v_dim = host.layer.v_dim;
+  const std::int64_t worker_floats = 2 * host.layer.kv + dim + v_dim + std::max(dim, v_dim);
   Program program;
   program.host_tensors = host.at.count;
   program.scratch = {{gemm_cpu::bytes_of_floats(threads * worker_floats), false}};

@@ -127,20 +127,20 @@ std::int64_t HostAttention::row_of(std::size_t tensor) const {
   if (tensor == at.q) return layer.q_row;
   if (tensor == at.k) return layer.k_row;
   if (tensor == at.v) return layer.v_row;
-  return layer.heads * layer.dim;
+  return layer.heads * features_of(tensor);
 }
 
 MatrixView HostAttention::query_rows(const HostCall& call, std::size_t tensor, const Block& block,
                                      float* room) const {
-  const std::int64_t row = row_of(tensor);
+  const std::int64_t row = row_of(tensor), features = features_of(tensor);
   const std::int64_t first =
-      (block.sequence.first_query + block.range.first) * row + block.head * layer.dim;
+      (block.sequence.first_query + block.range.first) * row + block.head * features;
   const auto* const data = static_cast<const std::byte*>(call.tensors[tensor]);
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
   if (layer.dtype == DType::f32) return {reinterpret_cast<const float*>(data) + first, row};
   for (std::int64_t i = 0; i < block.range.size(); ++i)
-    converter.load(layer.dtype, data + (first + i * row) * bytes, room + i * layer.dim, layer.dim);
-  return {room, layer.dim};
+    converter.load(layer.dtype, data + (first + i * row) * bytes, room + i * features, features);
+  return {room, features};
 }
 
 std::int64_t HostAttention::key_token(const HostCall& call, const Sequence& sequence,
@@ -154,22 +154,28 @@ std::int64_t HostAttention::key_token(const HostCall& call, const Sequence& sequ
 MatrixView HostAttention::key_rows(const HostCall& call, std::size_t tensor,
                                    const Sequence& sequence, std::int64_t head, Range keys,
                                    float* room) const {
-  const std::int64_t row = row_of(tensor);
+  const std::int64_t row = row_of(tensor), features = features_of(tensor);
+  const std::int64_t place = head * (tensor == at.v ? layer.v_head : layer.kv_head);
   const auto* const data = static_cast<const std::byte*>(call.tensors[tensor]);
   if (!copies())
-    return {reinterpret_cast<const float*>(data) + (sequence.first_key + keys.first) * row +
-                head * layer.kv_head,
+    return {reinterpret_cast<const float*>(data) + (sequence.first_key + keys.first) * row + place,
             row};
-  const auto bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
+  const DType dtype = layer.kv_dtype();
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
   for (std::int64_t j = 0; j < keys.size(); ++j) {
     const std::int64_t token = key_token(call, sequence, keys.first + j);
     if (token < 0)
-      std::fill_n(room + j * layer.dim, layer.dim, 0.0f);
+      std::fill_n(room + j * features, features, 0.0f);
     else
-      converter.load(layer.dtype, data + (token * row + head * layer.kv_head) * bytes,
-                     room + j * layer.dim, layer.dim);
+      converter.load(dtype, data + (token * row + place) * bytes, room + j * features, features);
   }
-  return {room, layer.dim};
+  if (layer.cache_format.e4m3) {
+    const std::size_t scales = tensor == at.v ? at.v_scale : at.k_scale;
+    const float scale =
+        static_cast<const float*>(call.tensors[scales])[layer.cache_format.scale_at(head)];
+    std::for_each(room, room + keys.size() * features, [&](float& value) { value *= scale; });
+  }
+  return {room, features};
 }
 
 void HostAttention::scores(const HostCall& call, const Block& block, Range keys, MatrixView q,
@@ -227,10 +233,11 @@ void HostAttention::store_rows(const HostCall& call, std::size_t tensor, std::in
                                std::int64_t first_token, std::int64_t head, std::int64_t count,
                                const float* rows) const {
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
+  const std::int64_t features = features_of(tensor);
   auto* const data = static_cast<std::byte*>(call.tensors[tensor]);
   for (std::int64_t i = 0; i < count; ++i)
-    converter.store(layer.dtype, rows + i * layer.dim,
-                    data + (((first_token + i) * heads + head) * layer.dim) * bytes, layer.dim);
+    converter.store(layer.dtype, rows + i * features,
+                    data + (((first_token + i) * heads + head) * features) * bytes, features);
 }
 
 float HostAttention::sink(const HostCall& call, std::int64_t head) const {

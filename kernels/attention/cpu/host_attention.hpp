@@ -59,14 +59,20 @@ class HostAttention {
   bool sees_any(const HostCall& call, const Sequence& sequence, std::int64_t head, Range queries,
                 Range keys) const;
 
-  /// Rows of q, d_out or out: [queries, dim], in place if they are f32, else copied to `room`.
+  /// Features of a head of a tensor.
+  std::int64_t features_of(std::size_t tensor) const {
+    const bool of_values =
+        tensor == at.v || tensor == at.out || tensor == at.d_out || tensor == at.dv;
+    return of_values ? layer.v_dim : layer.dim;
+  }
+  /// Rows of q, d_out or out: [queries, features], in place if they are f32, else copied to `room`.
   MatrixView query_rows(const HostCall& call, std::size_t tensor, const Block& block,
                         float* room) const;
   /// Rows of k or v of a head of theirs.
   MatrixView key_rows(const HostCall& call, std::size_t tensor, const Sequence& sequence,
                       std::int64_t head, Range keys, float* room) const;
   /// Whether rows are copied.
-  bool copies() const { return layer.dtype != DType::f32 || layer.page > 0; }
+  bool copies() const { return layer.kv_dtype() != DType::f32 || layer.page > 0; }
 
   /// scores [queries, keys.size()] of a block and some keys, -inf where a key is not allowed. The
   /// slope of the soft cap goes to `slope` where it is not null.
@@ -77,7 +83,7 @@ class HostAttention {
   void finish_row(const HostCall& call, const Sequence& sequence, std::int64_t head,
                   std::int64_t query, Range keys, float* scores, float* slope) const;
 
-  /// Stores rows [count, dim] of one head of an output that has `heads`.
+  /// Stores rows [count, features] of one head of an output that has `heads`.
   void store_rows(const HostCall& call, std::size_t tensor, std::int64_t heads,
                   std::int64_t first_token, std::int64_t head, std::int64_t count,
                   const float* rows) const;

@@ -9,7 +9,7 @@ namespace fftune {
 
 struct attention_decode_config {
   int warps = 4;        // Warps of a CTA; each takes a slice of the keys.
-  int slice = 16;       // Keys of a warp in a stage: 16 or 32.
+  int slice = 16;       // Keys of a warp in a stage: 16 or 32, of e4m3 32 or 64.
   int stages = 3;       // Slices of K and V of each warp in shared memory.
   int m_tiles = 1;      // Tiles of 16 rows of queries of a CTA.
   int ctas_per_sm = 2;  // CTAs per SM that shared memory and registers must allow.
@@ -42,7 +42,7 @@ constexpr attention_decode_plan attention_decode_plan_of(const attention_form& f
   const int pitch = attention_row_pitch(form.dim);
   // Beside the accumulators, m_tiles * dim / 2, a thread needs about 70 registers.
   plan.q_in_registers = config.m_tiles * attention_padded_dim(form.dim) <= 128;
-  plan.slice_bytes = config.slice * pitch;
+  plan.slice_bytes = config.slice * attention_row_pitch(attention_kv_words(form));
   plan.ring_bytes = config.stages * 2 * plan.slice_bytes;
   plan.q_at = config.warps * plan.ring_bytes;
   plan.statistics_at = plan.q_at + config.rows() * pitch;
@@ -53,11 +53,14 @@ constexpr attention_decode_plan attention_decode_plan_of(const attention_form& f
 /// Why a configuration cannot serve a form, or null.
 constexpr const char* attention_decode_refusal(const attention_form& form,
                                                const attention_decode_config& config) {
-  if (config.slice != 16 && config.slice != 32) return "a slice is one or two pages' least size";
+  const int rows_of_kv = form.e4m3 ? config.slice / 2 : config.slice;  // of 16 bits
+  if (rows_of_kv != 16 && rows_of_kv != 32) return "a slice is one or two pages' least size";
   if (config.stages < 2) return "one slice is loaded while another is read";
-  if (config.rows() > config.slice)
+  if (config.rows() > rows_of_kv)
     return "a warp's accumulators take the place of one stage of its keys";
-  if (config.m_tiles * attention_padded_dim(form.dim) > 256)
+  // Two tiles of e4m3 have twice the scores, too: 16 of each key.
+  const int most_columns = form.e4m3 && config.m_tiles > 1 ? 128 : 256;
+  if (config.m_tiles * attention_padded_dim(form.dim) > most_columns)
     return "accumulators must fit in registers";
   return nullptr;
 }

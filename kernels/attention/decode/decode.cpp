@@ -12,6 +12,7 @@
 #include "kernels/attention/engine.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/common/least_cost.hpp"
+#include "kernels/common/struct_text.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -30,11 +31,9 @@ attention_decode_config config_of(const Config& config) {
 }
 
 std::string template_argument(const attention_decode_config& config) {
-  return fmt::format(
-      "fftune::attention_decode_config{{.warps = {}, .slice = {}, .stages = {}, .m_tiles = {}, "
-      ".ctas_per_sm = {}, .prefetch = {}}}",
-      config.warps, config.slice, config.stages, config.m_tiles, config.ctas_per_sm,
-      config.prefetch);
+  return StructText("attention_decode_config", "warps", config.warps, "slice", config.slice,
+                    "stages", config.stages, "m_tiles", config.m_tiles, "ctas_per_sm",
+                    config.ctas_per_sm, "prefetch", config.prefetch);
 }
 
 bool same_lengths(const Layer& layer) {
@@ -88,7 +87,8 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const attention_for
   const std::int64_t keys = keys_read(layer);
   const int row_blocks = attention_decode_row_blocks(config, static_cast<int>(layer.group()),
                                                      static_cast<int>(layer.s));
-  const auto bytes = static_cast<double>(4 * layer.b * layer.kv_heads * keys * layer.dim);
+  const auto bytes =
+      static_cast<double>(4 * layer.b * layer.kv_heads * keys * attention_kv_words(form));
   // Memory delivers at full speed with some 64 KiB of each SM in flight, and at a ninth less with
   // half of that. Warps wait for each other's arithmetic if there are few, and several CTAs of an
   // SM read from more places at once.
@@ -130,14 +130,16 @@ TypedSpace<attention_decode_config> configs_of(const Layer& layer, const DeviceF
   using Point = attention_decode_config;
   using Points = TypedSpace<Point>;
   const attention_form form = form_of(layer);
+  const std::vector<std::int64_t> slices{16, 32}, e4m3_slices{32, 64};
   // Bulk prefetches are of whole 16 bytes.
   const bool can_prefetch = facts.compute_capability >= 90 && same_lengths(layer) &&
-                            layer.page == 0 && layer.dim % 8 == 0;
+                            layer.page == 0 && attention_kv_words(form) % 8 == 0;
   Points space{Point()};
   space
       .parameter("warps", "warps of a CTA, each with a slice of the keys",
                  Points::to<&Point::warps>, {2, 4, 8})
-      .parameter("slice", "keys of a warp in a stage", Points::to<&Point::slice>, {16, 32})
+      .parameter("slice", "keys of a warp in a stage", Points::to<&Point::slice>,
+                 form.e4m3 ? e4m3_slices : slices)
       .parameter("stages", "slices of keys, and as many of values, of each warp in shared memory",
                  Points::to<&Point::stages>, {2, 3, 4, 6, 8})
       .parameter("m_tiles", "tiles of 16 rows, queries times the heads that share keys, of a CTA",
@@ -180,6 +182,7 @@ Space space(const Layer& layer, const DeviceFacts& facts) {
 
 std::optional<std::string> can_implement(const Layer& layer, const DeviceFacts& facts) {
   if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
+  if (auto reason = refuse_other_values(layer)) return reason;
   if (layer.layout == Layout::thd) return "every sequence has the same number of queries: no thd";
   if (layer.s > most_queries)
     return fmt::format("it takes up to {} queries of a sequence, not s={}", most_queries, layer.s);
@@ -205,7 +208,7 @@ Config default_config(const Layer& layer, const DeviceFacts& facts) {
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   const attention_decode_config config = config_of(values);
   Program program;
-  Launch launch(program, problem, facts, sizeof(attention_params));
+  Launch launch = forward_launch(program, problem, facts);
   const Layer& layer = launch.layer();
   const attention_form form = form_of(layer);
   const attention_decode_grid grid = grid_of(layer, facts, config);
@@ -214,8 +217,8 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
                        launch.scratch(cuts ? grid.partial_bytes(form, config) : 0));
   launch.append(
       file,
-      fmt::format("attention_decode<{}, {}>", attention::template_argument(form),
-                  template_argument(config)),
+      fmt::format("attention_decode{}<{}, {}>", form.e4m3 ? "_e4m3" : "",
+                  attention::template_argument(form), template_argument(config)),
       {static_cast<std::uint32_t>(grid.heads), static_cast<std::uint32_t>(grid.groups), 1},
       config.threads(), attention_decode_plan_of(form, config).shared_bytes);
   return program;

@@ -30,12 +30,19 @@
 //                   accumulators of the warps pass through the pipeline stage that each has read
 //                   last, and are added up in order
 //   workspace       [group][first, last sequence of its share][head] rows of flagged words
+//   e4m3            k and v become 16-bit numbers between ldmatrix and the MMA (attention/
+//                   e4m3_tile.cuh); k_scale is a factor of the scores, v_scale one of the output
 //   dependencies    the first keys are prefetched to L2 before griddepcontrol.wait
+//
+// run() is long. Its mask, cap and exchange as functions of their own had the same instructions in
+// another order, and the presets that were measured with it would be stale.
 //
 // Grid: (kv heads x row blocks, groups). Block: config.threads().
 #include "attention/decode/config.cuh"
+#include "attention/e4m3_tile.cuh"
 #include "attention/mask.cuh"
 #include "attention/mma_tile.cuh"
+#include "attention/tile_division.cuh"
 #include "common/async.cuh"
 #include "common/numerics.cuh"
 #include "common/vectors.cuh"
@@ -50,12 +57,24 @@ class decode_kernel {
   static constexpr int stages = config.stages, m_tiles = config.m_tiles, rows = config.rows();
   static constexpr int threads = config.threads();
   using tile_of_rows = mma_tile<T, dim, m_tiles>;
-  using layout = attention_row_layout<dim>;
+  using products = typename choose_type<form.e4m3, e4m3_tile<T, dim, m_tiles>, tile_of_rows>::type;
+  using layout = attention_row_layout<dim>;  // of Q
   using chunks_of_row = row_chunks<T, dim>;
+  // Of K and V; addressed in words of 16 bits, too.
+  static constexpr int kv_words = attention_kv_words(form);
+  using kv_layout = attention_row_layout<kv_words>;
+  using chunks_of_kv = row_chunks<T, kv_words>;
   static constexpr int quads = ceil_div(dim, 4);  // of columns, each a thread's of a row's result
   static constexpr int column_blocks = layout::padded / 8;
   static_assert(!form.packed_sequences() && !form.bias && form.mask != attention_mask::packed);
-  static_assert(slice % 16 == 0 && rows <= slice && stages >= 2);
+  static_assert(slice % 16 == 0 && stages >= 2);
+  static_assert(attention_decode_refusal(form, config) == nullptr);
+
+  // Words of so many elements of K or V.
+  template <class Integer>
+  static __device__ __forceinline__ Integer words_of(Integer elements) {
+    return form.e4m3 ? elements >> 1 : elements;
+  }
 
   // The tiles of a sequence that hold visible keys, and at least one, so that a sequence without
   // keys has its zeros written.
@@ -73,69 +92,11 @@ class decode_kernel {
     return tiles.last - tiles.first;
   }
 
-  // How the tiles of all sequences, counted one after the other, are divided among the groups.
-  struct division {
-    int tiles, groups;
-
-    // Products are less than 2^32: the host sees to it.
-    __device__ __forceinline__ int begin(int group) const {
-      return static_cast<int>(static_cast<u32>(tiles) * group / static_cast<u32>(groups));
-    }
-    // The group that has tile `tile`.
-    __device__ __forceinline__ int group_of(int tile) const {
-      return static_cast<int>((static_cast<u32>(tile + 1) * groups - 1) / static_cast<u32>(tiles));
-    }
-  };
-
-  // Where a tile is: in sequence `index`, which has `before` tiles before it.
-  struct position {
-    int index, before;
-  };
-
-  static __device__ __forceinline__ int warp_sum(int value) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      value += __shfl_xor_sync(~0u, value, distance);
-    }
-    return value;
+  static __device__ __forceinline__ tile_division divide(const attention_params& p) {
+    return divide_tiles<form.lengths>(p.batch, [&](int index) { return tile_count(p, index); });
   }
-
-  static __device__ __forceinline__ division divide(const attention_params& p) {
-    int tiles = 0;
-    if constexpr (form.lengths) {
-      for (int index = threadIdx.x % 32; index < p.batch; index += 32) {
-        tiles += tile_count(p, index);
-      }
-      tiles = warp_sum(tiles);
-    } else {
-      tiles = tile_count(p, 0) * p.batch;
-    }
-    return {tiles, smaller(tiles, static_cast<int>(gridDim.y))};
-  }
-
-  static __device__ __forceinline__ position find(const attention_params& p, int tile) {
-    if constexpr (form.lengths) {
-      const int lane = threadIdx.x % 32;
-      int before = 0;
-      for (int base = 0;; base += 32) {
-        const int mine = base + lane < p.batch ? tile_count(p, base + lane) : 0;
-        int up_to = mine;  // and with this lane's sequence
-#pragma unroll
-        for (int distance = 1; distance < 32; distance *= 2) {
-          const int other = __shfl_up_sync(~0u, up_to, distance);
-          if (lane >= distance) up_to += other;
-        }
-        const u32 beyond = __ballot_sync(~0u, before + up_to > tile);
-        if (beyond != 0 || base + 32 >= p.batch) {
-          const int found = beyond != 0 ? __ffs(static_cast<int>(beyond)) - 1 : 31;
-          return {base + found, before + __shfl_sync(~0u, up_to - mine, found)};
-        }
-        before += __shfl_sync(~0u, up_to, 31);
-      }
-    } else {
-      const int each = tile_count(p, 0);
-      return {tile / each, tile / each * each};
-    }
+  static __device__ __forceinline__ sequence_tile find(const attention_params& p, int tile) {
+    return find_tile<form.lengths>(p.batch, tile, [&](int index) { return tile_count(p, index); });
   }
 
   // This warp's slices of the tiles of a share, on their way to shared memory.
@@ -187,37 +148,37 @@ class decode_kernel {
     // Copies 16 rows; `count` of them exist.
     static __device__ __forceinline__ void copy_rows(u32 to, const T* from, int stride, int count) {
       const int lane = threadIdx.x % 32;
-      constexpr int copies = 16 * layout::chunks / 32;
-      if constexpr (32 % layout::chunks == 0 && chunks_of_row::access == 16) {
-        constexpr int step = 32 / layout::chunks;  // rows at once
-        const int row = lane / layout::chunks, chunk = lane % layout::chunks;
-        const bool exists = layout::padded == dim || chunk * 8 < dim;
-        const u32 first = layout::offset(row, chunk);
+      constexpr int chunks = kv_layout::chunks, copies = 16 * chunks / 32;
+      if constexpr (32 % chunks == 0 && chunks_of_kv::access == 16) {
+        constexpr int step = 32 / chunks;  // rows at once
+        const int row = lane / chunks, chunk = lane % chunks;
+        const bool exists = kv_layout::padded == kv_words || chunk * 8 < kv_words;
+        const u32 first = kv_layout::offset(row, chunk);
         from += row * stride + chunk * 8;
         count = exists ? count - row : 0;
 #pragma unroll
         for (int copy = 0; copy < copies; ++copy) {
-          copy_async(to + layout::below(first, copy * step), from, copy * step < count);
+          copy_async(to + kv_layout::below(first, copy * step), from, copy * step < count);
           from += step * stride;
         }
       } else {
 #pragma unroll
         for (int copy = 0; copy < copies; ++copy) {
           const int index = copy * 32 + lane;
-          const int row = index / layout::chunks, chunk = index % layout::chunks;
-          chunks_of_row::copy(to + layout::offset(row, chunk), from + row * stride, chunk,
-                              row < count);
+          const int row = index / chunks, chunk = index % chunks;
+          chunks_of_kv::copy(to + kv_layout::offset(row, chunk), from + row * stride, chunk,
+                             row < count);
         }
       }
     }
 
    public:
     // Loads the tiles [begin, end); the last one is in the sequence of `from`.
-    __device__ __forceinline__ loader(const attention_params& p, int kv_head, position from,
+    __device__ __forceinline__ loader(const attention_params& p, int kv_head, sequence_tile from,
                                       int begin, int end)
         : p_(p),
-          k_(static_cast<const T*>(p.k) + kv_head * p.kv_head),
-          v_(static_cast<const T*>(p.v) + kv_head * p.kv_head),
+          k_(static_cast<const T*>(p.k) + words_of(kv_head * p.kv_head)),
+          v_(static_cast<const T*>(p.v) + words_of(kv_head * p.kv_head)),
           begin_(begin),
           before_(from.before),
           left_(end - begin) {
@@ -249,9 +210,9 @@ class decode_kernel {
             k_at = sequence_.index * p_.k_batch + static_cast<i64>(key) * p_.k_row;
             v_at = sequence_.index * p_.v_batch + static_cast<i64>(key) * p_.v_row;
           }
-          copy_rows(slot + part * 16 * layout::pitch, k_ + k_at, p_.k_row, count);
-          copy_rows(slot + plan.slice_bytes + part * 16 * layout::pitch, v_ + v_at, p_.v_row,
-                    count);
+          const u32 to = slot + part * 16 * kv_layout::pitch;
+          copy_rows(to, k_ + words_of(k_at), words_of(p_.k_row), count);
+          copy_rows(to + plan.slice_bytes, v_ + words_of(v_at), words_of(p_.v_row), count);
         }
         --left_;
         if (++tile_ == last_ && left_ > 0) enter_previous();
@@ -278,29 +239,36 @@ class decode_kernel {
   // Before the kernels before this one are complete, the first keys of the first sequence.
   static __device__ __forceinline__ void prefetch(const attention_params& p) {
     if constexpr (config.prefetch > 0 && !form.lengths && !form.paged) {
-      const division shares = divide(p);
+      const tile_division shares = divide(p);
       const int group = blockIdx.y;
       if (group >= shares.groups) return;
       const int begin = shares.begin(group), end = shares.begin(group + 1);
-      const position from = find(p, end - 1);
+      const sequence_tile from = find(p, end - 1);
       const int at = larger(begin, from.before);
       const attention_sequence sequence = sequence_of<form>(p, from.index);
       const int first = (tiles_of(p, sequence).first + at - from.before) * config.tile();
-      constexpr int most = config.prefetch * 1024 / (4 * dim);
+      constexpr int most = config.prefetch * 1024 / (4 * kv_words);
       const int keys = smaller(smaller(most, (end - at) * config.tile()), sequence.kv_len - first);
-      const T* const k = static_cast<const T*>(p.k) + from.index * p.k_batch;
-      const T* const v = static_cast<const T*>(p.v) + from.index * p.v_batch;
-      const int width = (p.kv_heads - 1) * p.kv_head + dim;
-      prefetch_rows(k + static_cast<i64>(first) * p.k_row, p.k_row, width, keys);
-      prefetch_rows(v + static_cast<i64>(first) * p.v_row, p.v_row, width, keys);
+      const T* const k = static_cast<const T*>(p.k) + words_of(from.index * p.k_batch);
+      const T* const v = static_cast<const T*>(p.v) + words_of(from.index * p.v_batch);
+      const int width = words_of((p.kv_heads - 1) * p.kv_head + dim);
+      prefetch_rows(k + static_cast<i64>(first) * words_of(p.k_row), words_of(p.k_row), width,
+                    keys);
+      prefetch_rows(v + static_cast<i64>(first) * words_of(p.v_row), words_of(p.v_row), width,
+                    keys);
     }
   }
 
   // One block of query rows of one kv head of a sequence. Row r is query r / heads of the group of
   // heads that share the kv head.
   struct rows_of_queries {
-    int kv_head, first, count, heads;
+    int heads, kv_head, first, count;
 
+    __device__ __forceinline__ explicit rows_of_queries(const attention_params& p)
+        : heads(p.heads / p.kv_heads),
+          kv_head(static_cast<int>(blockIdx.x) % p.kv_heads),
+          first(static_cast<int>(blockIdx.x) / p.kv_heads * rows),
+          count(smaller(rows, p.q_len * heads - first)) {}
     __device__ __forceinline__ int query(int row) const { return (first + row) / heads; }
     __device__ __forceinline__ int head(int row) const {
       return kv_head * heads + (first + row) % heads;
@@ -314,39 +282,24 @@ class decode_kernel {
     for (int index = threadIdx.x; index < rows * layout::chunks; index += threads) {
       const int row = index / layout::chunks, chunk = index % layout::chunks;
       vector16 value = {};
-      if (row < queries.count && chunk * 8 < dim) {
-        value = chunks_of_row::load(
-            q + static_cast<i64>(queries.query(row)) * p.q_row + queries.head(row) * dim, chunk);
+      const auto load = [&](int of) {
+        return chunks_of_row::load(
+            q + static_cast<i64>(queries.query(row)) * p.q_row + queries.head(row) * dim, of);
+      };
+      if constexpr (form.e4m3) {
+        const int pair = chunk / 2 * 2;
+        vector16 both[2] = {};
+        if (row < queries.count && pair * 8 < dim) both[0] = load(pair);
+        if (row < queries.count && pair * 8 + 8 < dim) both[1] = load(pair + 1);
+        value = products::q_words(both[0], both[1], chunk % 2);
+      } else if (row < queries.count && chunk * 8 < dim) {
+        value = load(chunk);
       }
       store_shared(shared_q + layout::offset(row, chunk),
                    float4{__uint_as_float(value.word[0]), __uint_as_float(value.word[1]),
                           __uint_as_float(value.word[2]), __uint_as_float(value.word[3])});
     }
   }
-
-  // Results of some keys of a row: the state of its softmax, and four elements of the row of O.
-  struct partial_row {
-    softmax_row softmax;
-    float4 o = {};
-
-    // Adds the results of other keys: all at once, for short chains of dependent instructions.
-    template <int count>
-    __device__ __forceinline__ void add(const softmax_row (&other)[count],
-                                        const float4 (&other_o)[count]) {
-      float largest = other[0].reference;
-#pragma unroll
-      for (int i = 1; i < count; ++i) largest = fmaxf(largest, other[i].reference);
-      const float mine = softmax.rescale(largest);
-      o = {o.x * mine, o.y * mine, o.z * mine, o.w * mine};
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const float its = approximate_exp2(other[i].reference - softmax.offset());
-        softmax.sum += other[i].sum * its;
-        o = {o.x + other_o[i].x * its, o.y + other_o[i].y * its, o.z + other_o[i].z * its,
-             o.w + other_o[i].w * its};
-      }
-    }
-  };
 
   static __device__ __forceinline__ void finish(const attention_params& p,
                                                 const attention_sequence& sequence,
@@ -454,23 +407,32 @@ class decode_kernel {
     return (row * layout::padded + (block + row) % column_blocks * 8) * 4;
   }
 
- public:
-  static __device__ __forceinline__ void run(const attention_params& p, u32 shared) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    rows_of_queries queries;
-    queries.heads = p.heads / p.kv_heads;
-    queries.kv_head = static_cast<int>(blockIdx.x) % p.kv_heads;
-    queries.first = static_cast<int>(blockIdx.x) / p.kv_heads * rows;
-    queries.count = smaller(rows, p.q_len * queries.heads - queries.first);
+  // All warps' results of four columns of a row.
+  static __device__ __forceinline__ void load_warps(softmax_row (&softmax)[warps],
+                                                    float4 (&o)[warps], u32 shared, u32 exchange,
+                                                    u32 statistics, int row, int column) {
+#pragma unroll
+    for (int warp = 0; warp < warps; ++warp) {
+      const float2 pair = load_shared_pair(statistics + (warp * rows + row) * 8);
+      softmax[warp] = {pair.x, pair.y};
+      o[warp] = load_shared(shared + warp * plan.ring_bytes + exchange +
+                            exchange_offset(row, column / 8) + column % 8 * 4);
+    }
+  }
 
+ public:
+  static __device__ __forceinline__ void run(const attention_params& p, u32 shared,
+                                             const attention_cache_params* cache = nullptr) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const rows_of_queries queries(p);
     prefetch(p);
     wait_and_launch_dependents();
 
-    const division shares = divide(p);
+    const tile_division shares = divide(p);
     const int group = blockIdx.y;
     if (group >= shares.groups) return;
     const int begin = shares.begin(group), end = shares.begin(group + 1);
-    const position from = find(p, end - 1);
+    const sequence_tile from = find(p, end - 1);
 
     const u32 ring = shared + warp * plan.ring_bytes;
     loader slices(p, queries.kv_head, from, begin, end);
@@ -479,9 +441,10 @@ class decode_kernel {
 
     const u32 shared_q = shared + plan.q_at, statistics = shared + plan.statistics_at;
     const u32 q_fragment = shared_q + layout::row_fragment(lane);
-    const u32 k_fragment = layout::key_fragment(lane);
-    const u32 v_fragment = plan.slice_bytes + layout::row_fragment(lane);
-    const score_scaling<form> scaling(p);
+    const u32 k_fragment = kv_layout::key_fragment(lane);
+    const u32 v_fragment = plan.slice_bytes + kv_layout::row_fragment(lane);
+    score_scaling<form> scaling(p);
+    if constexpr (form.e4m3) scaling.scale_keys(k_scale_of<form>(cache, queries.kv_head));
     int slot = 0, free_slot = stages - 1;  // to read next, and read last
 
     // From the last sequence to the first, for whose end others may be waited.
@@ -522,8 +485,8 @@ class decode_kernel {
         slot = slot + 1 == stages ? 0 : slot + 1;
 
         float s[m_tiles][slice / 8][4];
-        tile_of_rows::template multiply_keys<slice, plan.q_in_registers>(s, q, q_fragment,
-                                                                         here + k_fragment);
+        products::template multiply_keys<slice, plan.q_in_registers>(s, q, q_fragment,
+                                                                     here + k_fragment);
         if constexpr (form.softcap) {
 #pragma unroll
           for (int tile = 0; tile < m_tiles; ++tile) {
@@ -549,7 +512,7 @@ class decode_kernel {
           }
         }
         softmax.update(s, o, scaling.factor());
-        tile_of_rows::template multiply_values<slice>(o, s, here + v_fragment);
+        products::template multiply_values<slice>(o, s, here + v_fragment);
       }
 
       // Add the warps up.
@@ -562,10 +525,20 @@ class decode_kernel {
           const int row = tile * 16 + half * 8 + lane / 4;
           const softmax_row whole = softmax.whole(tile, half);
           if (row >= queries.count) continue;
+          if constexpr (form.e4m3) {
+            const int quad = lane % 4;
 #pragma unroll
-          for (int block = 0; block < column_blocks; ++block) {
-            store_shared(ring + exchange + exchange_offset(row, block) + lane % 4 * 8,
-                         float2{o[tile][block][half * 2], o[tile][block][half * 2 + 1]});
+            for (int group = 0; group < column_blocks / 2; ++group) {
+              store_shared(
+                  ring + exchange + exchange_offset(row, 2 * group + quad / 2) + quad % 2 * 16,
+                  products::columns_of(o[tile], group, half));
+            }
+          } else {
+#pragma unroll
+            for (int block = 0; block < column_blocks; ++block) {
+              store_shared(ring + exchange + exchange_offset(row, block) + lane % 4 * 8,
+                           float2{o[tile][block][half * 2], o[tile][block][half * 2 + 1]});
+            }
           }
           if (lane % 4 == 0) {
             store_shared(statistics + (warp * rows + row) * 8, float2{whole.reference, whole.sum});
@@ -584,17 +557,16 @@ class decode_kernel {
         const int row = item / quads, column = item % quads * 4;
         softmax_row softmax_of[warps];
         float4 o_of[warps];
-#pragma unroll
-        for (int other = 0; other < warps; ++other) {
-          const float2 pair = load_shared_pair(statistics + (other * rows + row) * 8);
-          softmax_of[other] = {pair.x, pair.y};
-          o_of[other] = load_shared(shared + other * plan.ring_bytes + exchange +
-                                    exchange_offset(row, column / 8) + column % 8 * 4);
-        }
+        load_warps(softmax_of, o_of, shared, exchange, statistics, row, column);
         partial_row value;
         value.add(softmax_of, o_of);
         if (finishes) {
           add_others(p, others, row, column, value);
+          if constexpr (form.e4m3) {
+            const float v_scale = v_scale_of<form>(cache, queries.kv_head);
+            value.o = {value.o.x * v_scale, value.o.y * v_scale, value.o.z * v_scale,
+                       value.o.w * v_scale};
+          }
           finish(p, sequence, queries, row, column, value);
         } else {
           unsigned char* const to = words + row * words_of_row * 16;
@@ -618,6 +590,13 @@ __global__ void __launch_bounds__(config.threads(), config.ctas_per_sm)
     attention_decode(const __grid_constant__ attention_params p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   decode_kernel<form, config>::run(p, shared_address(shared_memory));
+}
+
+template <attention_form form, attention_decode_config config>
+__global__ void __launch_bounds__(config.threads(), config.ctas_per_sm)
+    attention_decode_e4m3(const __grid_constant__ attention_cache_params p) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  decode_kernel<form, config>::run(p.attention, shared_address(shared_memory), &p);
 }
 
 }  // namespace fftune

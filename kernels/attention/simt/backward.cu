@@ -19,14 +19,13 @@ __device__ __forceinline__ float probability_of(float power, float lse_power) {
   return lse_power == minus_infinity() ? 0.0f : approximate_exp2(power - lse_power);
 }
 
-template <attention_form form>
-__global__ void __launch_bounds__(attention_simt_config::threads)
-    attention_simt_dq(const __grid_constant__ attention_backward_params params) {
-  using rows = simt_rows<form>;
+template <attention_form form, int v_dim>
+__device__ __forceinline__ void simt_dq(const attention_backward_params& params) {
+  using rows = simt_rows<form, v_dim>;
   using T = typename rows::T;
   const attention_params& p = params.forward;
   __shared__ float shared_q[attention_simt_config::warps][form.dim];
-  __shared__ float shared_d_out[attention_simt_config::warps][form.dim];
+  __shared__ float shared_d_out[attention_simt_config::warps][v_dim];
   wait_and_launch_dependents();
 
   const auto query = rows::own_query(p);
@@ -35,25 +34,25 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
   const int head = query.head;
 
   float(&q)[form.dim] = shared_q[threadIdx.x / 32];
-  float(&d_out)[form.dim] = shared_d_out[threadIdx.x / 32];
-  const int column = head * form.dim;
+  float(&d_out)[v_dim] = shared_d_out[threadIdx.x / 32];
+  const int column = head * form.dim, value_column = head * v_dim;
   rows::stage(q, static_cast<const T*>(p.q) +
                      rows::query_at(sequence, query.place, p.q_batch, p.q_row) + column);
   rows::stage(d_out,
               static_cast<const T*>(p.d_out) +
                   rows::query_at(sequence, query.place, params.d_out_batch, params.d_out_row) +
-                  column);
+                  value_column);
   const T* const out = static_cast<const T*>(p.out) +
-                       rows::query_at(sequence, query.place, p.out_batch, p.out_row) + column;
+                       rows::query_at(sequence, query.place, p.out_batch, p.out_row) + value_column;
   float delta = 0;
-  for (int i = rows::lane(); i < form.dim; i += 32) delta += d_out[i] * to_float(out[i]);
+  for (int i = rows::lane(); i < v_dim; i += 32) delta += d_out[i] * to_float(out[i]);
   delta = rows::warp_sum(delta);
   const i64 statistic = rows::statistic_at(p, sequence, query.place, head);
   if (rows::lane() == 0) p.delta[statistic] = delta;
   const float lse_power = p.lse[statistic] * log2_e;
 
   const score_scaling<form> scaling(p);
-  typename rows::lane_columns dq = {};
+  typename rows::key_columns dq = {};
   const key_range keys = keys_of_row<form>(p, sequence, query.place);
   for (int first = keys.first; first < keys.last; first += 32) {
     const int key = first + rows::lane();
@@ -74,24 +73,24 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
     for (int i = 0; i < smaller(32, keys.last - first); ++i) {
       const float of_key = __shfl_sync(~0u, d_product, i);
       if ((all_allowed >> i & 1) == 0) continue;
-      rows::add_row(dq, of_key, query.k + rows::key_at(p, sequence, first + i, p.k_batch, p.k_row));
+      rows::template add_row<form.dim>(
+          dq, of_key, query.k + rows::key_at(p, sequence, first + i, p.k_batch, p.k_row));
     }
   }
-  rows::store_row(static_cast<T*>(p.dq) +
-                      rows::query_at(sequence, query.place, params.dq_batch, params.dq_row) +
-                      column,
-                  dq, 1.0f);
+  rows::template store_row<form.dim>(
+      static_cast<T*>(p.dq) +
+          rows::query_at(sequence, query.place, params.dq_batch, params.dq_row) + column,
+      dq, 1.0f);
 }
 
-template <attention_form form>
-__global__ void __launch_bounds__(attention_simt_config::threads)
-    attention_simt_dkv(const __grid_constant__ attention_backward_params params) {
-  using rows = simt_rows<form>;
+template <attention_form form, int v_dim>
+__device__ __forceinline__ void simt_dkv(const attention_backward_params& params) {
+  using rows = simt_rows<form, v_dim>;
   using T = typename rows::T;
   static_assert(!form.paged);
   const attention_params& p = params.forward;
   __shared__ float shared_k[attention_simt_config::warps][form.dim];
-  __shared__ float shared_v[attention_simt_config::warps][form.dim];
+  __shared__ float shared_v[attention_simt_config::warps][v_dim];
   wait_and_launch_dependents();
 
   const i64 item = rows::warp_of_grid();
@@ -102,16 +101,17 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
   if (!key.is_valid) return;
   const attention_sequence& sequence = key.sequence;
 
-  typename rows::lane_columns dk = {}, dv = {};
-  const int column = kv_head * form.dim;
+  typename rows::key_columns dk = {};
+  typename rows::value_columns dv = {};
+  const int column = kv_head * form.dim, value_column = kv_head * v_dim;
   // Keys beyond a sequence's length have gradients of zero, and may hold anything.
   if (key.place < sequence.kv_len) {
     float(&k)[form.dim] = shared_k[threadIdx.x / 32];
-    float(&v)[form.dim] = shared_v[threadIdx.x / 32];
+    float(&v)[v_dim] = shared_v[threadIdx.x / 32];
     rows::stage(k, static_cast<const T*>(p.k) +
                        rows::key_at(p, sequence, key.place, p.k_batch, p.k_row) + column);
     rows::stage(v, static_cast<const T*>(p.v) +
-                       rows::key_at(p, sequence, key.place, p.v_batch, p.v_row) + column);
+                       rows::key_at(p, sequence, key.place, p.v_batch, p.v_row) + value_column);
     // The queries that a causal mask and a window leave.
     int first_query = 0, last_query = sequence.q_len;
     if constexpr (form.mask == attention_mask::causal) {
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
     const int heads = p.heads / p.kv_heads;
     for (int head = kv_head * heads; head < (kv_head + 1) * heads; ++head) {
       const T* const q = static_cast<const T*>(p.q) + head * form.dim;
-      const T* const d_out = static_cast<const T*>(p.d_out) + head * form.dim;
+      const T* const d_out = static_cast<const T*>(p.d_out) + head * v_dim;
       for (int first = first_query; first < last_query; first += 32) {
         const int query = first + rows::lane();
         float probability = 0, d_product = 0;
@@ -145,20 +145,45 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
           const float of_v = __shfl_sync(~0u, probability, i);
           const float of_k = __shfl_sync(~0u, d_product, i);
           if ((all_allowed >> i & 1) == 0) continue;
-          rows::add_row(
+          rows::template add_row<v_dim>(
               dv, of_v,
               d_out + rows::query_at(sequence, first + i, params.d_out_batch, params.d_out_row));
-          rows::add_row(dk, of_k, q + rows::query_at(sequence, first + i, p.q_batch, p.q_row));
+          rows::template add_row<form.dim>(
+              dk, of_k, q + rows::query_at(sequence, first + i, p.q_batch, p.q_row));
         }
       }
     }
   }
-  rows::store_row(static_cast<T*>(p.dk) +
-                      rows::key_at(p, sequence, key.place, params.dk_batch, params.dk_row) + column,
-                  dk, 1.0f);
-  rows::store_row(static_cast<T*>(p.dv) +
-                      rows::key_at(p, sequence, key.place, params.dv_batch, params.dv_row) + column,
-                  dv, 1.0f);
+  rows::template store_row<form.dim>(
+      static_cast<T*>(p.dk) + rows::key_at(p, sequence, key.place, params.dk_batch, params.dk_row) +
+          column,
+      dk, 1.0f);
+  rows::template store_row<v_dim>(
+      static_cast<T*>(p.dv) + rows::key_at(p, sequence, key.place, params.dv_batch, params.dv_row) +
+          value_column,
+      dv, 1.0f);
+}
+
+template <attention_form form>
+__global__ void __launch_bounds__(attention_simt_config::threads)
+    attention_simt_dq(const __grid_constant__ attention_backward_params params) {
+  simt_dq<form, form.dim>(params);
+}
+template <attention_form form, int v_dim>
+__global__ void __launch_bounds__(attention_simt_config::threads)
+    attention_simt_dq_values(const __grid_constant__ attention_backward_params params) {
+  simt_dq<form, v_dim>(params);
+}
+
+template <attention_form form>
+__global__ void __launch_bounds__(attention_simt_config::threads)
+    attention_simt_dkv(const __grid_constant__ attention_backward_params params) {
+  simt_dkv<form, form.dim>(params);
+}
+template <attention_form form, int v_dim>
+__global__ void __launch_bounds__(attention_simt_config::threads)
+    attention_simt_dkv_values(const __grid_constant__ attention_backward_params params) {
+  simt_dkv<form, v_dim>(params);
 }
 
 template <attention_form form>

@@ -1,6 +1,4 @@
 // The fallbacks of both passes, host side: they have no parameters and refuse nothing.
-#include <fmt/format.h>
-
 #include <cstddef>
 #include <string>
 
@@ -23,10 +21,9 @@ Dim3 grid_of(std::int64_t rows, std::int64_t heads) {
 
 Program forward_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
   Program program;
-  Launch launch(program, problem, facts, sizeof(attention_params));
+  Launch launch = forward_launch(program, problem, facts);
   const Layer& layer = launch.layer();
-  launch.append(forward_file,
-                fmt::format("attention_simt_forward<{}>", template_argument(form_of(layer))),
+  launch.append(forward_file, kernel_of(layer, "attention_simt_forward"),
                 grid_of(layer.q_tokens(), layer.heads), attention_simt_config::threads);
   return program;
 }
@@ -35,10 +32,9 @@ Program backward_program(const Problem& problem, const DeviceFacts& facts, const
   Program program;
   Launch launch = backward_launch(program, problem, facts);
   const Layer& layer = launch.layer();
-  const std::string form = template_argument(form_of(layer));
-  launch.append(backward_file, fmt::format("attention_simt_dq<{}>", form),
+  launch.append(backward_file, kernel_of(layer, "attention_simt_dq"),
                 grid_of(layer.q_tokens(), layer.heads), attention_simt_config::threads);
-  launch.append(backward_file, fmt::format("attention_simt_dkv<{}>", form),
+  launch.append(backward_file, kernel_of(layer, "attention_simt_dkv"),
                 grid_of(layer.kv_tokens(), layer.kv_heads), attention_simt_config::threads);
   append_d_sinks(launch);
   return program;

@@ -12,10 +12,10 @@
 
 namespace fftune {
 
-template <attention_form form>
-__global__ void __launch_bounds__(attention_simt_config::threads)
-    attention_simt_forward(const __grid_constant__ attention_params p) {
-  using rows = simt_rows<form>;
+template <attention_form form, int v_dim>
+__device__ __forceinline__ void simt_forward(const attention_params& p,
+                                             const attention_cache_params* cache = nullptr) {
+  using rows = simt_rows<form, v_dim>;
   using T = typename rows::T;
   __shared__ float shared_q[attention_simt_config::warps][form.dim];
   wait_and_launch_dependents();
@@ -28,9 +28,11 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
   float(&q)[form.dim] = shared_q[threadIdx.x / 32];
   rows::stage(q, static_cast<const T*>(p.q) +
                      rows::query_at(sequence, query.place, p.q_batch, p.q_row) + head * form.dim);
-  const score_scaling<form> scaling(p);
+  score_scaling<form> scaling(p);
+  const int kv_head = head / (p.heads / p.kv_heads);
+  if constexpr (form.e4m3) scaling.scale_keys(k_scale_of<form>(cache, kv_head));
   softmax_row softmax;
-  typename rows::lane_columns out = {};
+  typename rows::value_columns out = {};
   const key_range keys = keys_of_row<form>(p, sequence, query.place);
   for (int first = keys.first; first < keys.last; first += 32) {
     const int key = first + rows::lane();
@@ -45,7 +47,7 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
     const float probability = approximate_exp2(power - softmax.offset());
     softmax.sum += rows::warp_sum(probability);
 #pragma unroll
-    for (int i = 0; i < rows::columns; ++i) out[i] *= rescale;
+    for (float& value : out) value *= rescale;
     // A probability that underflows counts: its value may be infinite. One that is not allowed does
     // not, so that its values may be anything.
     const u32 all_allowed = __ballot_sync(~0u, allowed);
@@ -54,20 +56,42 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
       if ((all_allowed >> i & 1) == 0) continue;
       const i64 at = rows::key_at(p, sequence, first + i, p.v_batch, p.v_row);
       if (form.paged && at < 0) continue;
-      rows::add_row(out, of_key, query.v + at);
+      rows::template add_row<v_dim>(out, of_key, query.v + at);
     }
   }
   const softmax_result result =
       finish_softmax(softmax, form.sinks ? p.sinks[head] : minus_infinity());
-  rows::store_row(static_cast<T*>(p.out) +
-                      rows::query_at(sequence, query.place, p.out_batch, p.out_row) +
-                      head * form.dim,
-                  out, result.factor);
+  rows::template store_row<v_dim>(
+      static_cast<T*>(p.out) + rows::query_at(sequence, query.place, p.out_batch, p.out_row) +
+          head * v_dim,
+      out, form.e4m3 ? result.factor * v_scale_of<form>(cache, kv_head) : result.factor);
   if constexpr (form.lse) {
     if (rows::lane() == 0) {
       p.lse[rows::statistic_at(p, sequence, query.place, head)] = result.lse * natural_log_of_2;
     }
   }
+}
+
+template <attention_form form>
+__global__ void __launch_bounds__(attention_simt_config::threads)
+    attention_simt_forward(const __grid_constant__ attention_params p) {
+  simt_forward<form, form.dim>(p);
+}
+template <attention_form form, int v_dim>
+__global__ void __launch_bounds__(attention_simt_config::threads)
+    attention_simt_forward_values(const __grid_constant__ attention_params p) {
+  simt_forward<form, v_dim>(p);
+}
+
+template <attention_form form>
+__global__ void __launch_bounds__(attention_simt_config::threads)
+    attention_simt_forward_e4m3(const __grid_constant__ attention_cache_params p) {
+  simt_forward<form, form.dim>(p.attention, &p);
+}
+template <attention_form form, int v_dim>
+__global__ void __launch_bounds__(attention_simt_config::threads)
+    attention_simt_forward_values_e4m3(const __grid_constant__ attention_cache_params p) {
+  simt_forward<form, v_dim>(p.attention, &p);
 }
 
 }  // namespace fftune

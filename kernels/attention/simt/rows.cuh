@@ -9,13 +9,16 @@
 
 namespace fftune {
 
-template <attention_form form>
+// Heads of v and out have v_dim features.
+template <attention_form form, int v_dim>
 struct simt_rows {
   using T = element_type<form.type>;
-  static constexpr int dim = form.dim;
-  static constexpr int columns = ceil_div(dim, 32);  // of a lane: lane, lane + 32, ...
-
-  using lane_columns = float[columns];
+  using C = typename choose_type<form.e4m3, fp8, T>::type;  // of k and v
+  // Columns of a lane of a row of `features`: lane, lane + 32, ...
+  template <int features>
+  using lane_columns = float[ceil_div(features, 32)];
+  using key_columns = lane_columns<form.dim>;
+  using value_columns = lane_columns<v_dim>;
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   static __device__ __forceinline__ i64 warp_of_grid() {
@@ -59,8 +62,8 @@ struct simt_rows {
     int head;
     attention_sequence sequence;
     int place;  // in the sequence
-    const T* k;
-    const T* v;
+    const C* k;
+    const C* v;
   };
   static __device__ __forceinline__ query_of_head own_query(const attention_params& p) {
     const i64 item = warp_of_grid();
@@ -68,13 +71,13 @@ struct simt_rows {
     if (item >= static_cast<i64>(tokens) * p.heads) return {};
     const token query = find(p, static_cast<int>(item / p.heads), false);
     const int head = static_cast<int>(item % p.heads);
-    const int of_kv_head = head / (p.heads / p.kv_heads) * p.kv_head;
+    const int kv_head = head / (p.heads / p.kv_heads);
     return {query.is_valid,
             head,
             query.sequence,
             query.place,
-            static_cast<const T*>(p.k) + of_kv_head,
-            static_cast<const T*>(p.v) + of_kv_head};
+            static_cast<const C*>(p.k) + kv_head * p.kv_head,
+            static_cast<const C*>(p.v) + kv_head * (v_dim == form.dim ? p.kv_head : v_dim)};
   }
 
   // Element offset of a query's row of heads.
@@ -136,22 +139,25 @@ struct simt_rows {
   }
 
   // Copies a row to shared memory as floats, for products with it.
-  static __device__ __forceinline__ void stage(float (&to)[dim], const T* from) {
+  template <int features>
+  static __device__ __forceinline__ void stage(float (&to)[features], const T* from) {
     __syncwarp();
-    for (int column = lane(); column < dim; column += 32) to[column] = to_float(from[column]);
+    for (int column = lane(); column < features; column += 32) to[column] = to_float(from[column]);
     __syncwarp();
   }
 
   // The product of a staged row and a lane's own row.
-  static __device__ __forceinline__ float product(const float (&staged)[dim], const T* row) {
+  template <int features, class Element>
+  static __device__ __forceinline__ float product(const float (&staged)[features],
+                                                  const Element* row) {
     float sum = 0;
 #pragma unroll 8
-    for (int column = 0; column < dim; ++column) sum += staged[column] * to_float(row[column]);
+    for (int column = 0; column < features; ++column) sum += staged[column] * to_float(row[column]);
     return sum;
   }
 
   // The same of a key's row, where key_at() has it.
-  static __device__ __forceinline__ float key_product(const float (&staged)[dim], const T* k,
+  static __device__ __forceinline__ float key_product(const float (&staged)[form.dim], const C* k,
                                                       i64 at) {
     if constexpr (form.paged) {
       if (at < 0) return 0;
@@ -160,20 +166,24 @@ struct simt_rows {
   }
 
   // Adds a row, which all lanes share, times a factor.
-  static __device__ __forceinline__ void add_row(lane_columns& sum, float factor, const T* row) {
+  template <int features, class Element>
+  static __device__ __forceinline__ void add_row(float (&sum)[ceil_div(features, 32)], float factor,
+                                                 const Element* row) {
 #pragma unroll
-    for (int i = 0; i < columns; ++i) {
+    for (int i = 0; i < ceil_div(features, 32); ++i) {
       const int column = i * 32 + lane();
-      if (dim % 32 == 0 || column < dim) sum[i] += factor * to_float(row[column]);
+      if (features % 32 == 0 || column < features) sum[i] += factor * to_float(row[column]);
     }
   }
 
-  static __device__ __forceinline__ void store_row(T* row, const lane_columns& values,
+  template <int features>
+  static __device__ __forceinline__ void store_row(T* row,
+                                                   const float (&values)[ceil_div(features, 32)],
                                                    float factor) {
 #pragma unroll
-    for (int i = 0; i < columns; ++i) {
+    for (int i = 0; i < ceil_div(features, 32); ++i) {
       const int column = i * 32 + lane();
-      if (dim % 32 == 0 || column < dim) row[column] = from_float<T>(values[i] * factor);
+      if (features % 32 == 0 || column < features) row[column] = from_float<T>(values[i] * factor);
     }
   }
 

@@ -20,32 +20,40 @@ struct attention_sm80_config {
 
 struct attention_sm80_plan {
   bool q_in_registers;  // the fragments of all of Q, else they are loaded again for each block
-  int block_bytes;      // of keys, or of values
+  int block_bytes;      // of keys
+  int stage_bytes;      // of keys and values
   // Shared memory: queries, whose place the output takes, then the stages.
   int stages_at;
   int shared_bytes;
 };
 
-constexpr attention_sm80_plan attention_sm80_plan_of(const attention_form& form,
+/// Heads of v have v_dim features.
+constexpr attention_sm80_plan attention_sm80_plan_of(const attention_form& form, int v_dim,
                                                      const attention_sm80_config& config) {
   attention_sm80_plan plan = {};
   const int pitch = attention_row_pitch(form.dim);
   const int padded = attention_padded_dim(form.dim);
   // 32-bit registers of a thread for accumulators of O and S, and for Q.
-  const int accumulators = config.m_tiles * (padded / 2 + config.bn / 2);
+  const int accumulators = config.m_tiles * (attention_padded_dim(v_dim) / 2 + config.bn / 2);
   plan.q_in_registers = accumulators + config.m_tiles * padded / 4 <= 160;
-  plan.block_bytes = config.bn * pitch;
+  const int value_words = form.e4m3 ? v_dim / 2 : v_dim;
+  plan.block_bytes = config.bn * attention_row_pitch(attention_kv_words(form));
+  plan.stage_bytes = plan.block_bytes + config.bn * attention_row_pitch(value_words);
   plan.stages_at = config.bm() * pitch;
-  plan.shared_bytes = plan.stages_at + config.stages * 2 * plan.block_bytes;
+  plan.shared_bytes = plan.stages_at + config.stages * plan.stage_bytes;
   return plan;
 }
 
 /// Why a configuration cannot serve a form, or null.
-constexpr const char* attention_sm80_refusal(const attention_form& form,
+constexpr const char* attention_sm80_refusal(const attention_form& form, int v_dim,
                                              const attention_sm80_config& config) {
   if (config.stages < 2) return "one block is loaded while another is used";
   if (config.bn % 16 != 0) return "the keys of a block are the k of m16n8k16";
-  if (config.m_tiles * (attention_padded_dim(form.dim) / 2 + config.bn / 2) > 200)
+  if (v_dim > form.dim) return "the output takes the place of the queries";
+  if (config.m_tiles * (attention_padded_dim(v_dim) / 2 + config.bn / 2) > 200)
+    return "accumulators must fit in registers";
+  // Two tiles hold both halves of 32 features of Q, too.
+  if (form.e4m3 && config.m_tiles > 1 && attention_padded_dim(v_dim) > 96)
     return "accumulators must fit in registers";
   if (form.mask == attention_mask::packed &&
       (config.bm() % attention_flag_tile != 0 || config.bn % attention_flag_tile != 0))

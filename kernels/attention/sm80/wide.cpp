@@ -14,6 +14,7 @@
 #include "kernels/attention/sm80/wide_config.cuh"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
+#include "kernels/common/struct_text.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -51,6 +52,8 @@ Space wide_space(const Layer& layer, const DeviceFacts& facts) {
 }
 
 std::optional<std::string> wide_can_implement(const Layer& layer, const DeviceFacts& facts) {
+  if (auto reason = refuse_other_values(layer)) return reason;
+  if (auto reason = refuse_e4m3(layer)) return reason;
   if (layer.dim <= most_narrow_dim)
     return fmt::format("heads of dim={} fit in the registers of one warp", layer.dim);
   if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
@@ -79,13 +82,12 @@ Program wide_program(const Problem& problem, const DeviceFacts& facts, const Con
   const Layer& layer = launch.layer();
   const attention_form form = form_of(layer);
   launch.set_group(heads_in_l2(layer, facts));
-  launch.append(
-      wide_file,
-      fmt::format("attention_wide_sm80<{}, fftune::attention_wide_sm80_config{{.row_groups = {}, "
-                  ".bn = {}}}>",
-                  template_argument(form), config.row_groups, config.bn),
-      {static_cast<std::uint32_t>(query_tiles(layer, config.bm())), 1, 1}, config.threads(),
-      attention_wide_sm80_plan_of(form, config).shared_bytes);
+  launch.append(wide_file,
+                fmt::format("attention_wide_sm80<{}, {}>", template_argument(form),
+                            StructText("attention_wide_sm80_config", "row_groups",
+                                       config.row_groups, "bn", config.bn)),
+                {static_cast<std::uint32_t>(query_tiles(layer, config.bm())), 1, 1},
+                config.threads(), attention_wide_sm80_plan_of(form, config).shared_bytes);
   return program;
 }
 

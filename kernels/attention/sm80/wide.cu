@@ -18,6 +18,7 @@
 // Grid: a CTA for each tile of queries of each head. Block: config.threads().
 #include "attention/key_walk.cuh"
 #include "attention/mma_tile.cuh"
+#include "attention/sm80/tile_rows.cuh"
 #include "attention/sm80/wide_config.cuh"
 #include "common/async.cuh"
 #include "common/numerics.cuh"
@@ -32,6 +33,7 @@ class wide_sm80_attention {
   static constexpr int threads = config.threads(), slices = plan.slices;
   static constexpr int steps = plan.own_columns / 16, blocks = plan.own_columns / 8;
   using chunks_of_row = row_chunks<T, dim>;
+  using tile_rows = attention_tile_rows<form>;
   using layout = attention_row_layout<plan.columns>;
   using scheduler = attention_tile_scheduler<form, bm, 1>;
   using walk = key_walk<form, bm, bm, bn>;
@@ -51,24 +53,6 @@ class wide_sm80_attention {
   static __device__ __forceinline__ void sync_row_group() {
     named_barrier_sync(1 + row_group(), 128);
   }
-  // Element offset of a row of q or out.
-  static __device__ __forceinline__ i64 row_at(const attention_tile& tile, int row,
-                                               i64 batch_stride, int row_stride) {
-    return static_cast<i64>(tile.sequence.q_first + row) * row_stride +
-           (form.packed_sequences() ? 0 : tile.sequence.index * batch_stride);
-  }
-
-  __device__ __forceinline__ void load_q(const attention_tile& tile) const {
-    const T* const q = static_cast<const T*>(p.q) + tile.head * dim;
-#pragma unroll 4
-    for (int index = threadIdx.x; index < bm * layout::chunks; index += threads) {
-      const int row = index / layout::chunks, chunk = index % layout::chunks;
-      chunks_of_row::copy(shared + layout::offset(row, chunk),
-                          q + row_at(tile, tile.first_row + row, p.q_batch, p.q_row), chunk,
-                          tile.first_row + row < tile.sequence.q_len && chunk * 8 < dim);
-    }
-  }
-
   // A block of keys or of values. Keys past the end are zeros, whatever lies there.
   __device__ __forceinline__ void load_block(const attention_tile& tile, const void* tensor,
                                              i64 batch_stride, int row_stride, int block,
@@ -321,11 +305,7 @@ class wide_sm80_attention {
         const softmax_result result = finish_softmax(whole, sink);
         if constexpr (form.lse) {
           if (quarter() == 0 && lane() % 4 == 0 && tile.first_row + row < tile.sequence.q_len) {
-            const i64 matrix = form.packed_sequences()
-                                   ? tile.head
-                                   : static_cast<i64>(tile.sequence.index) * p.heads + tile.head;
-            p.lse[matrix * p.q_len + tile.sequence.q_first + tile.first_row + row] =
-                result.lse * natural_log_of_2;
+            tile_rows{p, tile}.store_lse(row, result);
           }
         }
 #pragma unroll
@@ -344,8 +324,8 @@ class wide_sm80_attention {
       const int row = row_group() * 32 + index / blocks;
       const int chunk = quarter() * blocks + index % blocks;
       if (tile.first_row + row < tile.sequence.q_len && chunk * 8 < dim) {
-        chunks_of_row::store(out + row_at(tile, tile.first_row + row, p.out_batch, p.out_row),
-                             chunk, load_shared(shared + layout::offset(row, chunk)));
+        chunks_of_row::store(tile_rows{p, tile}.at(out, row, p.out_batch, p.out_row), chunk,
+                             load_shared(shared + layout::offset(row, chunk)));
       }
     }
   }
@@ -363,7 +343,7 @@ class wide_sm80_attention {
     output o = {};
     softmax_row rows[2][2];
     if (keys.is_valid()) {
-      load_q(tile);
+      tile_rows{p, tile}.template load_q<layout, bm, threads>(shared);
       load_keys(tile, keys.block());
       load_values(tile, keys.block());
     }

@@ -15,6 +15,7 @@
 #include "kernels/attention/sm90/backward_config.cuh"
 #include "kernels/attention/sm90/tile_search.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/struct_text.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -25,8 +26,9 @@ constexpr int row_threads = 256;  // backward_row_threads of backward_rows.cuh
 /// A configuration: the kernel's template argument, and its run-time argument.
 struct Tile : sm90_backward_config {
   std::int64_t group = 1;
-  /// Cycles of a CTA, which the group does not change; 0: not yet computed.
-  mutable double block_cycles = 0;
+  /// Cycles of a CTA on average, and of the one with the most queries, which the group does not
+  /// change; 0: not yet computed.
+  mutable double block_cycles = 0, longest_cycles = 0;
 
   Tile() = default;
   explicit Tile(const Config& config)
@@ -43,38 +45,46 @@ struct Tile : sm90_backward_config {
 };
 
 std::string template_argument(const sm90_backward_config& config) {
-  return fmt::format(
-      "fftune::sm90_backward_config{{.bm = {}, .bn = {}, .mma_warpgroups = {}, .q_stages = {}, "
-      ".do_stages = {}, .ds_stages = {}, .dq = fftune::dq_path::{}, .ahead = {}, .beside = {}}}",
-      config.bm, config.bn, config.mma_warpgroups, config.q_stages, config.do_stages,
-      config.ds_stages, config.dq == dq_path::bulk ? "bulk" : "direct", config.ahead,
-      config.beside);
+  return StructText(
+      "sm90_backward_config", "bm", config.bm, "bn", config.bn, "mma_warpgroups",
+      config.mma_warpgroups, "q_stages", config.q_stages, "do_stages", config.do_stages,
+      "ds_stages", config.ds_stages, "dq",
+      config.dq == dq_path::bulk ? "fftune::dq_path::bulk" : "fftune::dq_path::direct", "ahead",
+      config.ahead, "beside", config.beside);
 }
 
-/// Query blocks that see a key block, on average.
-double mean_query_blocks(const Layer& layer, const sm90_backward_config& config) {
+/// Query blocks that see a key block.
+struct QueryBlocks {
+  double mean = 0, most = 0;
+};
+QueryBlocks query_blocks(const Layer& layer, const sm90_backward_config& config) {
   const std::int64_t queries = usual_queries(layer), keys = usual_keys(layer);
   const bool causal = layer.mask == Mask::causal;
-  if (!causal && layer.window == 0) return static_cast<double>(quotient_up(queries, config.bm));
+  const auto all = static_cast<double>(quotient_up(queries, config.bm));
+  if (!causal && layer.window == 0) return {all, all};
   constexpr std::int64_t most_counted = 512;
   const std::int64_t every = config.bn * quotient_up(quotient_up(keys, config.bn), most_counted);
-  std::int64_t visits = 0, blocks = 0;
+  std::int64_t visits = 0, blocks = 0, most = 0;
   for (std::int64_t key = 0; key < keys; key += every, ++blocks) {
     // The first and the last query that sees a key of the block; the last one sees the last key.
     const std::int64_t first = causal ? std::max<std::int64_t>(key - (keys - queries), 0) : 0;
     const std::int64_t behind = key + config.bn - 1 - (keys - queries) + layer.window;
     const std::int64_t last = layer.window > 0 ? std::min(behind, queries) : queries;
-    if (first < last) visits += quotient_up(last, config.bm) - first / config.bm;
+    if (first >= last) continue;
+    const std::int64_t own = quotient_up(last, config.bm) - first / config.bm;
+    visits += own;
+    most = std::max(most, own);
   }
-  return static_cast<double>(visits) / static_cast<double>(std::max<std::int64_t>(blocks, 1));
+  const auto counted = static_cast<double>(std::max<std::int64_t>(blocks, 1));
+  return {static_cast<double>(visits) / counted, static_cast<double>(most)};
 }
 
 /// Cycles of a CTA: the query blocks that see its key block. A block costs its MMAs, the part of
 /// the softmax that they do not hide, and a fixed cost for barriers.
-double cycles_of_block(const Layer& layer, const attention_form& form, const Tile& config) {
+double cycles_of_block(const Layer& layer, const attention_form& form, const Tile& config,
+                       double blocks_seen) {
   const sm90_backward_plan plan = sm90_backward_plan_of(form, config);
   const auto keys = static_cast<double>(usual_keys(layer));
-  const double blocks_seen = mean_query_blocks(layer, config);
   const double visits = blocks_seen * static_cast<double>(layer.group());
   constexpr double flops_of_cycle = 4096, elements_of_cycle = 16;  // of an SM
   const double pairs = static_cast<double>(config.bm) * config.bn;
@@ -142,18 +152,18 @@ double cycles_around(const Layer& layer, const DeviceFacts& facts, const Tile& c
   const auto prepared = static_cast<double>(prepared_by_launch(layer, config));
   const auto converted = static_cast<double>(kv_matrices(layer) - converted_beside(layer, config));
   constexpr double of_launches = 12000, bytes_of_cycle = 13;  // of an SM
-  const double copies = copies_heads(layer)
-                            ? 3000 + 2.0 * static_cast<double>(bytes_of_copies(layer)) /
-                                         bytes_of_cycle / static_cast<double>(facts.multiprocessors)
-                            : 0;
-  return of_launches + copies +
+  return of_launches + copy_cycles(layer, facts) +
          words_of_head * (prepared * 8 + converted * 6) / bytes_of_cycle /
              static_cast<double>(facts.multiprocessors);
 }
 
 double cycles(const Layer& layer, const DeviceFacts& facts, const attention_form& form,
               const Tile& config) {
-  if (config.block_cycles == 0) config.block_cycles = cycles_of_block(layer, form, config);
+  if (config.block_cycles == 0) {
+    const QueryBlocks seen = query_blocks(layer, config);
+    config.block_cycles = cycles_of_block(layer, form, config, seen.mean);
+    config.longest_cycles = cycles_of_block(layer, form, config, seen.most);
+  }
   // As many heads together as the SMs have blocks of: more, and their queries and dq leave L2;
   // fewer, and less is read by several at once.
   const auto keys = static_cast<double>(usual_keys(layer));
@@ -163,9 +173,11 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const attention_form
   constexpr double of_wait = 40000;
   const double waits =
       config.beside ? std::max(together / static_cast<double>(config.group) - 1.1, 0.0) : 0.0;
-  return rounds_of_blocks(layer, facts, config, together) * config.block_cycles *
-             (1 + 0.005 * distance) +
-         cycles_around(layer, facts, config) + waits * of_wait;
+  // Where SMs have one block each, the one with the most queries ends last.
+  const double blocks =
+      std::max(rounds_of_blocks(layer, facts, config, together) * config.block_cycles,
+               config.longest_cycles);
+  return blocks * (1 + 0.005 * distance) + cycles_around(layer, facts, config) + waits * of_wait;
 }
 
 using Tiles = TypedSpace<Tile>;

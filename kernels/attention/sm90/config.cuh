@@ -79,12 +79,16 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   plan.q_parts = config.split_keys ? 1 : config.mma_warpgroups;
   plan.part_queries = 64 / config.packed_heads;
   plan.bm = plan.part_queries * plan.q_parts;
-  const int columns = (form.dim + 31) / 32 * 32, padded = attention_padded_dim(form.dim);
+  const int padded = attention_padded_dim(form.dim);
+  plan.head_pitch = attention_copies_heads(form.dim) ? padded : form.dim;
+  plan.head_boxes = !attention_copies_heads(form.dim) && padded != form.dim;
+  // TMA copies 64 bytes that begin within a sector hardly faster than 128. Two MMA warpgroups wait
+  // for such rows, and heads of more than 192 features leave no registers for three.
+  const int unit = plan.head_boxes && form.dim > 192 ? 64 : 32;
+  const int columns = (form.dim + unit - 1) / unit * unit;
   plan.slab_columns = columns % 64 == 0 ? 64 : 32;
   plan.row_bytes = plan.slab_columns * 2;
   plan.slabs = columns / plan.slab_columns;
-  plan.head_pitch = attention_copies_heads(form.dim) ? padded : form.dim;
-  plan.head_boxes = !attention_copies_heads(form.dim) && padded != form.dim;
   plan.score_steps = padded / 16;
   plan.out_columns = (form.dim + 7) / 8 * 8;
   plan.q_bytes = 64 * columns * 2;

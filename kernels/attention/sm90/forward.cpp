@@ -19,6 +19,7 @@
 #include "kernels/attention/sm90/params.cuh"
 #include "kernels/attention/sm90/tile_search.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/gemm/engine.hpp"
 
 namespace fftune::attention {
@@ -36,12 +37,6 @@ constexpr double unknown = -1;
 int chunk_of(const Layer& layer) {
   constexpr int keys = 512;
   return layer.batch_invariant && layer.dim <= 128 && !layer.masked() ? keys : 0;
-}
-
-/// Bytes that a divided configuration leaves in the workspace.
-std::int64_t bytes_of_chunks(const Layer& layer) {
-  const std::int64_t chunks = quotient_up(layer.kv, std::max(chunk_of(layer), 1));
-  return 4 * chunks * layer.q_tokens() * layer.heads * attention_chunk_row(form_of(layer));
 }
 
 /// A configuration of a layer, with the run-time arguments beside the kernel's template argument.
@@ -127,10 +122,7 @@ double cycles_of_tiles(const Layer& layer, const DeviceFacts& facts, const atten
   const auto queries = static_cast<double>(usual_queries(layer));
   const auto keys = static_cast<double>(usual_keys(layer));
   // A tile computes the blocks up to its last query's key, the last of them whole.
-  double seen = keys;
-  if (layer.mask == Mask::causal)
-    seen = std::min(keys, keys - std::min(queries, keys) / 2 + plan.bm / 2.0);
-  if (layer.window > 0) seen = std::min(seen, static_cast<double>(layer.window + plan.bm));
+  const double seen = keys_seen(layer, plan.bm);
   double blocks = seen < keys ? seen / config.bn + 0.5 : std::ceil(keys / config.bn);
   double most_blocks = std::ceil(std::min(keys, seen * 2) / config.bn);
   if (config.split_keys) {
@@ -161,7 +153,13 @@ double cycles_of_tiles(const Layer& layer, const DeviceFacts& facts, const atten
   // Measured: pages of 16 keys come at no more than 34 bytes a cycle.
   constexpr double paged_bytes_of_cycle = 34;
   const double copies = layer.page > 0 ? 2.0 * plan.kv_bytes * config.ctas_per_sm : 0;
-  const double of_block = std::max(mma + softmax + fixed, copies / paged_bytes_of_cycle);
+  // Measured at heads of 136 and 200 features, whose rows begin within a sector.
+  constexpr double cycles_of_part = 3.6;  // 64 bytes of a row
+  const double parts = plan.head_boxes && plan.slab_columns == 32
+                           ? 2.0 * config.bn * plan.slabs * config.ctas_per_sm
+                           : 0;
+  const double of_block =
+      std::max({mma + softmax + fixed, copies / paged_bytes_of_cycle, cycles_of_part * parts});
   const auto tiles = static_cast<double>(quotient_up(usual_queries(layer), plan.bm) * layer.b *
                                          layer.heads / config.packed_heads);
   const double share = tiles / static_cast<double>(facts.multiprocessors * config.ctas_per_sm);
@@ -224,18 +222,10 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const attention_form
   const double locality =
       1 + (unlike ? 0.001 : 0.003) *
               std::abs(std::log2(static_cast<double>(config.group) / best_group));
-  // Measured: rows of several heads cost 1% where sequences are long. Without pages they were not
-  // measured enough to be the default for little.
-  const double packing = config.packed_heads == 1 ? 1 : layer.page > 0 ? 1.01 : 1.1;
   if (config.tile_cycles == unknown)
     config.tile_cycles = cycles_of_tiles(layer, facts, form, config);
-  // Bytes are read and written once, at what an SM moves in a cycle.
-  constexpr double bytes_of_cycle = 13;
-  const double copies = copies_heads(layer)
-                            ? 3000 + 2.0 * static_cast<double>(bytes_of_copies(layer)) /
-                                         bytes_of_cycle / static_cast<double>(facts.multiprocessors)
-                            : 0;
-  return packing * locality * balance * sharing * config.tile_cycles + of_launch + copies;
+  return packing_factor(layer, config) * locality * balance * sharing * config.tile_cycles +
+         of_launch + copy_cycles(layer, facts);
 }
 
 /// Keys of a block. They and split_keys decide the order of a row's sums: if that is to be fixed,
@@ -261,8 +251,7 @@ struct Model {
 };
 using Search = TileSearch<Model>;
 
-Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
-  const attention_form form = form_of(layer);
+Tiles parameters_of(const Layer& layer, const DeviceFacts& facts) {
   Tiles space{Tile(layer)};
   space
       .parameter("mma_warpgroups", "MMA warpgroups of a CTA, of 64 queries each",
@@ -309,6 +298,12 @@ Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
       .parameter("group", "heads of k and v whose tiles are scheduled together",
                  Tiles::to<&Tile::group>, {1, 2, 4, 8, 16, 32, 64, 128})
       .when_absent_by([layer, facts] { return Search::default_config(layer, facts).at("group"); });
+  return space;
+}
+
+/// Constraints of single parameters by the layer, and of parameters by each other.
+void add_layer_constraints(Tiles& space, const Layer& layer, const DeviceFacts& facts,
+                           const attention_form& form) {
   space.constraint(
       "the keys and values of a group's heads must fit in L2, and the group must have all heads if "
       "theirs fit",
@@ -329,10 +324,10 @@ Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
       {"mma_warpgroups", "stages", "split_keys"}, [may_split](const Tile& t) {
         return !t.split_keys || (t.mma_warpgroups == 2 && t.stages % 2 == 0 && may_split);
       });
-  constexpr std::int64_t most_bytes = std::int64_t{256} << 20;
+  const int chunk = chunk_of(layer);
   const bool may_divide =
       query_tiles(layer, 64, layer.heads / layer.kv_heads) <= 2 * facts.multiprocessors &&
-      layer.kv > chunk_of(layer) && bytes_of_chunks(layer) <= most_bytes;
+      chunk > 0 && layer.kv > chunk && bytes_of_chunks(layer, chunk) <= most_bytes_of_chunks;
   space.constraint(
       "divided=1 needs scheduler=single, few tiles, more keys than one chunk, and at most 256 MiB "
       "for the sums of all chunks",
@@ -356,13 +351,14 @@ Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
   space.constraint("every MMA warpgroup of a CTA needs queries of its own",
                    {"mma_warpgroups", "split_keys", "pack_heads"},
                    [s = layer.s](const Tile& t) { return t.queries() < s + 64; });
-  const bool may_pack = layer.group() > 1 && layer.group() <= 64 &&
-                        (layer.q_row % layer.dim == 0 || copies_heads(layer)) &&
-                        form.mask != attention_mask::packed;
   space.constraint(
       "pack_heads=1 needs 2 to 64 heads of q for each head of k, rows of q that are whole heads, "
       "and no packed mask",
-      {"pack_heads"}, [may_pack](const Tile& t) { return !t.packs_heads || may_pack; });
+      {"pack_heads"},
+      [may_pack = may_pack_heads(layer)](const Tile& t) { return !t.packs_heads || may_pack; });
+}
+
+void add_resource_constraints(Tiles& space, const DeviceFacts& facts, const attention_form& form) {
   const Tiles::Names shape{"mma_warpgroups", "bn",         "stages",  "ordered",   "ctas_per_sm",
                            "scheduler",      "split_keys", "divided", "pack_heads"};
   space.constraint("scores, probabilities and output must fit in an MMA thread's registers", shape,
@@ -377,6 +373,9 @@ Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
                      return fits_shared_memory(facts, attention_sm90_plan_of(form, t).shared_bytes,
                                                t.ctas_per_sm);
                    });
+}
+
+void add_scheduler_constraints(Tiles& space, const Layer& layer, const DeviceFacts& facts) {
   space.constraint(
       "scheduler=dynamic is for tiles that differ in length", {"scheduler"},
       [unlike = has_unlike_tiles(layer)](const Tile& t) { return !t.dynamic || unlike; });
@@ -400,58 +399,34 @@ Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
         return !t.stays() ||
                query_tiles(layer, t.queries(), t.packed_heads) > processors * t.ctas_per_sm;
       });
+}
+
+Tiles Model::tiles(const Layer& layer, const DeviceFacts& facts) {
+  const attention_form form = form_of(layer);
+  Tiles space = parameters_of(layer, facts);
+  add_layer_constraints(space, layer, facts, form);
+  add_resource_constraints(space, facts, form);
+  add_scheduler_constraints(space, layer, facts);
   return space;
 }
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
-  Program program;
-  Launch launch(program, problem, facts, sizeof(attention_sm90_params),
-                offsetof(attention_sm90_params, attention));
-  const Layer& layer = launch.layer();
+  const Layer layer = layer_of(problem);
   const Tile config(layer, values);
-  const attention_form form = form_of(layer);
-  const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
-  launch.set_group(config.group, config.packed_heads);
-  set_tensor_maps(program, launch, facts, plan, config);
-  if (config.dynamic) launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(8));
-  std::int64_t ctas = query_tiles(layer, plan.bm, config.packed_heads);
-  if (config.divided) {
-    ctas *= quotient_up(layer.kv, config.chunk);
-    launch.set_attention(offsetof(attention_params, partials),
-                         launch.scratch(bytes_of_chunks(layer)));
-  }
-  if (config.stays() || config.divided)
-    ctas = std::min<std::int64_t>(ctas, facts.multiprocessors * std::int64_t{config.ctas_per_sm});
-  const auto append = [&](std::string_view kernel, std::int64_t blocks, int threads, int shared) {
-    launch.append(file,
-                  fmt::format("{}<{}, {}>", kernel, attention::template_argument(form),
-                              template_argument(config)),
-                  {static_cast<std::uint32_t>(blocks), 1, 1}, threads, shared);
-  };
-  append("attention_forward_sm90", ctas, plan.threads, plan.shared_bytes);
-  if (config.divided)
-    append("attention_chunk_sums_sm90", quotient_up(layer.q_tokens() * layer.heads, 4), 128, 0);
-  return program;
-}
-
-}  // namespace
-
-std::int64_t usual_group(const Layer& layer, const DeviceFacts& facts) {
-  const std::int64_t matrices = kv_matrices(layer), fit = heads_in_l2(layer, facts);
-  std::int64_t group = 1;
-  while (group < 128 && (fit >= matrices ? group < matrices : 2 * group <= fit)) group *= 2;
-  return group;
+  const std::int64_t most_ctas = facts.multiprocessors * std::int64_t{config.ctas_per_sm};
+  return forward_program(problem, facts, "attention_forward_sm90", config,
+                         attention_sm90_plan_of(form_of(layer), config), config.group,
+                         config.stays() || config.divided ? most_ctas : 0);
 }
 
 std::string template_argument(const attention_sm90_config& config) {
-  return fmt::format(
-      "fftune::attention_sm90_config{{.mma_warpgroups = {}, .bn = {}, .stages = {}, .ordered = {}, "
-      ".ctas_per_sm = {}, .dynamic = {}, .split_keys = {}, .paired = {}, .packed_heads = {}{}}}",
-      config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm,
-      config.dynamic, config.split_keys, config.paired, config.packed_heads,
-      config.chunk == 0
-          ? ""
-          : fmt::format(", .chunk = {}, .divided = {}", config.chunk, config.divided));
+  StructText text("attention_sm90_config");
+  text.set("mma_warpgroups", config.mma_warpgroups, "bn", config.bn, "stages", config.stages,
+           "ordered", config.ordered, "ctas_per_sm", config.ctas_per_sm, "dynamic", config.dynamic,
+           "split_keys", config.split_keys, "paired", config.paired, "packed_heads",
+           config.packed_heads);
+  if (config.chunk != 0) text.set("chunk", config.chunk, "divided", config.divided);
+  return text;
 }
 
 void set_tensor_maps(Program& program, Launch& launch, const DeviceFacts& facts,
@@ -474,11 +449,76 @@ void set_tensor_maps(Program& program, Launch& launch, const DeviceFacts& facts,
                          static_cast<std::int32_t>(layer.kv_head));
 }
 
+}  // namespace
+
+std::int64_t usual_group(const Layer& layer, const DeviceFacts& facts) {
+  const std::int64_t matrices = kv_matrices(layer), fit = heads_in_l2(layer, facts);
+  std::int64_t group = 1;
+  while (group < 128 && (fit >= matrices ? group < matrices : 2 * group <= fit)) group *= 2;
+  return group;
+}
+
+Program forward_program(const Problem& problem, const DeviceFacts& facts, std::string_view kernel,
+                        const attention_sm90_config& config, const attention_sm90_plan& plan,
+                        std::int64_t group, std::int64_t most_ctas) {
+  Program program;
+  Launch launch(program, problem, facts, sizeof(attention_sm90_params),
+                offsetof(attention_sm90_params, attention));
+  const Layer& layer = launch.layer();
+  launch.set_group(group, config.packed_heads);
+  set_tensor_maps(program, launch, facts, plan, config);
+  if (config.dynamic) launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(8));
+  std::int64_t ctas = query_tiles(layer, plan.bm, config.packed_heads);
+  if (config.divided) {
+    ctas *= quotient_up(layer.kv, config.chunk);
+    launch.set_attention(offsetof(attention_params, partials),
+                         launch.scratch(bytes_of_chunks(layer, config.chunk)));
+  }
+  if (most_ctas > 0) ctas = std::min(ctas, most_ctas);
+  const auto append = [&](std::string_view name, std::int64_t blocks, int threads, int shared) {
+    launch.append(file,
+                  fmt::format("{}<{}, {}>", name, attention::template_argument(form_of(layer)),
+                              template_argument(config)),
+                  {static_cast<std::uint32_t>(blocks), 1, 1}, threads, shared);
+  };
+  append(kernel, ctas, plan.threads, plan.shared_bytes);
+  if (config.divided)
+    append("attention_chunk_sums_sm90", quotient_up(layer.q_tokens() * layer.heads, 4), 128, 0);
+  return program;
+}
+
+std::int64_t bytes_of_chunks(const Layer& layer, std::int64_t chunk) {
+  return 4 * quotient_up(layer.kv, chunk) * layer.q_tokens() * layer.heads *
+         attention_chunk_row(form_of(layer));
+}
+
+double keys_seen(const Layer& layer, int bm) {
+  const auto queries = static_cast<double>(usual_queries(layer));
+  const auto keys = static_cast<double>(usual_keys(layer));
+  double seen = keys;
+  if (layer.mask == Mask::causal)
+    seen = std::min(keys, keys - std::min(queries, keys) / 2 + bm / 2.0);
+  if (layer.window > 0) seen = std::min(seen, static_cast<double>(layer.window + bm));
+  return seen;
+}
+
+bool may_pack_heads(const Layer& layer) {
+  return layer.group() > 1 && layer.group() <= 64 &&
+         (layer.q_row % layer.dim == 0 || copies_heads(layer)) &&
+         form_of(layer).mask != attention_mask::packed;
+}
+
+double packing_factor(const Layer& layer, const attention_sm90_config& config) {
+  return config.packed_heads == 1 ? 1 : layer.page > 0 ? 1.01 : 1.1;
+}
+
 std::optional<std::string> refuse_tma(const Layer& layer, const DeviceFacts& facts) {
   if (facts.compute_capability != 90)
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
                        facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
   if (layer.dtype == DType::f32) return "wgmma multiplies bf16 and fp16, not f32";
+  if (auto reason = refuse_other_values(layer)) return reason;
+  if (auto reason = refuse_e4m3(layer)) return reason;
   if (layer.page > 0 && copies_heads(layer))
     return fmt::format("TMA cannot address heads of dim={} in pages, which are not copied",
                        layer.dim);

@@ -41,23 +41,12 @@ struct WideTile : attention_sm90_config {
   void pack(std::int64_t value) { packed_heads = value != 0 ? static_cast<int>(heads_of_keys) : 1; }
 };
 
-/// Bytes that CTAs of chunks leave in the workspace.
-std::int64_t bytes_of_wide_chunks(const Layer& layer, std::int64_t chunk) {
-  return 4 * quotient_up(layer.kv, chunk) * layer.q_tokens() * layer.heads *
-         attention_chunk_row(form_of(layer));
-}
-
 /// Cycles of the launch. Both MMA warpgroups compute all scores, and the blocks of 64 queries read
 /// keys and values from L2.
 double wide_cycles(const Layer& layer, const DeviceFacts& facts, const attention_form& form,
                    const WideTile& config) {
   const attention_sm90_plan plan = attention_wide_plan_of(form, config);
-  const auto queries = static_cast<double>(usual_queries(layer));
-  const auto keys = static_cast<double>(usual_keys(layer));
-  double seen = keys;
-  if (layer.mask == Mask::causal)
-    seen = std::min(keys, keys - std::min(queries, keys) / 2 + plan.bm / 2.0);
-  if (layer.window > 0) seen = std::min(seen, static_cast<double>(layer.window + plan.bm));
+  double seen = keys_seen(layer, plan.bm);
   constexpr double flops_of_cycle = 4096, l2_bytes_of_cycle = 34;  // of an SM
   const double pairs = 64.0 * config.bn;
   const double mma =
@@ -75,22 +64,18 @@ double wide_cycles(const Layer& layer, const DeviceFacts& facts, const attention
     tiles *= std::ceil(seen / config.chunk);
     seen = std::min(seen, static_cast<double>(config.chunk));
     constexpr double of_sums = 4000, bytes_of_sums = 12;  // of a cycle
-    sums = of_sums + static_cast<double>(bytes_of_wide_chunks(layer, config.chunk)) /
-                         bytes_of_sums / static_cast<double>(facts.multiprocessors);
+    sums = of_sums + static_cast<double>(bytes_of_chunks(layer, config.chunk)) / bytes_of_sums /
+                         static_cast<double>(facts.multiprocessors);
   }
   const double share = tiles / static_cast<double>(facts.multiprocessors);
   const bool evens_out = layer.mask == Mask::causal;
   const double rounds = std::max(1.0, evens_out ? share + 0.4 : std::ceil(share));
   constexpr double of_tile = 5000, of_launch = 6000;
-  const double copied = copies_heads(layer)
-                            ? 3000 + 2.0 * static_cast<double>(bytes_of_copies(layer)) / 13 /
-                                         static_cast<double>(facts.multiprocessors)
-                            : 0;
   const double distance = std::abs(std::log2(static_cast<double>(config.group) /
                                              static_cast<double>(usual_group(layer, facts))));
-  const double packing = config.packed_heads == 1 ? 1 : layer.page > 0 ? 1.01 : 1.1;
-  return packing * (1 + 0.001 * distance) * rounds * (seen / config.bn * of_block + of_tile) +
-         of_launch + copied + sums;
+  return packing_factor(layer, config) * (1 + 0.001 * distance) * rounds *
+             (seen / config.bn * of_block + of_tile) +
+         of_launch + copy_cycles(layer, facts) + sums;
 }
 
 using WideTiles = TypedSpace<WideTile>;
@@ -131,19 +116,17 @@ WideTiles WideModel::tiles(const Layer& layer, const DeviceFacts& facts) {
       "keys are divided where tiles are few, of sequences of one length and without a packed mask; "
       "the sums of all chunks are at most 256 MiB",
       {"chunk"}, [may_divide, layer](const WideTile& t) {
-        constexpr std::int64_t most_bytes = std::int64_t{256} << 20;
         return !t.divided || (may_divide && t.chunk < layer.kv &&
-                              bytes_of_wide_chunks(layer, t.chunk) <= most_bytes);
+                              bytes_of_chunks(layer, t.chunk) <= most_bytes_of_chunks);
       });
   space.constraint(
       "heads together are twice those whose keys and values fit in L2 at most", {"group"},
       [usual = usual_group(layer, facts)](const WideTile& t) { return t.group <= 2 * usual; });
-  const bool may_pack = layer.group() > 1 && layer.group() <= 64 &&
-                        (layer.q_row % layer.dim == 0 || copies_heads(layer)) &&
-                        form.mask != attention_mask::packed;
   space.constraint(
       "heads of a tile are 2 to 64 that share keys, in rows of whole heads, without a packed mask",
-      {"pack_heads"}, [may_pack](const WideTile& t) { return t.packed_heads == 1 || may_pack; });
+      {"pack_heads"}, [may_pack = may_pack_heads(layer)](const WideTile& t) {
+        return t.packed_heads == 1 || may_pack;
+      });
   space.constraint("the parts of a block of keys, and of one of values, are in shared memory",
                    {"stages", "pack_heads"}, [form, facts](const WideTile& t) {
                      const attention_sm90_plan plan = attention_wide_plan_of(form, t);
@@ -154,31 +137,10 @@ WideTiles WideModel::tiles(const Layer& layer, const DeviceFacts& facts) {
 }
 
 Program wide_sm90_program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
-  Program program;
-  Launch launch(program, problem, facts, sizeof(attention_sm90_params),
-                offsetof(attention_sm90_params, attention));
-  const Layer& layer = launch.layer();
+  const Layer layer = layer_of(problem);
   const WideTile config(layer, values);
-  const attention_form form = form_of(layer);
-  const attention_sm90_plan plan = attention_wide_plan_of(form, config);
-  launch.set_group(config.group, config.packed_heads);
-  set_tensor_maps(program, launch, facts, plan, config);
-  std::int64_t items = query_tiles(layer, plan.bm, config.packed_heads);
-  if (config.divided) {
-    items *= quotient_up(layer.kv, config.chunk);
-    launch.set_attention(offsetof(attention_params, partials),
-                         launch.scratch(bytes_of_wide_chunks(layer, config.chunk)));
-  }
-  const auto append = [&](std::string_view kernel, std::int64_t blocks, int threads, int shared) {
-    launch.append(
-        forward_source,
-        fmt::format("{}<{}, {}>", kernel, template_argument(form), template_argument(config)),
-        {static_cast<std::uint32_t>(blocks), 1, 1}, threads, shared);
-  };
-  append("attention_wide_sm90", items, plan.threads, plan.shared_bytes);
-  if (config.divided)
-    append("attention_chunk_sums_sm90", quotient_up(layer.q_tokens() * layer.heads, 4), 128, 0);
-  return program;
+  return forward_program(problem, facts, "attention_wide_sm90", config,
+                         attention_wide_plan_of(form_of(layer), config), config.group);
 }
 
 }  // namespace

@@ -22,9 +22,11 @@
 //
 // An MMA warpgroup passes over stages of values that only the other one uses: it releases them when
 // they are full, so that the phases of both stay in step.
-//
-// Included by forward.cu, behind what it has of attention_forward.
 #pragma once
+
+#include "attention/sm90/forward_loads.cuh"
+#include "attention/sm90/forward_output.cuh"
+#include "attention/sm90/forward_scores.cuh"
 
 namespace fftune {
 
@@ -36,21 +38,32 @@ struct attention_wide_traits {
 };
 
 template <class Traits>
-struct attention_wide_forward : attention_forward<Traits> {
-  using common = attention_forward<Traits>;
-  using common::bn, common::config, common::form, common::maps, common::params, common::plan;
-  using common::divided;
-  using common::release, common::warpgroup_of_thread;
-  using typename common::mask_words, typename common::placed_block, typename common::probabilities;
-  using typename common::row_values, typename common::scheduler, typename common::stages;
-  using typename common::score_accumulators, typename common::T, typename common::tile_rows;
-  using typename common::walk;
+struct attention_wide_forward {
+  using cta_type = attention_cta<Traits>;
+  static constexpr attention_form form = Traits::form;
+  static constexpr attention_sm90_config config = Traits::config;
+  static constexpr attention_sm90_plan plan = Traits::plan;
+  static constexpr int bn = config.bn;
+  static constexpr bool divided = config.divided;
+  using T = typename cta_type::T;
+  using stages = typename cta_type::stages;
+  using scheduler = typename cta_type::scheduler;
+  using walk = typename cta_type::walk;
+  using score_accumulators = typename cta_type::score_accumulators;
+  using probabilities = typename cta_type::probabilities;
+  using tile_rows = typename cta_type::tile_rows;
+  using row_values = typename attention_output<Traits>::row_values;
   static_assert(config.mma_warpgroups == 2 && bn == 64 && divided == (config.chunk > 0));
   static constexpr int part_columns = attention_wide_columns;
   static constexpr int parts = plan.slabs / plan.stage_slabs;  // of a block
   // Those of values that an MMA warpgroup has; of an odd number the last one is both's.
   static constexpr int own_parts = plan.out_columns / part_columns;
   using out_accumulators = float[own_parts][part_columns / 2];
+
+  cta_type cta;
+  attention_loads<Traits> loads{cta};
+  attention_scores<Traits> scoring{cta};
+  attention_output<Traits> output{cta};
 
   // Whether there is a tile for this CTA. Divided, the first chunks of all tiles come first.
   static __device__ __forceinline__ bool find_tile(const attention_params& params,
@@ -62,7 +75,7 @@ struct attention_wide_forward : attention_forward<Traits> {
       chunk = item / all;
       work.take(item - chunk * all);
     }
-    tile = common::placed(work.tile(), chunk);
+    tile = cta_type::placed(work.tile(), chunk);
     return work.is_valid();
   }
 
@@ -70,34 +83,35 @@ struct attention_wide_forward : attention_forward<Traits> {
 
   __device__ __forceinline__ void load(int warp) const {
     attention_work tile;
-    if (!find_tile(params, tile)) return;
-    walk keys = this->walk_of(tile, 0);
+    if (!find_tile(cta.params, tile)) return;
+    walk keys = cta.walk_of(tile, 0);
     if (!keys.is_valid()) return;
-    const int column = this->kv_column(tile);
-    stages ring = this->k_pipe();
-    int page = this->page_of_lane(tile, keys.block());
+    const int column = loads.kv_column(tile);
+    stages ring = cta.k_pipe();
+    int page = loads.page_of_lane(tile, keys.block());
     const auto next = [&] {
-      const placed_block block{keys.block(), page};
-      keys.next(params, tile, 0);
-      if (keys.is_valid()) page = this->page_of_lane(tile, keys.block());
+      const typename attention_loads<Traits>::placed_block block{keys.block(), page};
+      keys.next(cta.params, tile, 0);
+      if (keys.is_valid()) page = loads.page_of_lane(tile, keys.block());
       return block;
     };
-    const auto load_parts = [&](const tensor_map& map, const placed_block& block) {
+    const auto load_parts = [&](const tensor_map& map,
+                                const typename attention_loads<Traits>::placed_block& block) {
       for (int part = 0; part < parts; ++part) {
-        this->load_block(warp, ring, map, tile, column, block, part * plan.stage_slabs);
+        loads.load_block(warp, ring, map, tile, column, block, part * plan.stage_slabs);
         ring.advance();
       }
     };
-    if (warp == 0 && is_elected()) this->load_q(tile, 0);
-    placed_block before = next();
-    load_parts(maps.k, before);
+    if (warp == 0 && is_elected()) loads.load_q(tile, 0);
+    typename attention_loads<Traits>::placed_block before = next();
+    load_parts(cta.maps.k, before);
     while (keys.is_valid()) {
-      const placed_block block = next();
-      load_parts(maps.k, block);
-      load_parts(maps.v, before);
+      const typename attention_loads<Traits>::placed_block block = next();
+      load_parts(cta.maps.k, block);
+      load_parts(cta.maps.v, before);
       before = block;
     }
-    load_parts(maps.v, before);
+    load_parts(cta.maps.v, before);
   }
 
   // --- MMA warpgroups ---
@@ -115,7 +129,7 @@ struct attention_wide_forward : attention_forward<Traits> {
 
   // Each part is a group of MMAs of its own.
   __device__ __forceinline__ void issue_scores(score_accumulators& scores, stages& ring) const {
-    const u64 q_rows = wgmma_swizzled_descriptor<plan.row_bytes>(this->base);
+    const u64 q_rows = wgmma_swizzled_descriptor<plan.row_bytes>(cta.base);
     constexpr int steps = part_columns / 16, in_slab = plan.slab_columns / 16;
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
@@ -144,7 +158,7 @@ struct attention_wide_forward : attention_forward<Traits> {
   __device__ __forceinline__ void release_part(stages& from) const {
     if constexpr (part < parts) {
       wgmma_wait<behind + parts - 1 - part>();
-      release(from.empty_barrier());
+      cta.release(from.empty_barrier());
       from.advance();
       release_part<behind, part + 1>(from);
     }
@@ -169,7 +183,7 @@ struct attention_wide_forward : attention_forward<Traits> {
                      make_float4(0, 0, 0, 0));
       }
       async_proxy_fence();
-      named_barrier_sync(static_cast<int>(attention_barrier::zero_fill) + warpgroup_of_thread(),
+      named_barrier_sync(static_cast<int>(attention_barrier::zero_fill) + cta.warpgroup_of_thread(),
                          128);
     }
   }
@@ -191,9 +205,9 @@ struct attention_wide_forward : attention_forward<Traits> {
           values_of(ring, warpgroup, i).buffer());
 #pragma unroll
       for (int step = 0; step < bn / 16; ++step) {
-        multiply_by_values<T, part_columns>(out[i], from[step],
-                                            wgmma_advance(v_rows, step * 16 * plan.row_bytes),
-                                            step > 0 ? 1 : accumulate);
+        wgmma_of_width<T, part_columns, true>(out[i], from[step],
+                                              wgmma_advance(v_rows, step * 16 * plan.row_bytes),
+                                              step > 0 ? 1 : accumulate);
       }
     }
     wgmma_commit();
@@ -204,7 +218,7 @@ struct attention_wide_forward : attention_forward<Traits> {
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       from.wait_full();
-      release(from.empty_barrier());
+      cta.release(from.empty_barrier());
       from.advance();
     }
   }
@@ -213,15 +227,15 @@ struct attention_wide_forward : attention_forward<Traits> {
   __device__ __forceinline__ void leave(const row_values& sums, const softmax_row& row,
                                         const attention_work& tile, int first_query, int i,
                                         int warpgroup) const {
-    if (this->out_row(tile, first_query, i) == nullptr) return;
+    if (output.out_row(tile, first_query, i) == nullptr) return;
     constexpr int length = attention_chunk_row(form), columns = length - 8;
-    const i64 queries = static_cast<i64>(params.batch) * params.q_len;
+    const i64 queries = static_cast<i64>(cta.params.batch) * cta.params.q_len;
     const i64 query =
-        static_cast<i64>(tile.sequence.index) * params.q_len + common::query_of(first_query, i);
+        static_cast<i64>(tile.sequence.index) * cta.params.q_len + cta.query_of(first_query, i);
     float* const to =
-        reinterpret_cast<float*>(params.partials) +
-        ((tile.chunk * queries + query) * params.heads + common::head_of(tile, i)) * length;
-    const int first = warpgroup * plan.out_columns + common::own_column();
+        reinterpret_cast<float*>(cta.params.partials) +
+        ((tile.chunk * queries + query) * cta.params.heads + cta.head_of(tile, i)) * length;
+    const int first = warpgroup * plan.out_columns + cta.own_column();
 #pragma unroll
     for (int at = 0; at < plan.out_columns / 4; at += 2) {
       const int column = first + at / 2 * 8;
@@ -237,7 +251,7 @@ struct attention_wide_forward : attention_forward<Traits> {
 
   __device__ __forceinline__ void store(const out_accumulators& out, const tile_rows& rows,
                                         const attention_work& tile, int warpgroup) const {
-    const int first_query = common::own_first_query(tile);
+    const int first_query = cta.own_first_query(tile);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       row_values sums;
@@ -250,56 +264,56 @@ struct attention_wide_forward : attention_forward<Traits> {
         leave(sums, rows.softmax[i], tile, first_query, i, warpgroup);
         continue;
       }
-      this->store_row(sums, rows.softmax[i], tile, first_query, i, warpgroup * plan.out_columns);
+      output.store_row(sums, rows.softmax[i], tile, first_query, i, warpgroup * plan.out_columns);
     }
   }
 
   __device__ __forceinline__ void compute() const {
-    const int warpgroup = warpgroup_of_thread();
+    const int warpgroup = cta.warpgroup_of_thread();
     attention_work tile;
-    if (!find_tile(params, tile)) return;
-    walk keys = this->walk_of(tile, 0);
+    if (!find_tile(cta.params, tile)) return;
+    walk keys = cta.walk_of(tile, 0);
     alignas(16) out_accumulators out = {};
     tile_rows rows;
     if (!keys.is_valid()) {
       if constexpr (!divided) store(out, rows, tile, warpgroup);
       return;
     }
-    const score_scaling<form> scaling(params);
+    const score_scaling<form> scaling(cta.params);
     alignas(16) score_accumulators scores;
     probabilities from;
-    mask_words words;
-    stages ring = this->k_pipe();
+    typename cta_type::mask_words words;
+    stages ring = cta.k_pipe();
     int before = keys.block(), accumulate = 0;
-    if (warpgroup == 1) this->pass_turn(warpgroup);  // the first one begins
-    barrier_wait(this->q_full(0), 0);
+    if (warpgroup == 1) cta.pass_turn(warpgroup);  // the first one begins
+    barrier_wait(cta.q_full(0), 0);
     {
       issue_scores(scores, ring);
-      this->load_mask(tile, before, words);
+      scoring.load_mask(tile, before, words);
       release_keys<0>(moved(ring, -parts));
-      this->transform(scores, tile, before, scaling);
-      if (keys.masked()) this->apply_mask(scores, tile, before, words);
+      scoring.transform(scores, tile, before, scaling);
+      if (keys.masked()) scoring.apply_mask(scores, tile, before, words);
       float unused[2];
-      this->template exponentiate<true>(scores, rows, scaling.factor(), unused);
-      common::convert(scores, from);
-      keys.next(params, tile, 0);
+      scoring.template exponentiate<true>(scores, rows, scaling.factor(), unused);
+      scoring.convert(scores, from);
+      keys.next(cta.params, tile, 0);
     }
     // A block of keys, and the values of the one before.
     const auto block_step = [&]<bool masked>() {
       const int block = keys.block();
-      keys.next(params, tile, 0);
-      if constexpr (masked) this->load_mask(tile, block, words);
-      this->wait_turn();
+      keys.next(cta.params, tile, 0);
+      if constexpr (masked) scoring.load_mask(tile, block, words);
+      cta.wait_turn();
       issue_scores(scores, ring);
       issue_values(out, from, tile, before, ring, warpgroup, accumulate);
-      this->pass_turn(warpgroup);
+      cta.pass_turn(warpgroup);
       release_keys<1>(moved(ring, -parts));
-      this->transform(scores, tile, block, scaling);
-      if constexpr (masked) this->apply_mask(scores, tile, block, words);
+      scoring.transform(scores, tile, block, scaling);
+      if constexpr (masked) scoring.apply_mask(scores, tile, block, words);
       float rescale[2];
       const bool rescales =
-          this->template exponentiate<false>(scores, rows, scaling.factor(), rescale);
-      this->complete_before_wait(rows.softmax[0].sum + rows.softmax[1].sum);
+          scoring.template exponentiate<false>(scores, rows, scaling.factor(), rescale);
+      scoring.complete_before_wait(rows.softmax[0].sum + rows.softmax[1].sum);
       wgmma_wait<0>();
       release_values(ring);
       ring = moved(ring, parts);
@@ -310,7 +324,7 @@ struct attention_wide_forward : attention_forward<Traits> {
           for (int i = 0; i < part_columns / 2; ++i) out[part][i] *= rescale[i / 2 % 2];
         }
       }
-      common::convert(scores, from);
+      scoring.convert(scores, from);
       before = block;
       accumulate = 1;
     };
@@ -321,9 +335,9 @@ struct attention_wide_forward : attention_forward<Traits> {
         block_step.template operator()<false>();
       }
     }
-    this->wait_turn();
+    cta.wait_turn();
     issue_values(out, from, tile, before, ring, warpgroup, accumulate);
-    this->pass_turn(warpgroup);
+    cta.pass_turn(warpgroup);
     wgmma_wait<0>();
     store(out, rows, tile, warpgroup);
   }
@@ -335,9 +349,9 @@ struct attention_wide_forward : attention_forward<Traits> {
     const u32 base = (shared_address(memory) + 1023) & ~1023u;  // swizzle atoms are 1024 bytes
     const attention_wide_forward self{{params, params.attention, base}};
     if (threadIdx.x == 0) {
-      barrier_init(self.q_full(0), 1);
-      barrier_init(self.q_empty(0), 1);
-      const stages ring = self.k_pipe();
+      barrier_init(self.cta.q_full(0), 1);
+      barrier_init(self.cta.q_empty(0), 1);
+      const stages ring = self.cta.k_pipe();
       for (int stage = 0; stage < config.stages; ++stage) {
         barrier_init(ring.full + stage * 8, 1);
         barrier_init(ring.empty + stage * 8, 2);

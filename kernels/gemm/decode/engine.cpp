@@ -11,6 +11,7 @@
 
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/gemm/decode/config.cuh"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/engine.hpp"
@@ -275,9 +276,10 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
                                              : gemm_parameters(gemm, places, sizeof(plain_params));
   KernelLaunch& launch =
       append_gemm(program, "gemm/decode/gemm.cu",
-                  fmt::format("decode_gemm<{}, fftune::decode_config{{{}, {}, {}, {}, {}}}>",
-                              template_argument(form), block.tokens, block.rows, block.warps,
-                              block.unroll, block.l2_prefetch),
+                  fmt::format("decode_gemm<{}, {}>", template_argument(form),
+                              StructText("decode_config", "tokens", block.tokens, "rows",
+                                         block.rows, "warps", block.warps, "unroll", block.unroll,
+                                         "l2_prefetch", block.l2_prefetch)),
                   block.row_blocks(product), block.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(form));
   launch.programmatic = gemm.follows && facts.compute_capability >= 90;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/common/least_cost.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/decode/fused_config.cuh"
 #include "kernels/gemm/engine.hpp"
@@ -130,10 +131,11 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   fields.push_back({offsetof(fused_decode_params, workspace), ScratchArgument{workspace}});
   KernelLaunch& launch = append_gemm(
       program, "gemm/decode/fused.cu",
-      fmt::format("fused_decode_gemm<{}, fftune::fused_decode_config{{{}, {}, {}, {}, {}, {}, {}, "
-                  "{}}}>",
-                  template_argument(form_of(chain[0])), fused.tokens, fused.rows, fused.out_rows,
-                  fused.warps, fused.steps, fused.out_steps, fused.poll_first, fused.late_down),
+      fmt::format("fused_decode_gemm<{}, {}>", template_argument(form_of(chain[0])),
+                  StructText("fused_decode_config", "tokens", fused.tokens, "rows", fused.rows,
+                             "out_rows", fused.out_rows, "warps", fused.warps, "steps", fused.steps,
+                             "out_steps", fused.out_steps, "poll_first", fused.poll_first,
+                             "late_down", fused.late_down)),
       blocks_of(extents, fused.rows), fused.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(fused.shared_bytes());
   launch.cooperative = true;

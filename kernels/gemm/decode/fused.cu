@@ -80,6 +80,70 @@ __device__ __forceinline__ float add_warps(const float* shared, int index) {
   return sum;
 }
 
+// The elements of hidden of this block, from the warps' accumulators, as flagged words.
+template <class T, class activation, fused_decode_config config>
+__device__ __forceinline__ void send_hidden(unsigned char* hidden, const float* shared,
+                                            int first_row, int m, int h, u64 flag) {
+  constexpr int tokens = config.tokens, warps = config.warps;
+  constexpr int threads = warps * 32, groups = config.rows / 8;
+#pragma unroll
+  for (int base = 0; base < groups * tokens * 8; base += threads) {
+    const int index = base + static_cast<int>(threadIdx.x);
+    constexpr int stride = 2 * groups * tokens * 8;
+    const bool valid = groups * tokens * 8 % threads == 0 || index < groups * tokens * 8;
+    const float gate = valid ? add_warps<warps, stride>(shared, index) : 0.0f;
+    const float up = valid ? add_warps<warps, stride>(shared + groups * tokens * 8, index) : 0.0f;
+    const float value = activation::value(gate) * up;
+    const u32 pair = pack<T>(value, __shfl_down_sync(~0u, value, 1));
+    const u32 next_pair = __shfl_down_sync(~0u, pair, 2);
+    const int row = first_row + index / (tokens * 8) * 8 + index % 8;
+    const int token = index / 8 % tokens;
+    if (valid && index % 4 == 0 && row < h && token < m) {
+      store_flagged(hidden + (static_cast<i64>(token) * h + row) * 4, pair, next_pair, flag);
+    }
+  }
+}
+
+// The elements of y of this block.
+template <class T, fused_decode_config config>
+__device__ __forceinline__ void store_out(T* y, const float* shared, int first_out, int m, int d) {
+  constexpr int tokens = config.tokens, warps = config.warps;
+  constexpr int threads = warps * 32, out_groups = config.out_rows / 8;
+#pragma unroll
+  for (int base = 0; base < out_groups * tokens * 8; base += threads) {
+    const int index = base + static_cast<int>(threadIdx.x);
+    const bool valid = out_groups * tokens * 8 % threads == 0 || index < out_groups * tokens * 8;
+    const float value = valid ? add_warps<warps, out_groups * tokens * 8>(shared, index) : 0.0f;
+    const float next = __shfl_down_sync(~0u, value, 1);
+    const int row = first_out + index / (tokens * 8) * 8 + index % 8;
+    const int token = index / 8 % tokens;
+    if (valid && index % 2 == 0 && row < d && token < m) {
+      *reinterpret_cast<u32*>(y + static_cast<i64>(token) * d + row) = pack<T>(value, next);
+    }
+  }
+}
+
+// Eight elements of each of a lane's tokens, from `k` on; zeros where there are none.
+template <class T, int halves>
+__device__ __forceinline__ void load_tokens(vector16 (&token)[halves][1], const T* x, int k,
+                                            int lane, int m, int d) {
+#pragma unroll
+  for (int half = 0; half < halves; ++half) {
+    const int row = lane / 4 + half * 8;
+    token[half][0] =
+        row < m && k < d ? load_dependent(x + static_cast<i64>(row) * d + k) : vector16{};
+  }
+}
+template <int halves>
+__device__ __forceinline__ void unpack_words(vector16 (&token)[halves][1],
+                                             const flagged_word (&word)[halves][2]) {
+#pragma unroll
+  for (int half = 0; half < halves; ++half) {
+    token[half][0] = {{word[half][0].data[0], word[half][0].data[1], word[half][1].data[0],
+                       word[half][1].data[1]}};
+  }
+}
+
 // `form` is that of the first GEMM.
 template <gemm_form form, fused_decode_config config>
 __global__ void __launch_bounds__(config.threads(), 1)
@@ -125,35 +189,14 @@ __global__ void __launch_bounds__(config.threads(), 1)
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
     vector16 token[halves][1];
-    const int k = first.place(step);
-#pragma unroll
-    for (int half = 0; half < halves; ++half) {
-      const int row = lane / 4 + half * 8;
-      token[half][0] =
-          row < m && k < d ? load_dependent(x + static_cast<i64>(row) * d + k) : vector16{};
-    }
+    load_tokens(token, x, first.place(step), lane, m, d);
     first.mma(step, token);
     if (config.late_down && step == (steps - 1) / 2) load_second();
   }
   first.publish(shared);
   __syncthreads();  // no flagged word is written before all threads of the block know the flag
   const u64 flag = next_flag(shared_flag);
-#pragma unroll
-  for (int base = 0; base < groups * tokens * 8; base += threads) {
-    const int index = base + static_cast<int>(threadIdx.x);
-    constexpr int stride = 2 * groups * tokens * 8;
-    const bool valid = groups * tokens * 8 % threads == 0 || index < groups * tokens * 8;
-    const float gate = valid ? add_warps<warps, stride>(shared, index) : 0.0f;
-    const float up = valid ? add_warps<warps, stride>(shared + groups * tokens * 8, index) : 0.0f;
-    const float value = activation::value(gate) * up;
-    const u32 pair = pack<T>(value, __shfl_down_sync(~0u, value, 1));
-    const u32 next_pair = __shfl_down_sync(~0u, pair, 2);
-    const int row = first_row + index / (tokens * 8) * 8 + index % 8;
-    const int token = index / 8 % tokens;
-    if (valid && index % 4 == 0 && row < h && token < m) {
-      store_flagged(hidden + (static_cast<i64>(token) * h + row) * 4, pair, next_pair, flag);
-    }
-  }
+  send_hidden<T, activation, config>(hidden, shared, first_row, m, h, flag);
   if (first_out >= d) return;
 
   // In batches of up to 16 words a thread.
@@ -189,11 +232,7 @@ __global__ void __launch_bounds__(config.threads(), 1)
     for (int i = 0; i < batch; ++i) {
       if (base + i < out_steps) {
         vector16 token[halves][1];
-#pragma unroll
-        for (int half = 0; half < halves; ++half) {
-          token[half][0] = {{word[i][half][0].data[0], word[i][half][0].data[1],
-                             word[i][half][1].data[0], word[i][half][1].data[1]}};
-        }
+        unpack_words(token, word[i]);
         second.mma(base + i, token);
       }
     }
@@ -203,18 +242,7 @@ __global__ void __launch_bounds__(config.threads(), 1)
   __syncthreads();
   // Every block has written its words by now, and so knows the flag of this run.
   if (blockIdx.x == 0 && threadIdx.x == 0) *reinterpret_cast<volatile u64*>(workspace) = flag;
-#pragma unroll
-  for (int base = 0; base < out_groups * tokens * 8; base += threads) {
-    const int index = base + static_cast<int>(threadIdx.x);
-    const bool valid = out_groups * tokens * 8 % threads == 0 || index < out_groups * tokens * 8;
-    const float value = valid ? add_warps<warps, out_groups * tokens * 8>(shared, index) : 0.0f;
-    const float next = __shfl_down_sync(~0u, value, 1);
-    const int row = first_out + index / (tokens * 8) * 8 + index % 8;
-    const int token = index / 8 % tokens;
-    if (valid && index % 2 == 0 && row < d && token < m) {
-      *reinterpret_cast<u32*>(y + static_cast<i64>(token) * d + row) = pack<T>(value, next);
-    }
-  }
+  store_out<T, config>(y, shared, first_out, m, d);
 }
 
 }  // namespace fftune

@@ -10,6 +10,7 @@
 
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/decode/packed_config.cuh"
 #include "kernels/gemm/engine.hpp"
@@ -237,10 +238,10 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const gemm_form form = form_of(gemm);
   KernelLaunch& launch = append_gemm(
       program, "gemm/decode/packed.cu",
-      fmt::format("packed_decode<{}, {}, "
-                  "fftune::packed_config{{{}, {}, {}, {}, {}}}>",
-                  template_argument(form), template_argument(product.format), block.tokens,
-                  block.tiles, block.row_warps, block.k_warps, block.unroll),
+      fmt::format(
+          "packed_decode<{}, {}, {}>", template_argument(form), template_argument(product.format),
+          StructText("packed_config", "tokens", block.tokens, "tiles", block.tiles, "row_warps",
+                     block.row_warps, "k_warps", block.k_warps, "unroll", block.unroll)),
       block.row_blocks(gemm.n) * group_slots(gemm), block.threads(),
       packed_parameters(gemm, places, sizeof(packed_params)));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(gemm.b_operands()));

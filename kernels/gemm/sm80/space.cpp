@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/common/least_cost.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/gemm/launch.hpp"
 
 namespace fftune::sm80 {
@@ -235,8 +236,8 @@ Config Tile::config() const {
 }
 
 std::string template_argument(const sm80_config& config) {
-  return fmt::format("fftune::sm80_config{{{}, {}, {}, {}, {}, {}}}", config.bm, config.bn,
-                     config.bk, config.warps_m, config.warps_n, config.stages);
+  return StructText("sm80_config", "bm", config.bm, "bn", config.bn, "bk", config.bk, "warps_m",
+                    config.warps_m, "warps_n", config.warps_n, "stages", config.stages);
 }
 
 Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
@@ -270,12 +271,14 @@ Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
   for (const sm80_config& usual : shapes)
     for (const std::int64_t split_k : splits_of(gemm))
       for (const int group_m : {8, 1}) {
-        const Tile tile(usual, static_cast<int>(split_k), group_m);
+        Tile tile(usual, static_cast<int>(split_k), group_m);
         const double cost = cycles_of(shape, facts, tile);
-        if (cost < least && all.holds(tile)) {
-          least = cost;
-          best = tile;
-        }
+        if (cost >= least) continue;
+        // A short k has no K blocks for as many stages.
+        while (tile.stages > 2 && !all.holds(tile)) --tile.stages;
+        if (!all.holds(tile)) continue;
+        least = cost;
+        best = tile;
       }
   if (best) return best->config();
   // A handful of tiles cannot suit every GEMM; the space itself has the last word.

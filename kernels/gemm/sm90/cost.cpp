@@ -243,8 +243,15 @@ double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) 
   const std::int64_t row_tiles =
       sorted ? ceil_div(work.row_tiles(t.bm), work.groups_with_rows()) : work.row_tiles(t.bm);
   const auto rows = std::min<std::int64_t>(row_tiles, 4);
-  const double loading = busy * (0.1 + 0.9 / static_cast<double>(rows));
-  return later * bytes / (rate * std::min(1.0, loading * 2.5)) + last;
+  // Shares of the rate that the loads of CTAs reach, of whose operand `alike` others ask for the
+  // same.
+  const auto share = [&](std::int64_t alike) {
+    return std::min(1.0, 2.5 * busy * (0.1 + 0.9 / static_cast<double>(alike)));
+  };
+  // With fewer columns of tiles than rows, fewer CTAs ask for the same A than for the same B.
+  const std::int64_t columns = sorted ? rows : std::min(rows, ceil_div(work.n, t.bn));
+  const double of_a = rows_of_a * k * work.k_pairs() * results * 2;
+  return later * ((bytes - of_a) / share(rows) + of_a / share(columns)) / rate + last;
 }
 
 /// Clocks by which the last band of rows of tiles is longer than its share of `all`. Where B is
@@ -402,17 +409,16 @@ double kernel_cycles(Workload& work, const DeviceFacts& facts, const Tile& tile,
   if (work.deviation <= 0 && !counts) return expected;
   // One row more than the tiles of a wave hold costs another wave. So what is expected of the cost
   // counts, which the cost of the expected number is not: half of all draws are about as expected,
-  // and a quarter on each side about 1.5 deviations away.
+  // and a quarter on each side are usual_deviations away.
   double cost = expected / 2;
   const std::int64_t first_group_rows = work.first_group_rows;
-  for (const double side : {-1.5, 1.5}) {
+  for (const double side : {-usual_deviations, usual_deviations}) {
     work.more_tiles = side;
-    work.first_group_rows = std::clamp<std::int64_t>(
-        std::llround(static_cast<double>(first_group_rows) + side * work.deviation), 0, work.m);
+    work.first_group_rows = work.drawn_first_rows(side);
     cost += cycles_of_groups(candidate, facts) / 4;
+    work.first_group_rows = first_group_rows;
   }
   work.more_tiles = 0;
-  work.first_group_rows = first_group_rows;
   return cost;
 }
 

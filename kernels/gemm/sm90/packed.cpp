@@ -13,6 +13,7 @@
 
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/least_cost.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/packed/packed.hpp"
@@ -108,8 +109,9 @@ struct Tile : sm90_packed_config {
   }
 };
 
-/// Columns of the MMAs: for few tokens those that all of them need, and of groups those that the
-/// usual numbers of their rows fill by a quarter or more.
+/// Columns of the MMAs: up to 32 tokens the least of few numbers that all of them need, so that few
+/// kernels serve all. More tokens have tiles of most multiples of 16, which fit them and the waves
+/// of CTAs. Groups have those that the usual numbers of their rows fill by a quarter or more.
 std::vector<std::int64_t> token_choices(const Product& product) {
   std::vector<std::int64_t> choices;
   if (product.grouped) {
@@ -119,9 +121,14 @@ std::vector<std::int64_t> token_choices(const Product& product) {
         choices.push_back(tokens);
     return choices;
   }
-  for (const std::int64_t tokens : {8, 16, 32, 64})
+  for (const std::int64_t tokens : {8, 16, 32})
     if (product.m <= tokens) return {tokens};
-  return {32, 64, 96, 128, 192, 256};
+  choices = {32, 64};
+  if (product.m <= 48) choices.push_back(48);
+  if (product.m <= 64) return choices;
+  for (std::int64_t tokens = 80; tokens <= Product::most_height; tokens += 16)
+    choices.push_back(tokens);
+  return choices;
 }
 
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
@@ -381,15 +388,15 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
                                    offsetof(packed_params, gemm) + offsetof(gemm_params, group_m),
                                std::int32_t{std::max(1, band_tokens / tile.tokens)}});
   const std::int64_t resident = std::int64_t{facts.multiprocessors} * tile.ctas;
-  KernelLaunch& launch =
-      append_gemm(program, "gemm/sm90/packed.cu",
-                  fmt::format("packed_sm90<{}, {}, "
-                              "fftune::sm90_packed_config{{{}, {}, {}, {}, {}, {}, {}}}>",
-                              template_argument(form_of(gemm)), template_argument(format),
-                              tile.tokens, tile.tiles, tile.row_groups, tile.k_groups,
-                              tile.k_blocks, tile.ctas, tile.split_k),
-                  tile.takes_several(product) && resident > 0 ? std::min(works, resident) : works,
-                  tile.threads(), std::move(parameters));
+  KernelLaunch& launch = append_gemm(
+      program, "gemm/sm90/packed.cu",
+      fmt::format("packed_sm90<{}, {}, {}>", template_argument(form_of(gemm)),
+                  template_argument(format),
+                  StructText("sm90_packed_config", "tokens", tile.tokens, "tiles", tile.tiles,
+                             "row_groups", tile.row_groups, "k_groups", tile.k_groups, "k_blocks",
+                             tile.k_blocks, "ctas", tile.ctas, "split_k", tile.split_k)),
+      tile.takes_several(product) && resident > 0 ? std::min(works, resident) : works,
+      tile.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(operands, format));
   launch.programmatic = gemm.follows;
   // 8 tokens of 256 rows are few bytes behind many: with n=28672 they took 24.9 us behind all

@@ -32,15 +32,20 @@
 // tile has rows of one group, and begins with the wait where the launch before may be the one that
 // sorts (groups_ready). Rows behind its last one are those of the next group, and are not stored.
 //
+// It is a kernel beside gemm.cu, not a form of it: there both operands come from shared memory, and
+// a warpgroup has rows of C; here codes pass through registers on their way to the MMA, a warp has
+// its scales beside them, and row groups take turns at whole tiles. Both use the parts of
+// common/async.cuh. group_rows.cuh and store_pair.cuh are shared with the decode engine.
+//
 // A header of another layout, or of another size, makes C NaN.
 #include "common/async.cuh"
 #include "common/mma.cuh"
 #include "common/vectors.cuh"
+#include "common/wgmma_widths.cuh"
 #include "gemm/decode/store_pair.cuh"
 #include "gemm/packed/codes.cuh"
 #include "gemm/packed/group_rows.cuh"
 #include "gemm/sm90/packed_config.cuh"
-#include "gemm/sm90/wgmma_widths.cuh"
 
 namespace fftune {
 

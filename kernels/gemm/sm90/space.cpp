@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "kernels/common/struct_text.hpp"
 #include "kernels/common/typed_space.hpp"
 #include "kernels/gemm/launch.hpp"
 
@@ -47,9 +48,21 @@ bool suits_groups(int bm) {
          bm == 176 || bm == 208 || bm == 224;
 }
 
+constexpr std::array splits{1, 2, 4, 8};
+
+/// Whether tiles are of a usual height that was timed for so many rows: with swap-AB for few.
+bool timed_height(const Workload& work, const Tile& tile) {
+  return is_usual(tile.bm) && (!tile.swap_ab() || work.rows <= 256);
+}
+
 /// Whether the tiles are few enough to share the k of each.
 bool may_split(std::int64_t tiles, int split_k, int sms) {
   return split_k == 1 || (tiles < sms && tiles * split_k <= 2 * sms);
+}
+
+/// The rows that a tile has at the least, as every row of tiles reads B again.
+std::int64_t least_height(const Workload& work) {
+  return std::min<std::int64_t>(80, ceil_div(work.rows, 4));
 }
 
 /// The largest work of any SM, in elements of C, with tiles of bm x bn.
@@ -68,6 +81,22 @@ double busiest_usual(const Workload& work, int sms) {
             may_split(work.row_tiles(bm) * ceil_div(work.n, bn) * work.results, split_k, sms))
           least = std::min(least, busiest(work, sms, bm, bn, split_k));
   return least;
+}
+
+/// Whether no lower tile than one of `height` rows covers the rows with as few tiles, for the
+/// expected rows of a random mask's groups and for usual draws beside them. The CTAs of a split
+/// reduce a tile together if each has a whole number of 8 rows; of many rows only such tiles count
+/// for it then.
+bool covers_most(const Workload& work, std::int64_t height, int split_k) {
+  const std::int64_t step = work.m > 128 && height % (8 * split_k) == 0 ? 8 * split_k : 8;
+  // The lowest that the limit of B's reads allows is covered by none.
+  if (height - step < least_height(work)) return true;
+  const auto saves = [&](std::int64_t first_rows) {
+    return work.row_tiles(height, first_rows) < work.row_tiles(height - step, first_rows);
+  };
+  return saves(work.first_group_rows) ||
+         (work.deviation > 0 && (saves(work.drawn_first_rows(-usual_deviations)) ||
+                                 saves(work.drawn_first_rows(usual_deviations))));
 }
 
 /// Shared memory of a CTA but for groups and row indices.
@@ -136,7 +165,7 @@ auto limits_of(Drafts& space) {
   };
 }
 
-void add_tile_constraints(Drafts& space, const SharedWorkload& work, const DeviceFacts& facts) {
+void add_shape_constraints(Drafts& space, const SharedWorkload& work) {
   const gemm_form form = work->form;
   const int b_operands = work->b_operands();
   const auto limit = limits_of(space);
@@ -180,6 +209,11 @@ void add_tile_constraints(Drafts& space, const SharedWorkload& work, const Devic
         {"bm", "bn", "schedule"}, [=, m = work->rows](const Tile& t) {
           return m <= 512 || t.bm * t.bn * b_operands >= 64 * 128;
         });
+}
+
+/// Clusters, split-K, operands' layouts, and what each excludes.
+void add_cluster_constraints(Drafts& space, const SharedWorkload& work) {
+  const auto limit = limits_of(space);
   limit("only one of cluster_m, cluster_n and split_k may be above 1",
         {"cluster_m", "cluster_n", "split_k"},
         [](const Tile& t) { return (t.cluster_m > 1) + (t.cluster_n > 1) + (t.split_k > 1) <= 1; });
@@ -212,6 +246,11 @@ void add_tile_constraints(Drafts& space, const SharedWorkload& work, const Devic
         {"split_k"}, [tensors = work->tensors_per_stage](const Tile& t) {
           return t.split_k == 1 || tensors == 1;
         });
+}
+
+void add_memory_constraints(Drafts& space, const SharedWorkload& work, const DeviceFacts& facts) {
+  const gemm_form form = work->form;
+  const auto limit = limits_of(space);
   space.constraint("epilogue_stages is at most the number of subtiles of a tile",
                    {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "epilogue_stages"},
                    [](const Draft& d) { return d.tile().epilogue_stages <= d.shape().subtiles; });
@@ -222,7 +261,7 @@ void add_tile_constraints(Drafts& space, const SharedWorkload& work, const Devic
   space.constraint(
       fmt::format("stages * 128 bytes * (bm + {} bn), the epilogue stages and the split-K "
                   "reduction must fit in the {} bytes of shared memory that a CTA can have",
-                  b_operands, most),
+                  work->b_operands(), most),
       {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "stages", "epilogue_stages"},
       [=](const Draft& d) {
         // Most of those that do not fit do not even with the operands alone.
@@ -276,21 +315,23 @@ void add_problem_constraints(Drafts& space, const GemmProblem& gemm, const Share
   // Judged before the parameters behind the schedule: it rules out most numbers of rows.
   limit(
       "other tile heights need schedule=swap_ab, where wgmma has A in steps of 8 rows, bn of 64 or "
-      "more, and rows that no lower tile covers",
+      "more, and more than 64 rows of A",
       {"bm", "bn", "schedule"}, [=](const Tile& t) {
         if (is_usual(t.bm)) return true;
         if (!t.swap_ab() || t.bn < 64) return false;
         if (work->sorted_rows()) return suits_groups(t.bm);
-        const auto rows = work->row_tiles(t.bm);
-        if (work->m <= 64 || work->row_tiles(t.bm - 8) <= rows) return false;
+        if (work->m <= 64 || std::ranges::none_of(splits, [&](int split_k) {
+              return covers_most(*work, t.bm, split_k);
+            }))
+          return false;
         // Few rows leave the tensor cores idle: the loaded padding counts.
-        return work->m > 128 || rows * t.bm < ceil_div(work->m, 32) * 32;
+        return work->m > 128 || work->row_tiles(t.bm) * t.bm <= work->row_tiles(64) * 64;
       });
-  limit("other tile heights must fill the waves of CTAs better than every usual tile",
-        {"bm", "bn", "split_k"}, [=, usual = busiest_usual(*work, sms)](const Tile& t) {
-          return is_usual(t.bm) || work->sorted_rows() || work->m <= 128 ||
-                 busiest(*work, sms, t.bm, t.bn, t.split_k) < usual;
-        });
+  limit(
+      "other tile heights must be the lowest, or the lowest that split_k divides, of as many tiles",
+      {"bm", "split_k"}, [=](const Tile& t) {
+        return is_usual(t.bm) || work->sorted_rows() || covers_most(*work, t.bm, t.split_k);
+      });
   // Where C gets a scale for each 128 columns, a tile has all of them.
   const bool scales_c = work->form.finds_scales();
   limit("more than half of a tile would be padding", {"bm", "bn"},
@@ -300,10 +341,11 @@ void add_problem_constraints(Drafts& space, const GemmProblem& gemm, const Share
                  (t.bn <= least_bn || t.bn < 2 * work->n);
         });
   limit("every row of tiles reads B again: at most four rows of tiles, or tiles of 80 rows or more",
-        {"bm"},
-        [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(80, ceil_div(work->rows, 4)); });
-  limit("swap-AB with the usual tile heights pays for up to 256 rows of A", {"bm", "schedule"},
-        [=](const Tile& t) { return !t.swap_ab() || !is_usual(t.bm) || work->rows <= 256; });
+        {"bm"}, [=](const Tile& t) { return t.bm >= least_height(*work); });
+  limit("swap-AB with the usual tile heights pays for up to 256 rows of a group",
+        {"bm", "schedule"}, [=](const Tile& t) {
+          return !work->sorted_rows() || !is_usual(t.bm) || timed_height(*work, t);
+        });
   limit("every CTA of a cluster needs a tile", {"bm", "bn", "cluster_m", "cluster_n"},
         [=](const Tile& t) {
           return work->row_tiles(t.bm) >= t.cluster_m && ceil_div(work->n, t.bn) >= t.cluster_n;
@@ -458,13 +500,13 @@ Tile::Tile(ConfigReader config)
       pre_permute(config.get_or("pre_permute", 0) == 1) {}
 
 std::string template_argument(const sm90_config& config) {
-  return fmt::format(
-      "fftune::sm90_config{{.bm = {}, .bn = {}, .schedule = fftune::sm90_schedule::{}, "
-      ".mma_warpgroups = {}, .cluster_m = {}, .cluster_n = {}, .split_k = {}, .stages = {}, "
-      ".epilogue_stages = {}, .a_reuse = {}, .gather_warps = {}}}",
-      config.bm, config.bn, schedules[static_cast<std::size_t>(config.schedule)],
-      config.mma_warpgroups, config.cluster_m, config.cluster_n, config.split_k, config.stages,
-      config.epilogue_stages, config.a_reuse, config.gather_warps);
+  const std::string_view schedule = schedules[static_cast<std::size_t>(config.schedule)];
+  return StructText("sm90_config", "bm", config.bm, "bn", config.bn, "schedule",
+                    fmt::format("fftune::sm90_schedule::{}", schedule), "mma_warpgroups",
+                    config.mma_warpgroups, "cluster_m", config.cluster_m, "cluster_n",
+                    config.cluster_n, "split_k", config.split_k, "stages", config.stages,
+                    "epilogue_stages", config.epilogue_stages, "a_reuse", config.a_reuse,
+                    "gather_warps", config.gather_warps);
 }
 
 bool gathers(const GemmProblem& gemm) {
@@ -554,7 +596,14 @@ std::int64_t Workload::row_tiles(std::int64_t height) const {
     return std::max<std::int64_t>(
         1, std::llround(expected_tiles_[at - 1] + more_tiles * tile_deviations_[at - 1]));
   }
-  return ceil_div(m - first_group_rows, height) + ceil_div(first_group_rows, height);
+  return row_tiles(height, first_group_rows);
+}
+std::int64_t Workload::row_tiles(std::int64_t height, std::int64_t first_rows) const {
+  return ceil_div(m - first_rows, height) + ceil_div(first_rows, height);
+}
+std::int64_t Workload::drawn_first_rows(double deviations) const {
+  const double drawn = static_cast<double>(first_group_rows) + deviations * deviation;
+  return std::clamp<std::int64_t>(std::llround(drawn), 0, m);
 }
 std::int64_t Workload::groups_with_rows() const {
   if (!grouped_rows()) return 1;
@@ -605,7 +654,7 @@ Drafts drafts_of(const GemmProblem& gemm, const DeviceFacts& facts,
       .parameter("split_k", "CTAs of a cluster that share the k of a tile",
                  Draft::set<&Tile::split_k>,
                  gemm.batch_invariant ? std::vector<std::int64_t>{1}
-                                      : std::vector<std::int64_t>{1, 2, 4, 8})
+                                      : std::vector<std::int64_t>(splits.begin(), splits.end()))
       .parameter("stages", "K blocks of 128 bytes a row that shared memory holds",
                  Draft::set_stages<&Tile::stages>, {2, 3, 4, 5, 6, 8, 12, 16})
       .parameter("epilogue_stages",
@@ -613,7 +662,9 @@ Drafts drafts_of(const GemmProblem& gemm, const DeviceFacts& facts,
                  Draft::set_stages<&Tile::epilogue_stages>, {1, 2, 4})
       .parameter("group_m", "tile rows in a band of the raster order",
                  Draft::set_apart<&Tile::group_m>, std::move(bands));
-  add_tile_constraints(space, shared, facts);
+  add_shape_constraints(space, shared);
+  add_cluster_constraints(space, shared);
+  add_memory_constraints(space, shared, facts);
   add_problem_constraints(space, gemm, shared, facts);
   if (shared->form.is_qkv()) add_heads(space, gemm);
   if (shared->grouped_rows()) add_grouped_rows(space, gemm, shared);
@@ -630,6 +681,18 @@ Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
 }
 
 Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
+  // Tiles of other heights were timed where they fill the waves better than every usual tile. The
+  // others, and swap-AB of many rows, must be ahead by more than the model's usual error.
+  constexpr double untimed_factor = 1.03;
+  const Workload work(gemm);
+  const int sms = std::max(facts.multiprocessors, 1);
+  const bool has_untimed = !work.sorted_rows() && !work.grouped_reduction() && work.m > 128;
+  const double usual = has_untimed ? busiest_usual(work, sms) : 0;
+  const auto factor_of = [&](const Tile& t) {
+    const bool timed = !has_untimed || timed_height(work, t) ||
+                       (!is_usual(t.bm) && busiest(work, sms, t.bm, t.bn, t.split_k) < usual);
+    return timed ? 1 : untimed_factor;
+  };
   CostModel model(gemm, facts);
   double least = std::numeric_limits<double>::infinity();
   int stages = 0;
@@ -638,8 +701,9 @@ Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
   // group_m, and the first of equals counts.
   drafts_of(gemm, facts, {8, 16}).for_each_feasible([&](const Draft& draft, const auto& config) {
     const Tile& tile = draft.tile();
-    if (model.least_cycles(tile, draft.plan()) > least) return;
-    const double cost = model.cycles(tile, draft.plan());
+    const double factor = factor_of(tile);
+    if (factor * model.least_cycles(tile, draft.plan()) > least) return;
+    const double cost = factor * model.cycles(tile, draft.plan());
     if (best && (cost > least || (cost == least && tile.stages <= stages))) return;
     least = cost;
     stages = tile.stages;

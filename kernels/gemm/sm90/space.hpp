@@ -19,6 +19,10 @@ namespace fftune::sm90 {
 inline constexpr std::array usual_columns{64, 96, 128, 192, 256};
 inline constexpr std::array columns_between{80, 112, 160, 224};
 
+/// Where the quarters of the draws of a random number that are below and above half of them have
+/// their mean, about.
+inline constexpr double usual_deviations = 1.5;
+
 /// A configuration: the kernel's template argument, its run-time arguments, and whether a
 /// kernel before it sorts the rows, or the tokens of a grouped reduction.
 struct Tile : sm90_config {
@@ -76,6 +80,10 @@ struct Workload {
 
   /// Tiles of this many rows that cover m; no tile has rows of two groups.
   std::int64_t row_tiles(std::int64_t height) const;
+  /// The same for rows that are not sorted, `first_rows` of them of group 0.
+  std::int64_t row_tiles(std::int64_t height, std::int64_t first_rows) const;
+  /// The rows of group 0 in a draw so many deviations from the expected one.
+  std::int64_t drawn_first_rows(double deviations) const;
   /// Sorted groups of many rows: whether some should have more than others, so that no number of
   /// tiles is sure.
   bool has_uneven_groups() const { return has_uneven_groups_; }
@@ -107,7 +115,8 @@ bool gathers(const GemmProblem& gemm);
 /// of gathered reductions. `bn` counts columns of C: with two B operands a CTA computes 2 bn.
 Space space(const GemmProblem& gemm, const DeviceFacts& facts);
 
-/// The feasible configuration of least cycles(); among equal ones that of the deeper pipeline.
+/// The feasible configuration of least cycles(), where tiles of heights that were not timed count
+/// as some percent slower; among equal ones that of the deeper pipeline.
 Config default_config(const GemmProblem& gemm, const DeviceFacts& facts);
 
 /// The cost model, of one GEMM.

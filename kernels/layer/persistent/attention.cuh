@@ -1,5 +1,11 @@
 // Attention in the persistent form: heads are normalised and rotated, new keys and values go to the
 // caches, a CTA attends to its split of a sequence's keys, and all CTAs combine the splits.
+//
+// The softmax and the mask are not those of attention/. Here a warp has heads as columns of the MMA
+// and keys as rows, so a row of scores is a column of accumulators. The parts of a row meet in
+// memory that is polled.
+//
+// attend() and combine() are long, because their steps share a thread's scores and sums.
 #pragma once
 
 #include "attention/softmax.cuh"

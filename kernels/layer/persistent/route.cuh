@@ -1,5 +1,6 @@
 // The choice of a token's experts in the persistent form of layers. The producer of every CTA makes
-// the same one, from the router's logits.
+// the same one, from the router's logits. It is one long function of steps that follow each other:
+// each takes the scores and ranks that a lane has in registers.
 #pragma once
 
 #include "layer/persistent/cta.cuh"

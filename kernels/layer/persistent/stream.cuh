@@ -1,5 +1,7 @@
 // The producer warp of the persistent form of layers: which weights, keys and values of each layer
 // go through the pipeline, in the order in which the MMA warps take them, and what L2 takes ahead.
+//
+// produce() is long, because it is that order: a layer's steps, one after the other.
 #pragma once
 
 #include "layer/persistent/cta.cuh"

@@ -16,10 +16,10 @@
  * `fftune ops` does. Tensors are row-major; weights are [out_features, in_features], as
  * torch.nn.Linear keeps them.
  *
- * Ownership. Contexts and plans belong to the caller, who destroys each once. A destroyed handle
- * may not be used or destroyed again: a build with assertions aborts with a line that names the
- * call; in other builds the behaviour is undefined. A plan keeps the parts of its context that it
- * needs, so the context may be destroyed first. Buffers and workspaces belong to the caller; the
+ * Ownership. Contexts, plans and models belong to the caller, who destroys each once. A destroyed
+ * handle may not be used or destroyed again: a build with assertions aborts with a line that names
+ * the call; in other builds the behaviour is undefined. A plan keeps the parts of its context that
+ * it needs, so the context may be destroyed first. Buffers and workspaces belong to the caller; the
  * library never frees, keeps or resizes them. Returned strings belong to the library and live as
  * long as their function documents.
  *
@@ -181,6 +181,8 @@ FFTUNE_API int64_t fftune_plan_max_tokens(const fftune_plan* plan);
  *   - the problem;
  *   - the variant of every stage, its source and the rule that chose it;
  *   - whether the preset is stale or far from the problem, and whether a fallback runs;
+ *   - "slower_fallback": stages that run by fallbacks and should take longer than PyTorch's
+ * kernels, with both times in microseconds; else null;
  *   - the buffers in order, with dtype, shape, bytes and alignment.
  * A plan for any number of tokens describes its maximum. Its "segments" lists the variants of each
  * range of tokens; "each" means that every number has its own default instead. */
@@ -239,6 +241,82 @@ FFTUNE_API fftune_status fftune_plan_launch(const fftune_plan* plan, const fftun
 /* Makes the first launch of `tokens` as fast as later ones: before a capture, or ahead of a
  * service's steps. */
 FFTUNE_API fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens);
+
+/* A saved model: the tensors of its safetensors files, with the config.json beside them. A weight
+ * of a quantised checkpoint has the name of the dense one; ops with packed weights take its codes.
+ * docs/saved-models.md lists the names and the formats that are known.
+ *
+ *   fftune_model* model;
+ *   const char* problem;
+ *   fftune_model_open("DIR", &model);
+ *   fftune_model_problem(model, context, 3, NULL, "{\"op\":\"ffn\",\"m\":16}", &problem);
+ *   fftune_plan_create(context, problem, &plan);
+ *   fftune_model_input(model, 3, NULL, plan, 1, w_gate, fftune_plan_buffer_bytes(plan, 1));
+ *
+ * Files are read where values are asked for. They may be replaced, but not changed, meanwhile. */
+typedef struct fftune_model fftune_model;
+
+/* Opens a folder, an index (*.safetensors.index.json) or one .safetensors file, and checks all
+ * headers.
+ *
+ * FFTUNE_IO_ERROR: a file is missing or cannot be read. FFTUNE_INVALID_INPUT: a file contradicts
+ * itself or the index, or the checkpoint is quantised in a format that is not known. */
+FFTUNE_API fftune_status fftune_model_open(const char* path, fftune_model** out);
+
+/* NULL is allowed. Plans stay valid. No other call on the model may be in progress. */
+FFTUNE_API void fftune_model_close(fftune_model* model);
+
+/* Returns JSON, which lives as long as the model; NULL for a NULL model:
+ *   - "layers": the number of layers by names that are known;
+ *   - "vocab", "d" and "dtype" of the embedding, if its name is known;
+ *   - "learned_positions": whether positions are added to the embedding;
+ *   - "tensors": their "name", "shape", "dtype" as safetensors has it, and whether they are
+ *     "quantised". One that is "unreadable", which is the reason, has no shape;
+ *   - "config": config.json, if there is one. */
+FFTUNE_API const char* fftune_model_describe(const fftune_model* model);
+
+/* Reads `count` elements of a tensor from `first` on, row-major, as numbers of `dtype` ("f32"). A
+ * quantised weight is decoded in float64 and rounded once. */
+FFTUNE_API fftune_status fftune_model_read(const fftune_model* model, const char* tensor,
+                                           const char* dtype, size_t first, size_t count,
+                                           void* out);
+
+/* The rows [count, d] that the first layer takes for these tokens, the first of them at `position`:
+ * rows of the embedding, with the factor or the positions that the model has. `bytes` is the size
+ * of `out`. FFTUNE_INVALID_INPUT also for an id or a position that the model does not have. */
+FFTUNE_API fftune_status fftune_model_embed(const fftune_model* model, const int32_t* ids,
+                                            size_t count, int64_t position, const char* dtype,
+                                            void* out, size_t bytes);
+
+/* Completes a problem by the sizes, options and formats of a layer, or, for the ops head and
+ * decode, of the model around its layers too. `problem_json` is as fftune_plan_create takes it,
+ * without those fields; what it has counts. `*out` is such JSON, and lives as long as the model.
+ *
+ * `map` names the tensors of inputs whose names are not known, or of a linear:
+ * "w=mlp.up_proj.weight,bias=mlp.up_proj.bias", each a whole name or the part behind the layer's
+ * number, with "^T" if it is saved as [in, out]. NULL: the known names alone. The same `layer` and
+ * `map` belong to the plan's fftune_model_input().
+ *
+ * FFTUNE_INVALID_INPUT: the model lacks a weight, a weight has another shape, config.json has a key
+ * that the op does not compute, or, for the ops layer and decode, a layer has a tensor that the op
+ * does not take. */
+FFTUNE_API fftune_status fftune_model_problem(const fftune_model* model,
+                                              const fftune_context* context, int64_t layer,
+                                              const char* map, const char* problem_json,
+                                              const char** out);
+
+/* Names the saved tensors of a plan's buffer and the form in which it has them; buffers with equal
+ * texts have equal contents. `*out` lives as long as the model, and is NULL where the model does
+ * not have the buffer: x, a cache, an output. */
+FFTUNE_API fftune_status fftune_model_source(const fftune_model* model, int64_t layer,
+                                             const char* map, const fftune_plan* plan, size_t index,
+                                             const char** out);
+
+/* Writes a plan's buffer, `bytes` long, to host memory: a weight in the plan's dtype and layout, or
+ * the codes, scales or zero points of a packed weight. */
+FFTUNE_API fftune_status fftune_model_input(const fftune_model* model, int64_t layer,
+                                            const char* map, const fftune_plan* plan, size_t index,
+                                            void* out, size_t bytes);
 
 /* A group: ranks of one host that reach each other's memory, each with a device. Ranks are
  * processes, or threads of one process, each with its own context and, on CUDA, its own GPU.

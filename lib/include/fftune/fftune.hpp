@@ -142,6 +142,7 @@ class Context {
     check(fftune_group_create(context_.get(), &options, &group));
     return Group(group);
   }
+  const fftune_context* get() const { return context_.get(); }
 
  private:
   static fftune_context* create(int device, const char* preset_path) {
@@ -158,6 +159,54 @@ class Context {
   }
 
   std::unique_ptr<fftune_context, decltype(&fftune_context_destroy)> context_;
+};
+
+/// A saved model, as fftune_model_open opens it.
+class SavedModel {
+ public:
+  explicit SavedModel(const std::string& path) : model_(open(path), &fftune_model_close) {}
+
+  /// JSON; lives as long as the model.
+  std::string_view describe() const { return fftune_model_describe(model_.get()); }
+  void read(const char* tensor, const char* dtype, std::size_t first, std::size_t count,
+            void* out) const {
+    check(fftune_model_read(model_.get(), tensor, dtype, first, count, out));
+  }
+  void embed(const std::int32_t* ids, std::size_t count, std::int64_t position, const char* dtype,
+             void* out, std::size_t bytes) const {
+    check(fftune_model_embed(model_.get(), ids, count, position, dtype, out, bytes));
+  }
+
+  /// A problem, completed by what the model says of a layer.
+  std::string problem(const Context& context, const std::string& problem_json,
+                      std::int64_t layer = 0, const char* map = nullptr) const {
+    const char* text = nullptr;
+    check(
+        fftune_model_problem(model_.get(), context.get(), layer, map, problem_json.c_str(), &text));
+    return text;
+  }
+  /// The saved tensors of a plan's buffer and its form; empty where the model does not have it.
+  std::string source(const Plan& plan, std::size_t index, std::int64_t layer = 0,
+                     const char* map = nullptr) const {
+    const char* text = nullptr;
+    check(fftune_model_source(model_.get(), layer, map, plan.get(), index, &text));
+    return text ? text : "";
+  }
+  /// Writes the buffer to host memory of plan.buffer_bytes(index).
+  void input(const Plan& plan, std::size_t index, void* out, std::int64_t layer = 0,
+             const char* map = nullptr) const {
+    check(fftune_model_input(model_.get(), layer, map, plan.get(), index, out,
+                             plan.buffer_bytes(index)));
+  }
+
+ private:
+  static fftune_model* open(const std::string& path) {
+    fftune_model* model = nullptr;
+    check(fftune_model_open(path.c_str(), &model));
+    return model;
+  }
+
+  std::unique_ptr<fftune_model, decltype(&fftune_model_close)> model_;
 };
 
 }  // namespace fftune::library

@@ -879,6 +879,10 @@
  *   slots            i32, i64                          element type of the slots
  *   batch-invariant  no, yes                           pass fwd: whether the bits of a row are the
  *                                                      same whatever other rows there are
+ *   cache-format     same, e4m3                        element type of cached keys and values: that
+ *                                                      of q, or e4m3 with f32 scales
+ *   cache-scales     tensor, head                      scales of keys and of values in e4m3: one
+ *                                                      for the tensor, or each head's own
  *   angles           table, base, llama3, yarn         a table is given, or the rule by which
  *                                                      frequencies are computed
  *   base             a number from 1 to 1000000000000  base of the computed frequencies
@@ -970,6 +974,8 @@
  *   b                1 to 65536                  sequences
  *   heads            1 to 1024                   heads of q
  *   dim              1 to 512                    features of a head, an even number
+ *   v-dim            1 to 512, rare              features of a head of v, an even number, if they
+ *                                                are not as many as those of q and k
  *   kv               1 to 16777216, rare         keys of a sequence, in layout thd of all sequences
  *                                                together, with pages the most of a sequence; s if
  *                                                left out
@@ -986,7 +992,8 @@
  *   q-row            1 to 17179869184, rare      stride of q between tokens, in elements, for a
  *                                                part of a packed row; heads * dim if left out
  *   k-row            1 to 17179869184, rare      as q-row, for k; kv-heads * kv-head if left out
- *   v-row            1 to 17179869184, rare      as q-row, for v; kv-heads * kv-head if left out
+ *   v-row            1 to 17179869184, rare      as q-row, for v; kv-heads * kv-head, or kv-heads *
+ *                                                v-dim, if left out
  *   kv-head          1 to 17179869184, rare      stride of k and of v between heads, in elements, a
  *                                                multiple of dim; dim if left out
  *   mask             none, causal, bool, packed  keys that a query may see: all, those up to its
@@ -1012,12 +1019,19 @@
  *   softcap          a number from 0 to 1000000  scores become softcap * tanh(score / softcap); 0:
  *                                                they stay
  *   scale            a number from 0 to 1000000  factor of the scores; 0: 1 / sqrt(dim)
+ *   cache-format     same, e4m3                  pass fwd: element type of cached keys and values:
+ *                                                that of q, or e4m3 with f32 scales
+ *   cache-scales     tensor, head                pass fwd: scales of keys and of values in e4m3:
+ *                                                one for the tensor, or each head's own
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  q    input   T  [b, s, heads, dim]
  *   1  k    input   T  [b, s, heads, dim]
  *   2  v    input   T  [b, s, heads, dim]
  *   3  out  output  T  [b, s, heads, dim]
+ * with v-dim: q, k, v, out
+ *   2  v    input   T  [b, s, heads, v-dim]
+ *   3  out  output  T  [b, s, heads, v-dim]
  * with kv: q, k, v, out
  *   1  k  input  T  [b, kv, heads, dim]
  *   2  v  input  T  [b, kv, heads, dim]
@@ -1056,6 +1070,11 @@
  *   3  sinks  input  f32  [heads]
  * with lse=yes: q, k, v, out, lse
  *   4  lse  output  f32  [b, heads, s]
+ * with cache-format=e4m3: q, k, v, k_scale, v_scale, out
+ *   1  k        input  fp8  [b, s, heads, dim]
+ *   2  v        input  fp8  [b, s, heads, dim]
+ *   3  k_scale  input  f32  [1]
+ *   4  v_scale  input  f32  [1]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  d_out  input   T    [b, s, heads, dim]
@@ -1067,6 +1086,11 @@
  *   6  dq     output  T    [b, s, heads, dim], any order
  *   7  dk     output  T    [b, s, heads, dim]
  *   8  dv     output  T    [b, s, heads, dim]
+ * with v-dim: d_out, q, k, v, out, lse, dq, dk, dv
+ *   0  d_out  input   T  [b, s, heads, v-dim]
+ *   3  v      input   T  [b, s, heads, v-dim]
+ *   4  out    input   T  [b, s, heads, v-dim], kept
+ *   8  dv     output  T  [b, s, heads, v-dim]
  * with kv: d_out, q, k, v, out, lse, dq, dk, dv
  *   2  k   input   T  [b, kv, heads, dim]
  *   3  v   input   T  [b, kv, heads, dim]
@@ -1090,10 +1114,8 @@
  * with v-row: d_out, q, k, v, out, lse, dq, dk, dv
  *   3  v  input  T  [b, s, v-row]
  * with kv-head: d_out, q, k, v, out, lse, dq, dk, dv
- *   2  k   input   T  [b, s, heads, kv-head]
- *   3  v   input   T  [b, s, heads, kv-head]
- *   7  dk  output  T  [b, s, dim * heads]
- *   8  dv  output  T  [b, s, dim * heads]
+ *   2  k  input  T  [b, s, heads, kv-head]
+ *   3  v  input  T  [b, s, heads, kv-head]
  * with mask=bool: d_out, q, k, v, out, lse, mask, dq, dk, dv
  *   6  mask  input  u8  [b, 1, s, s]
  * with mask=packed: d_out, q, k, v, out, lse, mask_bits, mask_flags, dq, dk, dv
@@ -1202,156 +1224,205 @@
 /* layer: transformer layers: norm, qkv into the cache, attention over it, output product, norm,
  *   feed-forward network or mixture of experts
  *
- *   batch           1 to 65536                            sequences (any number)
- *   d               1 to 2147483647                       features of a token
- *   h               1 to 2147483647                       intermediate size of the feed-forward
- *                                                         network, or of an expert
- *   heads           1 to 1024                             heads of q
- *   dim             1 to 512                              features of a head
- *   cache           1 to 16777216                         keys that the cache has room for, of a
- *                                                         sequence
- *   kv-heads        1 to 1024, rare                       heads of k, and of v; heads if left out
- *   s               1 to 16777216, rare                   new tokens of each sequence; 1 if left
- *                                                         out
- *   layers          1 to 256, rare                        number of layers, each with its own
- *                                                         weights and caches
- *   experts         1 to 1024, rare                       experts to choose from, with ffn=moe
- *   top-k           1 to 32, rare                         experts that a token chooses
- *   shared          1 to 8, rare                          experts that every token goes through;
- *                                                         left out: none
- *   own-experts     1 to 1024, rare                       experts in the weights, the slice of a
- *                                                         rank of a group: the tensor first_expert
- *                                                         says which; all if left out
- *   shared-h        1 to 16777216, rare                   intermediate size of a network with
- *                                                         weights of its own beside the experts,
- *                                                         for every token; left out: none
- *   groups          1 to 32, rare                         groups of experts: a token uses the best
- *                                                         ones; left out: none
- *   top-groups      1 to 32, rare                         groups that a token uses; all if left out
- *   window          1 to 1073741824, rare                 keys of a query at most, the nearest; all
- *                                                         if left out
- *   rotary          1 to 512, rare                        features of a head to rotate; all if left
- *                                                         out
- *   ranks           1 to 8, rare                          ranks of a group, each with its slice:
- *                                                         heads, kv-heads, h and shared-h are the
- *                                                         slice's; one GPU has all if left out
- *   page            1 to 256, rare                        keys of a page of the caches, 16 to 256,
- *                                                         a power of two; one that is not in memory
- *                                                         is zeros; contiguous if left out
- *   pages           1 to 67108864, rare                   pages of a layer's cache; what the
- *                                                         sequences take if left out
- *   kv-head         1 to 16777216, rare                   elements from a head of the caches to the
- *                                                         next one, a multiple of dim; dim if left
- *                                                         out
- *   positions       1 to 1073741824, rare                 rows of the table of angles; 4096 if left
- *                                                         out
- *   act                                                   silu, gelu, gelu-tanh, relu, none,
- *                                                         swiglu-oai: activation of the
- *                                                         feed-forward network
- *   norm            rms, layer                            normalisation of rows: by the root mean
- *                                                         square, or layer normalisation with
- *                                                         biases
- *   post-norms      no, yes, only                         whether the results of attention and of
- *                                                         the feed-forward network are normalised
- *                                                         before they are added; only: their inputs
- *                                                         are not
- *   residual-scale  no, yes                               whether a vector multiplies what is added
- *                                                         to the residual; experts have route-scale
- *   block           serial, parallel, parallel-norms      serial: the feed-forward network follows
- *                                                         attention; parallel: it takes the same
- *                                                         normalised x; parallel-norms: it takes x
- *                                                         by a second norm
- *   ffn             gated, plain, moe                     the feed-forward network: with a gate,
- *                                                         plain without, or a mixture of experts
- *                                                         with gates
- *   score           softmax, sigmoid                      function of a router's logit that gives
- *                                                         an expert's score
- *   order           before, after                         whether the router's softmax is over all
- *                                                         experts, before the choice, or over the
- *                                                         chosen ones after it
- *   renormalise     no, yes                               whether the weights of a token's experts
- *                                                         add up to 1
- *   group-score     max, top2                             score of a group of experts: its best
- *                                                         expert, or the sum of its best two
- *   choice-bias     no, yes                               whether a bias is added to the experts'
- *                                                         scores for the choice alone
- *   logits          same, f32                             element type of the router's logits: that
- *                                                         of x, or f32
- *   router-bias     no, yes                               whether the router's product has a bias
- *   route-scale     a number from 1e-06 to 1000000        a factor of the weights of a token's
- *                                                         experts
- *   shared-gate     no, yes                               whether the network of shared-h is
- *                                                         weighted by the sigmoid of a product of
- *                                                         its own
- *   gate-up         separate, halves, interleaved         the experts' weights of gate and up:
- *                                                         separate, or one w_gate_up; halves: rows
- *                                                         of gate, then of up; interleaved: they
- *                                                         alternate
- *   routing                                               uniform, or zipf:SKEW with a skew from 0
- *                                                         to 4, or file:IDS, a text file of ids:
- *                                                         distribution of the chosen experts, for
- *                                                         test data and the choice of a preset
- *   convention      llama, gemma, t5                      where the norms round, and whether
- *                                                         weights are kept as their distance from 1
- *   eps             a number from 0 to 1                  added to the norms' mean square
- *   qkv-bias        no, yes                               whether q, k and v have a bias
- *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate, or
- *                                                         one w_qkv; packed: all rows of q, then k,
- *                                                         then v; grouped: for each head of k its
- *                                                         heads of q, then k, then v
- *   qk-norm         no, yes, rows, layer                  norms of q and k; yes: RMSNorm of each
- *                                                         head; rows: RMSNorm over all heads;
- *                                                         layer: layer normalisation of each head
- *   qk-norm-order   before, after                         whether heads are normalised before RoPE
- *                                                         or after it
- *   sinks           no, yes                               whether each head has a logit that joins
- *                                                         attention's softmax without a value
- *   out-bias        no, yes                               whether the output product has a bias
- *   ffn-bias        no, yes                               whether the feed-forward network has
- *                                                         biases
- *   rotation        halves, interleaved, none             RoPE of q and k: pairs rotary/2 apart,
- *                                                         neighbours, or none
- *   softcap         a number from 0 to 1000000            soft cap c of attention's scores, c
- *                                                         tanh(x / c); 0: none
- *   scale           a number from 0 to 1000000            scale of attention's scores; 0: 1 /
- *                                                         sqrt(dim)
- *   link            loopback, peers, nccl                 how ranks sum; peers: through a group's
- *                                                         memory; nccl: by NCCL; loopback: one rank
- *                                                         plays all, with equal summands
- *   lengths         full, ragged                          keys of the sequences in tests and
- *                                                         measurements: as many as the cache has
- *                                                         room for, or fewer
- *   angles          base, table, llama3, yarn             a table is given, or the rule by which
- *                                                         frequencies are computed
- *   base            a number from 1 to 1000000000000      base of the computed frequencies
- *   factor          a number from 0.001 to 1000000        factor by which the rule stretches
- *                                                         positions
- *   context         a number from 1 to 1000000000         positions that the model was trained with
- *   low             a number from 0.001 to 1000000        llama3: context/low is the longest
- *                                                         wavelength that is interpolated
- *   high            a number from 0.001 to 1000000        llama3: context/high is the longest
- *                                                         wavelength that is left alone
- *   beta-fast       a number from 0.001 to 1000000        yarn: rotations in the context from which
- *                                                         a pair is left alone
- *   beta-slow       a number from 0.001 to 1000000        yarn: rotations in the context up to
- *                                                         which a pair is stretched
- *   rope-scale      a number from 0 to 1000000            factor of all sines and cosines; 0: the
- *                                                         rule's own
- *   weights         dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of w_qkv, the output
- *                                                         product and the gated network or experts:
- *                                                         dense, or packed as linear has it
- *   group           128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
- *                                                         elements of a row of the weight that
- *                                                         share a scale
- *   zeros           no, yes                               pass fwd: weights=int4: whether each
- *                                                         group has a zero point, instead of 8
- *   attn-weights    same, dense                           with packed weights or quantise:
- *                                                         attention's weights have the network's
- *                                                         format, or are dense, as in gpt-oss
- *   quantise        no, token, block                      pass fwd: whether tokens are quantised to
- *                                                         e4m3, for weights of e4m3: with a scale
- *                                                         for each token and row of a weight, or
- *                                                         each 128 elements and block of 128 x 128
+ *   batch           1 to 65536                              sequences (any number)
+ *   d               1 to 2147483647                         features of a token
+ *   h               1 to 2147483647                         intermediate size of the feed-forward
+ *                                                           network, or of an expert
+ *   heads           1 to 1024                               heads of q; with mixer=conv heads and
+ *                                                           dim make its channels
+ *   dim             1 to 512                                features of a head
+ *   cache           1 to 16777216                           keys that the cache has room for, of a
+ *                                                           sequence; not of mixers with a state
+ *   kv-heads        1 to 1024, rare                         heads of k, and of v; heads if left out
+ *   s               1 to 16777216, rare                     new tokens of each sequence; 1 if left
+ *                                                           out
+ *   layers          1 to 256, rare                          number of layers, each with its own
+ *                                                           weights and caches
+ *   experts         1 to 1024, rare                         experts to choose from, with ffn=moe
+ *   top-k           1 to 32, rare                           experts that a token chooses
+ *   width           1 to 8, rare                            taps of a mixer's convolution, 2 to 8
+ *   nope            1 to 512, rare                          mixer=mla: features of a head of q that
+ *                                                           are not rotated
+ *   rope            1 to 256, rare                          mixer=mla: those that are, and features
+ *                                                           of the rotated key
+ *   v-dim           1 to 512, rare                          mixer=mla and gated-delta-rule:
+ *                                                           features of a head's values
+ *   rank            1 to 1024, rare                         mixer=mla: features of the latent of
+ *                                                           keys and values
+ *   q-rank          1 to 16777216, rare                     mixer=mla: those of the queries'
+ *                                                           latent; none if left out
+ *   v-heads         1 to 1024, rare                         mixer=gated-delta-rule: heads of v, a
+ *                                                           multiple of heads; as many if left out
+ *   shared          1 to 8, rare                            experts that every token goes through;
+ *                                                           left out: none
+ *   own-experts     1 to 1024, rare                         experts in the weights, the slice of a
+ *                                                           rank of a group: the tensor
+ *                                                           first_expert says which; all if left
+ *                                                           out
+ *   shared-h        1 to 16777216, rare                     intermediate size of a network with
+ *                                                           weights of its own beside the experts,
+ *                                                           for every token; left out: none
+ *   groups          1 to 32, rare                           groups of experts: a token uses the
+ *                                                           best ones; left out: none
+ *   top-groups      1 to 32, rare                           groups that a token uses; all if left
+ *                                                           out
+ *   window          1 to 1073741824, rare                   keys of a query at most, the nearest;
+ *                                                           all if left out
+ *   rotary          1 to 512, rare                          features of a head to rotate; all if
+ *                                                           left out
+ *   ranks           1 to 8, rare                            ranks of a group, each with its slice:
+ *                                                           heads, kv-heads, h and shared-h are the
+ *                                                           slice's; one GPU has all if left out
+ *   page            1 to 256, rare                          keys of a page of the caches, 16 to
+ *                                                           256, a power of two; one that is not in
+ *                                                           memory is zeros; contiguous if left out
+ *   pages           1 to 67108864, rare                     pages of a layer's cache; what the
+ *                                                           sequences take if left out
+ *   kv-head         1 to 16777216, rare                     elements from a head of the caches to
+ *                                                           the next one, a multiple of dim; dim if
+ *                                                           left out
+ *   positions       1 to 1073741824, rare                   rows of the table of angles; 4096 if
+ *                                                           left out
+ *   act                                                     silu, gelu, gelu-tanh, relu, none,
+ *                                                           swiglu-oai: activation of the
+ *                                                           feed-forward network
+ *   norm            rms, layer                              normalisation of rows: by the root mean
+ *                                                           square, or layer normalisation with
+ *                                                           biases
+ *   post-norms      no, yes, only                           whether the results of attention and of
+ *                                                           the feed-forward network are normalised
+ *                                                           before they are added; only: their
+ *                                                           inputs are not
+ *   residual-scale  no, yes                                 whether a vector multiplies what is
+ *                                                           added to the residual; experts have
+ *                                                           route-scale
+ *   block           serial, parallel, parallel-norms        serial: the feed-forward network
+ *                                                           follows attention; parallel: it takes
+ *                                                           the same normalised x; parallel-norms:
+ *                                                           it takes x by a second norm
+ *   ffn             gated, plain, moe                       the feed-forward network: with a gate,
+ *                                                           plain without, or a mixture of experts
+ *                                                           with gates
+ *   score           softmax, sigmoid                        function of a router's logit that gives
+ *                                                           an expert's score
+ *   order           before, after                           whether the router's softmax is over
+ *                                                           all experts, before the choice, or over
+ *                                                           the chosen ones after it
+ *   renormalise     no, yes                                 whether the weights of a token's
+ *                                                           experts add up to 1
+ *   group-score     max, top2                               score of a group of experts: its best
+ *                                                           expert, or the sum of its best two
+ *   choice-bias     no, yes                                 whether a bias is added to the experts'
+ *                                                           scores for the choice alone
+ *   logits          same, f32                               element type of the router's logits:
+ *                                                           that of x, or f32
+ *   router-bias     no, yes                                 whether the router's product has a bias
+ *   route-scale     a number from 1e-06 to 1000000          a factor of the weights of a token's
+ *                                                           experts
+ *   shared-gate     no, yes                                 whether the network of shared-h is
+ *                                                           weighted by the sigmoid of a product of
+ *                                                           its own
+ *   gate-up         separate, halves, interleaved           the experts' weights of gate and up:
+ *                                                           separate, or one w_gate_up; halves:
+ *                                                           rows of gate, then of up; interleaved:
+ *                                                           they alternate
+ *   routing                                                 uniform, or zipf:SKEW with a skew from
+ *                                                           0 to 4, or file:IDS, a text file of
+ *                                                           ids: distribution of the chosen
+ *                                                           experts, for test data and the choice
+ *                                                           of a preset
+ *   convention      llama, gemma, t5                        where the norms round, and whether
+ *                                                           weights are kept as their distance from
+ *                                                           1
+ *   eps             a number from 0 to 1                    added to the norms' mean square
+ *   qkv-bias        no, yes                                 whether q, k and v have a bias
+ *   qkv-weights     separate, packed, grouped               the weights of q, k and v: separate, or
+ *                                                           one w_qkv; packed: all rows of q, then
+ *                                                           k, then v; grouped: for each head of k
+ *                                                           its heads of q, then k, then v
+ *   qk-norm         no, yes, rows, layer                    norms of q and k; yes: RMSNorm of each
+ *                                                           head; rows: RMSNorm over all heads;
+ *                                                           layer: layer normalisation of each head
+ *   qk-norm-order   before, after                           whether heads are normalised before
+ *                                                           RoPE or after it
+ *   sinks           no, yes                                 whether each head has a logit that
+ *                                                           joins attention's softmax without a
+ *                                                           value
+ *   beta-scale      a number from 0 to 2                    factor of beta in
+ *                                                           mixer=gated-delta-rule
+ *   mixer-eps       a number from 0 to 1                    added to the mean square of a mixer's
+ *                                                           own norm
+ *   output-gate     no, features, heads                     sigmoids of a product of attention's
+ *                                                           input that multiply its output: one for
+ *                                                           each feature, or for each head
+ *   conv-bias       no, yes                                 whether a mixer's convolution and the
+ *                                                           product in front of it have biases
+ *   out-bias        no, yes                                 whether the output product has a bias
+ *   ffn-bias        no, yes                                 whether the feed-forward network has
+ *                                                           biases
+ *   rotation        halves, interleaved, none               RoPE of q and k: pairs rotary/2 apart,
+ *                                                           neighbours, or none
+ *   rope-order      same, halves                            mixer=mla: order of rotated neighbours,
+ *                                                           as in mla-rope
+ *   latent-eps      a number from 0 to 1                    mixer=mla: added to the mean square of
+ *                                                           the latents' norms
+ *   softcap         a number from 0 to 1000000              soft cap c of attention's scores, c
+ *                                                           tanh(x / c); 0: none
+ *   scale           a number from 0 to 1000000              scale of attention's scores; 0: 1 /
+ *                                                           sqrt(dim), or 1 / sqrt(nope + rope)
+ *   link            loopback, peers, nccl                   how ranks sum; peers: through a group's
+ *                                                           memory; nccl: by NCCL; loopback: one
+ *                                                           rank plays all, with equal summands
+ *   lengths         full, ragged                            keys of the sequences in tests and
+ *                                                           measurements: as many as the cache has
+ *                                                           room for, or fewer
+ *   angles          base, table, llama3, yarn               a table is given, or the rule by which
+ *                                                           frequencies are computed
+ *   base            a number from 1 to 1000000000000        base of the computed frequencies
+ *   factor          a number from 0.001 to 1000000          factor by which the rule stretches
+ *                                                           positions
+ *   context         a number from 1 to 1000000000           positions that the model was trained
+ *                                                           with
+ *   low             a number from 0.001 to 1000000          llama3: context/low is the longest
+ *                                                           wavelength that is interpolated
+ *   high            a number from 0.001 to 1000000          llama3: context/high is the longest
+ *                                                           wavelength that is left alone
+ *   beta-fast       a number from 0.001 to 1000000          yarn: rotations in the context from
+ *                                                           which a pair is left alone
+ *   beta-slow       a number from 0.001 to 1000000          yarn: rotations in the context up to
+ *                                                           which a pair is stretched
+ *   rope-scale      a number from 0 to 1000000              factor of all sines and cosines; 0: the
+ *                                                           rule's own
+ *   weights         dense, int4, mxfp4, fp8, int8, nvfp4    pass fwd: format of w_qkv, the output
+ *                                                           product and the gated network or
+ *                                                           experts: dense, or packed as linear has
+ *                                                           it
+ *   group           128, 64, 32, row                        pass fwd: weights=int4, fp8 or int8:
+ *                                                           elements of a row of the weight that
+ *                                                           share a scale
+ *   zeros           no, yes                                 pass fwd: weights=int4: whether each
+ *                                                           group has a zero point, instead of 8
+ *   attn-weights    same, dense                             with packed weights or quantise:
+ *                                                           attention's weights have the network's
+ *                                                           format, or are dense, as in gpt-oss
+ *   quantise        no, token, block                        pass fwd: whether tokens are quantised
+ *                                                           to e4m3, for weights of e4m3: with a
+ *                                                           scale for each token and row of a
+ *                                                           weight, or each 128 elements and block
+ *                                                           of 128 x 128
+ *   mixer           attention, conv, mla, gated-delta-rule  what mixes the tokens: attention,
+ *                                                           attention over a cache of keys and
+ *                                                           values; conv, a short convolution with
+ *                                                           gates in front of it and behind it, as
+ *                                                           in LFM2; mla, latent attention in the
+ *                                                           absorbed form, over a cache of latents;
+ *                                                           gated-delta-rule, linear attention by
+ *                                                           the gated delta rule behind short
+ *                                                           convolutions
+ *   cache-format    same, e4m3                              element type of cached keys and values:
+ *                                                           that of q, or e4m3 with f32 scales
+ *   cache-scales    tensor, head                            scales of keys and of values in e4m3:
+ *                                                           one for the tensor, or each head's own
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   x          input    T    [batch, d]
@@ -1456,6 +1527,12 @@
  * with sinks=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   sinks, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   10  sinks  input  f32  [heads]
+ * with output-gate=features: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, w_g, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   10  w_g  input  T  [dim * heads, d]
+ * with output-gate=heads: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, w_g, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   10  w_g  input  T  [heads, d]
  * with out-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, b_o, ffn_norm, w_gate, w_up, w_down, y
  *   11  b_o  input  T  [d]
@@ -1492,7 +1569,13 @@
  *   14  w_down        input  fp8  [d, h]
  *   15  w_gate_scale  input  f32  [ceil(h / 128), ceil(d / 128)]
  *   16  w_up_scale    input  f32  [ceil(h / 128), ceil(d / 128)]
- *   17  w_down_scale  input  f32  [ceil(d / 128), ceil(h / 128)] */
+ *   17  w_down_scale  input  f32  [ceil(d / 128), ceil(h / 128)]
+ * with cache-format=e4m3: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, k_scale, v_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   8   k_cache  updated  fp8  [batch * cache, heads, dim]
+ *   9   v_cache  updated  fp8  [batch * cache, heads, dim]
+ *   10  k_scale  input    f32  [1]
+ *   11  v_scale  input    f32  [1] */
 
 /* sample: the next id of each sequence from its logits: the best, or a sample by temperature,
  *   top-k, top-p and min-p
@@ -1804,183 +1887,235 @@
 /* decode: one token of a language model: embedding, layers, head, the next ids, and the state of
  *   the sequences
  *
- *   batch           1 to 65536                            sequences (any number)
- *   d               1 to 2147483647                       features of a token
- *   h               1 to 2147483647                       intermediate size of the feed-forward
- *                                                         network, or of an expert
- *   heads           1 to 1024                             heads of q
- *   dim             1 to 512                              features of a head
- *   cache           1 to 16777216                         keys that the cache has room for, of a
- *                                                         sequence
- *   kv-heads        1 to 1024, rare                       heads of k, and of v; heads if left out
- *   layers          1 to 256, rare                        number of layers, each with its own
- *                                                         weights and caches
- *   experts         1 to 1024, rare                       experts to choose from, with ffn=moe
- *   top-k           1 to 32, rare                         experts that a token chooses
- *   shared          1 to 8, rare                          experts that every token goes through;
- *                                                         left out: none
- *   own-experts     1 to 1024, rare                       experts in the weights, the slice of a
- *                                                         rank of a group: the tensor first_expert
- *                                                         says which; all if left out
- *   shared-h        1 to 16777216, rare                   intermediate size of a network with
- *                                                         weights of its own beside the experts,
- *                                                         for every token; left out: none
- *   groups          1 to 32, rare                         groups of experts: a token uses the best
- *                                                         ones; left out: none
- *   top-groups      1 to 32, rare                         groups that a token uses; all if left out
- *   window          1 to 1073741824, rare                 keys of a query at most, the nearest; all
- *                                                         if left out
- *   rotary          1 to 512, rare                        features of a head to rotate; all if left
- *                                                         out
- *   ranks           1 to 8, rare                          ranks of a group, each with its slice:
- *                                                         heads, kv-heads, h and shared-h are the
- *                                                         slice's; one GPU has all if left out
- *   page            1 to 256, rare                        keys of a page of the caches, 16 to 256,
- *                                                         a power of two; one that is not in memory
- *                                                         is zeros; contiguous if left out
- *   pages           1 to 67108864, rare                   pages of a layer's cache; what the
- *                                                         sequences take if left out
- *   kv-head         1 to 16777216, rare                   elements from a head of the caches to the
- *                                                         next one, a multiple of dim; dim if left
- *                                                         out
- *   positions       1 to 1073741824, rare                 rows of the table of angles; 4096 if left
- *                                                         out
- *   vocab           1 to 524288                           ids to choose from
- *   best            1 to 64, rare                         ids with the largest logits, whose
- *                                                         log-probabilities are written; none if
- *                                                         left out
- *   stops           1 to 1024, rare                       ids that end a sequence; none if left out
- *   room            1 to 16777216, rare                   ids of a sequence that `out` has room
- *                                                         for; the cache's keys if left out
- *   act                                                   silu, gelu, gelu-tanh, relu, none,
- *                                                         swiglu-oai: activation of the
- *                                                         feed-forward network
- *   norm            rms, layer                            normalisation of rows: by the root mean
- *                                                         square, or layer normalisation with
- *                                                         biases
- *   post-norms      no, yes, only                         whether the results of attention and of
- *                                                         the feed-forward network are normalised
- *                                                         before they are added; only: their inputs
- *                                                         are not
- *   residual-scale  no, yes                               whether a vector multiplies what is added
- *                                                         to the residual; experts have route-scale
- *   block           serial, parallel, parallel-norms      serial: the feed-forward network follows
- *                                                         attention; parallel: it takes the same
- *                                                         normalised x; parallel-norms: it takes x
- *                                                         by a second norm
- *   ffn             gated, plain, moe                     the feed-forward network: with a gate,
- *                                                         plain without, or a mixture of experts
- *                                                         with gates
- *   score           softmax, sigmoid                      function of a router's logit that gives
- *                                                         an expert's score
- *   order           before, after                         whether the router's softmax is over all
- *                                                         experts, before the choice, or over the
- *                                                         chosen ones after it
- *   renormalise     no, yes                               whether the weights of a token's experts
- *                                                         add up to 1
- *   group-score     max, top2                             score of a group of experts: its best
- *                                                         expert, or the sum of its best two
- *   choice-bias     no, yes                               whether a bias is added to the experts'
- *                                                         scores for the choice alone
- *   logits          same, f32                             element type of the router's logits: that
- *                                                         of x, or f32
- *   router-bias     no, yes                               whether the router's product has a bias
- *   route-scale     a number from 1e-06 to 1000000        a factor of the weights of a token's
- *                                                         experts
- *   shared-gate     no, yes                               whether the network of shared-h is
- *                                                         weighted by the sigmoid of a product of
- *                                                         its own
- *   gate-up         separate, halves, interleaved         the experts' weights of gate and up:
- *                                                         separate, or one w_gate_up; halves: rows
- *                                                         of gate, then of up; interleaved: they
- *                                                         alternate
- *   routing                                               uniform, or zipf:SKEW with a skew from 0
- *                                                         to 4, or file:IDS, a text file of ids:
- *                                                         distribution of the chosen experts, for
- *                                                         test data and the choice of a preset
- *   convention      llama, gemma, t5                      where the norms round, and whether
- *                                                         weights are kept as their distance from 1
- *   eps             a number from 0 to 1                  added to the norms' mean square
- *   qkv-bias        no, yes                               whether q, k and v have a bias
- *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate, or
- *                                                         one w_qkv; packed: all rows of q, then k,
- *                                                         then v; grouped: for each head of k its
- *                                                         heads of q, then k, then v
- *   qk-norm         no, yes, rows, layer                  norms of q and k; yes: RMSNorm of each
- *                                                         head; rows: RMSNorm over all heads;
- *                                                         layer: layer normalisation of each head
- *   qk-norm-order   before, after                         whether heads are normalised before RoPE
- *                                                         or after it
- *   sinks           no, yes                               whether each head has a logit that joins
- *                                                         attention's softmax without a value
- *   out-bias        no, yes                               whether the output product has a bias
- *   ffn-bias        no, yes                               whether the feed-forward network has
- *                                                         biases
- *   rotation        halves, interleaved, none             RoPE of q and k: pairs rotary/2 apart,
- *                                                         neighbours, or none
- *   softcap         a number from 0 to 1000000            soft cap c of attention's scores, c
- *                                                         tanh(x / c); 0: none
- *   scale           a number from 0 to 1000000            scale of attention's scores; 0: 1 /
- *                                                         sqrt(dim)
- *   link            loopback, peers, nccl                 how ranks sum; peers: through a group's
- *                                                         memory; nccl: by NCCL; loopback: one rank
- *                                                         plays all, with equal summands
- *   lengths         full, ragged                          keys of the sequences in tests and
- *                                                         measurements: as many as the cache has
- *                                                         room for, or fewer
- *   angles          base, table, llama3, yarn             a table is given, or the rule by which
- *                                                         frequencies are computed
- *   base            a number from 1 to 1000000000000      base of the computed frequencies
- *   factor          a number from 0.001 to 1000000        factor by which the rule stretches
- *                                                         positions
- *   context         a number from 1 to 1000000000         positions that the model was trained with
- *   low             a number from 0.001 to 1000000        llama3: context/low is the longest
- *                                                         wavelength that is interpolated
- *   high            a number from 0.001 to 1000000        llama3: context/high is the longest
- *                                                         wavelength that is left alone
- *   beta-fast       a number from 0.001 to 1000000        yarn: rotations in the context from which
- *                                                         a pair is left alone
- *   beta-slow       a number from 0.001 to 1000000        yarn: rotations in the context up to
- *                                                         which a pair is stretched
- *   rope-scale      a number from 0 to 1000000            factor of all sines and cosines; 0: the
- *                                                         rule's own
- *   weights         dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of w_qkv, the output
- *                                                         product and the gated network or experts:
- *                                                         dense, or packed as linear has it
- *   group           128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
- *                                                         elements of a row of the weight that
- *                                                         share a scale
- *   zeros           no, yes                               pass fwd: weights=int4: whether each
- *                                                         group has a zero point, instead of 8
- *   attn-weights    same, dense                           with packed weights or quantise:
- *                                                         attention's weights have the network's
- *                                                         format, or are dense, as in gpt-oss
- *   quantise        no, token, block                      pass fwd: whether tokens are quantised to
- *                                                         e4m3, for weights of e4m3: with a scale
- *                                                         for each token and row of a weight, or
- *                                                         each 128 elements and block of 128 x 128
- *   choose          argmax, sample, filtered              the best id; a sample by temperature; or
- *                                                         filtered: a sample of the ids that top-k,
- *                                                         top-p and min-p keep
- *   logit-softcap   a number from 0 to 1000000            soft cap c of the logits, c tanh(x / c);
- *                                                         0: none
- *   logprobs        no, yes                               whether the log-probability of the chosen
- *                                                         id is written
- *   head-logits     same, f32                             element type of the logits, to which they
- *                                                         are rounded before ids are chosen: that
- *                                                         of x, or f32
- *   head-bias       no, yes                               whether the product has a bias
- *   head-weights    dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the product's weight:
- *                                                         that of x, or packed in that format
- *   head-group      128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
- *                                                         elements of a row of the weight that
- *                                                         share a scale
- *   head-zeros      no, yes                               pass fwd: weights=int4: whether each
- *                                                         group has a zero point, instead of 8
- *   head            whole, sliced                         with ranks, whether each has all rows of
- *                                                         the head or, sliced, its part of them
- *   embed-scale     a number from -1000000 to 1000000     a factor of the embedding
- *   pad             a number from 0 to 2147483647         the id of a sequence that has ended
+ *   batch           1 to 65536                              sequences (any number)
+ *   d               1 to 2147483647                         features of a token
+ *   h               1 to 2147483647                         intermediate size of the feed-forward
+ *                                                           network, or of an expert
+ *   heads           1 to 1024                               heads of q; with mixer=conv heads and
+ *                                                           dim make its channels
+ *   dim             1 to 512                                features of a head
+ *   cache           1 to 16777216                           keys that the cache has room for, of a
+ *                                                           sequence; not of mixers with a state
+ *   kv-heads        1 to 1024, rare                         heads of k, and of v; heads if left out
+ *   layers          1 to 256, rare                          number of layers, each with its own
+ *                                                           weights and caches
+ *   experts         1 to 1024, rare                         experts to choose from, with ffn=moe
+ *   top-k           1 to 32, rare                           experts that a token chooses
+ *   width           1 to 8, rare                            taps of a mixer's convolution, 2 to 8
+ *   nope            1 to 512, rare                          mixer=mla: features of a head of q that
+ *                                                           are not rotated
+ *   rope            1 to 256, rare                          mixer=mla: those that are, and features
+ *                                                           of the rotated key
+ *   v-dim           1 to 512, rare                          mixer=mla and gated-delta-rule:
+ *                                                           features of a head's values
+ *   rank            1 to 1024, rare                         mixer=mla: features of the latent of
+ *                                                           keys and values
+ *   q-rank          1 to 16777216, rare                     mixer=mla: those of the queries'
+ *                                                           latent; none if left out
+ *   v-heads         1 to 1024, rare                         mixer=gated-delta-rule: heads of v, a
+ *                                                           multiple of heads; as many if left out
+ *   shared          1 to 8, rare                            experts that every token goes through;
+ *                                                           left out: none
+ *   own-experts     1 to 1024, rare                         experts in the weights, the slice of a
+ *                                                           rank of a group: the tensor
+ *                                                           first_expert says which; all if left
+ *                                                           out
+ *   shared-h        1 to 16777216, rare                     intermediate size of a network with
+ *                                                           weights of its own beside the experts,
+ *                                                           for every token; left out: none
+ *   groups          1 to 32, rare                           groups of experts: a token uses the
+ *                                                           best ones; left out: none
+ *   top-groups      1 to 32, rare                           groups that a token uses; all if left
+ *                                                           out
+ *   window          1 to 1073741824, rare                   keys of a query at most, the nearest;
+ *                                                           all if left out
+ *   rotary          1 to 512, rare                          features of a head to rotate; all if
+ *                                                           left out
+ *   ranks           1 to 8, rare                            ranks of a group, each with its slice:
+ *                                                           heads, kv-heads, h and shared-h are the
+ *                                                           slice's; one GPU has all if left out
+ *   page            1 to 256, rare                          keys of a page of the caches, 16 to
+ *                                                           256, a power of two; one that is not in
+ *                                                           memory is zeros; contiguous if left out
+ *   pages           1 to 67108864, rare                     pages of a layer's cache; what the
+ *                                                           sequences take if left out
+ *   kv-head         1 to 16777216, rare                     elements from a head of the caches to
+ *                                                           the next one, a multiple of dim; dim if
+ *                                                           left out
+ *   positions       1 to 1073741824, rare                   rows of the table of angles; 4096 if
+ *                                                           left out
+ *   vocab           1 to 524288                             ids to choose from
+ *   best            1 to 64, rare                           ids with the largest logits, whose
+ *                                                           log-probabilities are written; none if
+ *                                                           left out
+ *   stops           1 to 1024, rare                         ids that end a sequence; none if left
+ *                                                           out
+ *   room            1 to 16777216, rare                     ids of a sequence that `out` has room
+ *                                                           for; the cache's keys if left out
+ *   act                                                     silu, gelu, gelu-tanh, relu, none,
+ *                                                           swiglu-oai: activation of the
+ *                                                           feed-forward network
+ *   norm            rms, layer                              normalisation of rows: by the root mean
+ *                                                           square, or layer normalisation with
+ *                                                           biases
+ *   post-norms      no, yes, only                           whether the results of attention and of
+ *                                                           the feed-forward network are normalised
+ *                                                           before they are added; only: their
+ *                                                           inputs are not
+ *   residual-scale  no, yes                                 whether a vector multiplies what is
+ *                                                           added to the residual; experts have
+ *                                                           route-scale
+ *   block           serial, parallel, parallel-norms        serial: the feed-forward network
+ *                                                           follows attention; parallel: it takes
+ *                                                           the same normalised x; parallel-norms:
+ *                                                           it takes x by a second norm
+ *   ffn             gated, plain, moe                       the feed-forward network: with a gate,
+ *                                                           plain without, or a mixture of experts
+ *                                                           with gates
+ *   score           softmax, sigmoid                        function of a router's logit that gives
+ *                                                           an expert's score
+ *   order           before, after                           whether the router's softmax is over
+ *                                                           all experts, before the choice, or over
+ *                                                           the chosen ones after it
+ *   renormalise     no, yes                                 whether the weights of a token's
+ *                                                           experts add up to 1
+ *   group-score     max, top2                               score of a group of experts: its best
+ *                                                           expert, or the sum of its best two
+ *   choice-bias     no, yes                                 whether a bias is added to the experts'
+ *                                                           scores for the choice alone
+ *   logits          same, f32                               element type of the router's logits:
+ *                                                           that of x, or f32
+ *   router-bias     no, yes                                 whether the router's product has a bias
+ *   route-scale     a number from 1e-06 to 1000000          a factor of the weights of a token's
+ *                                                           experts
+ *   shared-gate     no, yes                                 whether the network of shared-h is
+ *                                                           weighted by the sigmoid of a product of
+ *                                                           its own
+ *   gate-up         separate, halves, interleaved           the experts' weights of gate and up:
+ *                                                           separate, or one w_gate_up; halves:
+ *                                                           rows of gate, then of up; interleaved:
+ *                                                           they alternate
+ *   routing                                                 uniform, or zipf:SKEW with a skew from
+ *                                                           0 to 4, or file:IDS, a text file of
+ *                                                           ids: distribution of the chosen
+ *                                                           experts, for test data and the choice
+ *                                                           of a preset
+ *   convention      llama, gemma, t5                        where the norms round, and whether
+ *                                                           weights are kept as their distance from
+ *                                                           1
+ *   eps             a number from 0 to 1                    added to the norms' mean square
+ *   qkv-bias        no, yes                                 whether q, k and v have a bias
+ *   qkv-weights     separate, packed, grouped               the weights of q, k and v: separate, or
+ *                                                           one w_qkv; packed: all rows of q, then
+ *                                                           k, then v; grouped: for each head of k
+ *                                                           its heads of q, then k, then v
+ *   qk-norm         no, yes, rows, layer                    norms of q and k; yes: RMSNorm of each
+ *                                                           head; rows: RMSNorm over all heads;
+ *                                                           layer: layer normalisation of each head
+ *   qk-norm-order   before, after                           whether heads are normalised before
+ *                                                           RoPE or after it
+ *   sinks           no, yes                                 whether each head has a logit that
+ *                                                           joins attention's softmax without a
+ *                                                           value
+ *   beta-scale      a number from 0 to 2                    factor of beta in
+ *                                                           mixer=gated-delta-rule
+ *   mixer-eps       a number from 0 to 1                    added to the mean square of a mixer's
+ *                                                           own norm
+ *   output-gate     no, features, heads                     sigmoids of a product of attention's
+ *                                                           input that multiply its output: one for
+ *                                                           each feature, or for each head
+ *   conv-bias       no, yes                                 whether a mixer's convolution and the
+ *                                                           product in front of it have biases
+ *   out-bias        no, yes                                 whether the output product has a bias
+ *   ffn-bias        no, yes                                 whether the feed-forward network has
+ *                                                           biases
+ *   rotation        halves, interleaved, none               RoPE of q and k: pairs rotary/2 apart,
+ *                                                           neighbours, or none
+ *   rope-order      same, halves                            mixer=mla: order of rotated neighbours,
+ *                                                           as in mla-rope
+ *   latent-eps      a number from 0 to 1                    mixer=mla: added to the mean square of
+ *                                                           the latents' norms
+ *   softcap         a number from 0 to 1000000              soft cap c of attention's scores, c
+ *                                                           tanh(x / c); 0: none
+ *   scale           a number from 0 to 1000000              scale of attention's scores; 0: 1 /
+ *                                                           sqrt(dim), or 1 / sqrt(nope + rope)
+ *   link            loopback, peers, nccl                   how ranks sum; peers: through a group's
+ *                                                           memory; nccl: by NCCL; loopback: one
+ *                                                           rank plays all, with equal summands
+ *   lengths         full, ragged                            keys of the sequences in tests and
+ *                                                           measurements: as many as the cache has
+ *                                                           room for, or fewer
+ *   angles          base, table, llama3, yarn               a table is given, or the rule by which
+ *                                                           frequencies are computed
+ *   base            a number from 1 to 1000000000000        base of the computed frequencies
+ *   factor          a number from 0.001 to 1000000          factor by which the rule stretches
+ *                                                           positions
+ *   context         a number from 1 to 1000000000           positions that the model was trained
+ *                                                           with
+ *   low             a number from 0.001 to 1000000          llama3: context/low is the longest
+ *                                                           wavelength that is interpolated
+ *   high            a number from 0.001 to 1000000          llama3: context/high is the longest
+ *                                                           wavelength that is left alone
+ *   beta-fast       a number from 0.001 to 1000000          yarn: rotations in the context from
+ *                                                           which a pair is left alone
+ *   beta-slow       a number from 0.001 to 1000000          yarn: rotations in the context up to
+ *                                                           which a pair is stretched
+ *   rope-scale      a number from 0 to 1000000              factor of all sines and cosines; 0: the
+ *                                                           rule's own
+ *   weights         dense, int4, mxfp4, fp8, int8, nvfp4    pass fwd: format of w_qkv, the output
+ *                                                           product and the gated network or
+ *                                                           experts: dense, or packed as linear has
+ *                                                           it
+ *   group           128, 64, 32, row                        pass fwd: weights=int4, fp8 or int8:
+ *                                                           elements of a row of the weight that
+ *                                                           share a scale
+ *   zeros           no, yes                                 pass fwd: weights=int4: whether each
+ *                                                           group has a zero point, instead of 8
+ *   attn-weights    same, dense                             with packed weights or quantise:
+ *                                                           attention's weights have the network's
+ *                                                           format, or are dense, as in gpt-oss
+ *   quantise        no, token, block                        pass fwd: whether tokens are quantised
+ *                                                           to e4m3, for weights of e4m3: with a
+ *                                                           scale for each token and row of a
+ *                                                           weight, or each 128 elements and block
+ *                                                           of 128 x 128
+ *   mixer           attention, conv, mla, gated-delta-rule  what mixes the tokens: attention,
+ *                                                           attention over a cache of keys and
+ *                                                           values; conv, a short convolution with
+ *                                                           gates in front of it and behind it, as
+ *                                                           in LFM2; mla, latent attention in the
+ *                                                           absorbed form, over a cache of latents;
+ *                                                           gated-delta-rule, linear attention by
+ *                                                           the gated delta rule behind short
+ *                                                           convolutions
+ *   cache-format    same, e4m3                              element type of cached keys and values:
+ *                                                           that of q, or e4m3 with f32 scales
+ *   cache-scales    tensor, head                            scales of keys and of values in e4m3:
+ *                                                           one for the tensor, or each head's own
+ *   choose          argmax, sample, filtered                the best id; a sample by temperature;
+ *                                                           or filtered: a sample of the ids that
+ *                                                           top-k, top-p and min-p keep
+ *   logit-softcap   a number from 0 to 1000000              soft cap c of the logits, c tanh(x /
+ *                                                           c); 0: none
+ *   logprobs        no, yes                                 whether the log-probability of the
+ *                                                           chosen id is written
+ *   head-logits     same, f32                               element type of the logits, to which
+ *                                                           they are rounded before ids are chosen:
+ *                                                           that of x, or f32
+ *   head-bias       no, yes                                 whether the product has a bias
+ *   head-weights    dense, int4, mxfp4, fp8, int8, nvfp4    pass fwd: format of the product's
+ *                                                           weight: that of x, or packed in that
+ *                                                           format
+ *   head-group      128, 64, 32, row                        pass fwd: weights=int4, fp8 or int8:
+ *                                                           elements of a row of the weight that
+ *                                                           share a scale
+ *   head-zeros      no, yes                                 pass fwd: weights=int4: whether each
+ *                                                           group has a zero point, instead of 8
+ *   head            whole, sliced                           with ranks, whether each has all rows
+ *                                                           of the head or, sliced, its part of
+ *                                                           them
+ *   embed-scale     a number from -1000000 to 1000000       a factor of the embedding
+ *   pad             a number from 0 to 2147483647           the id of a sequence that has ended
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   ids         updated  i32  [batch]
@@ -2106,6 +2241,14 @@
  * with sinks=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
  *   k_cache, v_cache, sinks, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
  *   13  sinks  input  f32  [heads]
+ * with output-gate=features: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q,
+ *   w_k, w_v, k_cache, v_cache, w_g, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head,
+ *   chosen, logit
+ *   13  w_g  input  T  [dim * heads, d]
+ * with output-gate=heads: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q,
+ *   w_k, w_v, k_cache, v_cache, w_g, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head,
+ *   chosen, logit
+ *   13  w_g  input  T  [heads, d]
  * with out-bias=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
  *   w_v, k_cache, v_cache, w_o, b_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen,
  *   logit
@@ -2144,6 +2287,13 @@
  *   18  w_gate_scale  input  f32  [ceil(h / 128), ceil(d / 128)]
  *   19  w_up_scale    input  f32  [ceil(h / 128), ceil(d / 128)]
  *   20  w_down_scale  input  f32  [ceil(d / 128), ceil(h / 128)]
+ * with cache-format=e4m3: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q,
+ *   w_k, w_v, k_cache, v_cache, k_scale, v_scale, w_o, ffn_norm, w_gate, w_up, w_down, final_norm,
+ *   w_head, chosen, logit
+ *   11  k_cache  updated  fp8  [batch * cache, heads, dim]
+ *   12  v_cache  updated  fp8  [batch * cache, heads, dim]
+ *   13  k_scale  input    f32  [1]
+ *   14  v_scale  input    f32  [1]
  * with choose=sample: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
  *   w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, temperature,
  *   seeds, chosen, logit
@@ -2213,5 +2363,546 @@
  *   2  group  input  i64  [18]
  * with link=nccl: ids, logit, group, best_ids, best_logit
  *   2  group  input  i64  [18] */
+
+/* causal-conv1d: depthwise causal convolution of sequences, with bias, SiLU and states
+ *
+ *   s            1 to 16777216           tokens of a sequence; in layout sc of all sequences
+ *                                        together (any number)
+ *   b            1 to 65536              sequences
+ *   channels     1 to 1048576            channels
+ *   width        1 to 8                  taps, 2 to 8
+ *   x-row        1 to 17179869184, rare  stride of x between tokens, in elements, for columns of a
+ *                                        wider tensor; channels if left out, or three times as many
+ *                                        with gates
+ *   entries      1 to 24, rare           inputs that a state holds, width - 1 or more; width if
+ *                                        left out
+ *   slots        1 to 2147483647, rare   states in memory, found by indices; without it a state for
+ *                                        each sequence
+ *   state-row    1 to 17179869184, rare  stride between states, in elements, for a part of a page;
+ *                                        contiguous if left out
+ *   layout       bsc, sc                 [b, s, channels], or packed sequences [s, channels]
+ *   act          none, silu              activation of the sum
+ *   bias         no, yes                 whether there is a bias
+ *   gates        no, yes                 pass fwd: whether a token of x is B, C and values: B
+ *                                        multiplies these in front of the convolution, and C its
+ *                                        result
+ *   state        none, update, pass      the inputs before the first token: zeros, a state that is
+ *                                        updated in place, or an initial and a final one
+ *   state-order  entries, channels       order of a state: [entries, channels] or [channels,
+ *                                        entries]
+ *   has-state    no, yes                 pass fwd: whether a byte for each sequence says if its
+ *                                        state counts
+ *   accepted     no, yes                 pass fwd: whether each sequence says how many tokens of
+ *                                        the last run were accepted
+ *   first-slot   a number from 0 to 1    pass fwd: the least index of a slot: sequences with lower
+ *                                        ones are padding
+ *   weights      same, f32               element type of w and bias: the op's, or f32
+ *   frozen       no, yes                 pass bwd: whether w and bias have no gradients
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x  input   T  [b, s, channels]
+ *   1  w  input   T  [channels, width]
+ *   2  y  output  T  [b, s, channels]
+ * with x-row: x, w, y
+ *   0  x  input  T  [b, s, x-row]
+ * with slots: x, w, indices, y
+ *   2  indices  input  i32  [b]
+ * with layout=sc: x, w, offsets, y
+ *   0  x        input   T    [s, channels]
+ *   2  offsets  input   i32  [b + 1]
+ *   3  y        output  T    [s, channels]
+ * with bias=yes: x, w, bias, y
+ *   2  bias  input  T  [channels]
+ * with gates=yes: x, w, y
+ *   0  x  input  T  [b, s, 3 * channels]
+ * with state=update: x, w, state, y
+ *   2  state  updated  T  [b, width, channels]
+ * with state=pass: x, w, initial, y, final
+ *   2  initial  input   T  [b, width, channels]
+ *   4  final    output  T  [b, width, channels]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  dy  input   T  [b, s, channels]
+ *   1  x   input   T  [b, s, channels]
+ *   2  w   input   T  [channels, width]
+ *   3  dx  output  T  [b, s, channels]
+ *   4  dw  output  T  [channels, width]
+ * with x-row: dy, x, w, dx, dw
+ *   1  x  input  T  [b, s, x-row]
+ * with slots: dy, x, w, indices, dx, dw
+ *   3  indices  input  i32  [b]
+ * with layout=sc: dy, x, w, offsets, dx, dw
+ *   0  dy       input   T    [s, channels]
+ *   1  x        input   T    [s, channels]
+ *   3  offsets  input   i32  [b + 1]
+ *   4  dx       output  T    [s, channels]
+ * with bias=yes: dy, x, w, bias, dx, dw, dbias
+ *   3  bias   input   T  [channels]
+ *   6  dbias  output  T  [channels]
+ * with state=pass: dy, x, w, initial, d_final, dx, dw, d_initial
+ *   3  initial    input   T  [b, width, channels]
+ *   4  d_final    input   T  [b, width, channels]
+ *   7  d_initial  output  T  [b, width, channels]
+ * with frozen=yes: dy, x, w, dx */
+
+/* gated-rmsnorm: RMSNorm with a gate behind it or before it: y = rmsnorm(x) * act(z), or
+ *   rmsnorm(x * act(z))
+ *
+ *   m           1 to 2147483647         tokens (any number)
+ *   d           1 to 65536              features of a norm
+ *   groups      1 to 1024, rare         norms of a token, each with its own part of w
+ *   z-row       1 to 17179869184, rare  stride of z between tokens, in elements, for columns of a
+ *                                       wider tensor; groups * d if left out, or groups with
+ *                                       gate-for=norm
+ *   order       after, before           the gate comes after the norm, or before it
+ *   gate        silu, sigmoid           activation of z
+ *   convention  t5, llama               t5 rounds once, at the end; llama rounds the normalised
+ *                                       value too, and its product with w
+ *   weights     same, f32               element type of w and dw: the op's, or f32
+ *   eps         a number from 0 to 1    added to the mean square
+ *   norm        rms, none               pass fwd: RMSNorm, or none: the gate alone
+ *   gate-for    feature, norm           pass fwd: whether z has an element for each feature, or one
+ *                                       for each norm
+ *   frozen      no, yes                 pass bwd: whether the weights have no gradients
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x  input   T  [m, d]
+ *   1  z  input   T  [m, d]
+ *   2  w  input   T  [d]
+ *   3  y  output  T  [m, d]
+ * with groups: x, z, w, y
+ *   0  x  input   T  [m, d * groups]
+ *   1  z  input   T  [m, d * groups]
+ *   2  w  input   T  [d * groups]
+ *   3  y  output  T  [m, d * groups]
+ * with z-row: x, z, w, y
+ *   1  z  input  T  [m, z-row]
+ * with norm=none: x, z, y
+ * with gate-for=norm: x, z, w, y
+ *   1  z  input  T  [m, 1]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  dy  input   T  [m, d]
+ *   1  x   input   T  [m, d]
+ *   2  z   input   T  [m, d]
+ *   3  w   input   T  [d]
+ *   4  dx  output  T  [m, d]
+ *   5  dz  output  T  [m, d]
+ *   6  dw  output  T  [d]
+ * with groups: dy, x, z, w, dx, dz, dw
+ *   0  dy  input   T  [m, d * groups]
+ *   1  x   input   T  [m, d * groups]
+ *   2  z   input   T  [m, d * groups]
+ *   3  w   input   T  [d * groups]
+ *   4  dx  output  T  [m, d * groups]
+ *   5  dz  output  T  [m, d * groups]
+ *   6  dw  output  T  [d * groups]
+ * with z-row: dy, x, z, w, dx, dz, dw
+ *   2  z  input  T  [m, z-row]
+ * with frozen=yes: dy, x, z, w, dx, dz */
+
+/* gated-delta-rule: linear attention with a state that decays, erases and writes: S = S exp(g), S
+ *   += beta (v - S k) k^T, out = scale * S q
+ *
+ *   s              1 to 16777216               tokens of a sequence; in layout thd of all sequences
+ *                                              together (any number)
+ *   b              1 to 65536                  sequences
+ *   heads          1 to 1024                   heads of q and k
+ *   dim            1 to 256                    features of a head of q and k
+ *   v-dim          1 to 256                    features of a head of v
+ *   v-heads        1 to 1024, rare             heads of v, a multiple of those of q and k; as many
+ *                                              if left out
+ *   states         1 to 16777216, rare         entries of the cache of states; b + 1 if left out
+ *   state-block    1 to 17179869184, rare      elements from an entry of the cache to the next;
+ *                                              v-heads * v-dim * dim if left out
+ *   q-row          1 to 17179869184, rare      stride of q between tokens, in elements, for a part
+ *                                              of a packed row; heads * dim if left out
+ *   k-row          1 to 17179869184, rare      as q-row, for k
+ *   v-row          1 to 17179869184, rare      as q-row, for v; v-heads * v-dim if left out
+ *   gate-row       1 to 17179869184, rare      as q-row, for beta or beta_logits, and for g or a of
+ *                                              decay=head; v-heads if left out
+ *   layout         bshd, thd                   order of the tokens: [b, s, ..], or packed sequences
+ *   gate           log, softplus, bounded      the log of the decay g, or its input a for
+ *                                              -exp(A_log) softplus(a + dt_bias), or for gate-bound
+ *                                              * sigmoid(exp(A_log) (a + dt_bias))
+ *   decay          head, channel               decays of a value head: one, or one for each feature
+ *                                              of k
+ *   beta           given, sigmoid              beta itself, or beta-scale * sigmoid(beta_logits)
+ *   qk-norm        none, l2                    whether q and k are divided by their l2 norm
+ *   initial-state  no, yes                     whether sequences begin with a state
+ *   final-state    no, yes                     whether the state behind the last token is written,
+ *                                              or in pass bwd has a gradient
+ *   indices        no, yes                     whether states are entries of a cache, updated in
+ *                                              place, by an index of each sequence
+ *   has-state      no, yes                     whether a byte of each sequence tells that it begins
+ *                                              with its state, otherwise with zeros
+ *   state-dtype    f32, bf16                   dtype of states
+ *   state-layout   vk, kv                      states [v-dim, dim] or [dim, v-dim]
+ *   scale          a number from 0 to 1000000  factor of out; 0: 1 / sqrt(dim)
+ *   beta-scale     a number from 0 to 2        factor of beta=sigmoid, 2 for negative eigenvalues
+ *   gate-bound     a number from -100 to 0     the least g of gate=bounded
+ *   null-index     a number from -1 to 0       an index of at most this is padding: 0, or -1
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  q     input   T    [b, s, heads, dim]
+ *   1  k     input   T    [b, s, heads, dim]
+ *   2  v     input   T    [b, s, heads, v-dim]
+ *   3  g     input   f32  [b, s, heads]
+ *   4  beta  input   f32  [b, s, heads]
+ *   5  out   output  T    [b, s, heads, v-dim]
+ * with v-heads: q, k, v, g, beta, out
+ *   2  v     input   T    [b, s, v-heads, v-dim]
+ *   3  g     input   f32  [b, s, v-heads]
+ *   4  beta  input   f32  [b, s, v-heads]
+ *   5  out   output  T    [b, s, v-heads, v-dim]
+ * with q-row: q, k, v, g, beta, out
+ *   0  q  input  T  [b, s, q-row]
+ * with k-row: q, k, v, g, beta, out
+ *   1  k  input  T  [b, s, k-row]
+ * with v-row: q, k, v, g, beta, out
+ *   2  v  input  T  [b, s, v-row]
+ * with gate-row: q, k, v, g, beta, out
+ *   3  g     input  f32  [b, s, gate-row]
+ *   4  beta  input  f32  [b, s, gate-row]
+ * with layout=thd: q, k, v, g, beta, offsets, out
+ *   0  q        input   T    [s, heads, dim]
+ *   1  k        input   T    [s, heads, dim]
+ *   2  v        input   T    [s, heads, v-dim]
+ *   3  g        input   f32  [s, heads]
+ *   4  beta     input   f32  [s, heads]
+ *   5  offsets  input   i32  [b + 1]
+ *   6  out      output  T    [s, heads, v-dim]
+ * with gate=softplus: q, k, v, a, A_log, dt_bias, beta, out
+ *   3  a        input  T    [b, s, heads]
+ *   4  A_log    input  f32  [heads]
+ *   5  dt_bias  input  f32  [heads]
+ * with gate=bounded: q, k, v, a, A_log, dt_bias, beta, out
+ *   3  a        input  T    [b, s, heads]
+ *   4  A_log    input  f32  [heads]
+ *   5  dt_bias  input  f32  [heads]
+ * with decay=channel: q, k, v, g, beta, out
+ *   3  g  input  f32  [b, s, heads, dim]
+ * with beta=sigmoid: q, k, v, g, beta_logits, out
+ *   4  beta_logits  input  T  [b, s, heads]
+ * with initial-state=yes: q, k, v, g, beta, initial_state, out
+ *   5  initial_state  input  f32  [b, heads, v-dim, dim]
+ * with final-state=yes: q, k, v, g, beta, out, final_state
+ *   6  final_state  output  f32  [b, heads, v-dim, dim]
+ * with indices=yes: q, k, v, g, beta, states, state_indices, out
+ *   5  states         updated  f32  [b + 1, heads, v-dim, dim]
+ *   6  state_indices  input    i32  [b]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0   d_out  input   T    [b, s, heads, v-dim]
+ *   1   q      input   T    [b, s, heads, dim]
+ *   2   k      input   T    [b, s, heads, dim]
+ *   3   v      input   T    [b, s, heads, v-dim]
+ *   4   g      input   f32  [b, s, heads]
+ *   5   beta   input   f32  [b, s, heads]
+ *   6   dq     output  T    [b, s, heads, dim]
+ *   7   dk     output  T    [b, s, heads, dim]
+ *   8   dv     output  T    [b, s, heads, v-dim]
+ *   9   dg     output  f32  [b, s, heads]
+ *   10  dbeta  output  f32  [b, s, heads]
+ * with v-heads: d_out, q, k, v, g, beta, dq, dk, dv, dg, dbeta
+ *   0   d_out  input   T    [b, s, v-heads, v-dim]
+ *   3   v      input   T    [b, s, v-heads, v-dim]
+ *   4   g      input   f32  [b, s, v-heads]
+ *   5   beta   input   f32  [b, s, v-heads]
+ *   8   dv     output  T    [b, s, v-heads, v-dim]
+ *   9   dg     output  f32  [b, s, v-heads]
+ *   10  dbeta  output  f32  [b, s, v-heads]
+ * with q-row: d_out, q, k, v, g, beta, dq, dk, dv, dg, dbeta
+ *   1  q  input  T  [b, s, q-row]
+ * with k-row: d_out, q, k, v, g, beta, dq, dk, dv, dg, dbeta
+ *   2  k  input  T  [b, s, k-row]
+ * with v-row: d_out, q, k, v, g, beta, dq, dk, dv, dg, dbeta
+ *   3  v  input  T  [b, s, v-row]
+ * with gate-row: d_out, q, k, v, g, beta, dq, dk, dv, dg, dbeta
+ *   4  g     input  f32  [b, s, gate-row]
+ *   5  beta  input  f32  [b, s, gate-row]
+ * with layout=thd: d_out, q, k, v, g, beta, offsets, dq, dk, dv, dg, dbeta
+ *   0   d_out    input   T    [s, heads, v-dim]
+ *   1   q        input   T    [s, heads, dim]
+ *   2   k        input   T    [s, heads, dim]
+ *   3   v        input   T    [s, heads, v-dim]
+ *   4   g        input   f32  [s, heads]
+ *   5   beta     input   f32  [s, heads]
+ *   6   offsets  input   i32  [b + 1]
+ *   7   dq       output  T    [s, heads, dim]
+ *   8   dk       output  T    [s, heads, dim]
+ *   9   dv       output  T    [s, heads, v-dim]
+ *   10  dg       output  f32  [s, heads]
+ *   11  dbeta    output  f32  [s, heads]
+ * with gate=softplus: d_out, q, k, v, a, A_log, dt_bias, beta, dq, dk, dv, da, dA_log, ddt_bias,
+ *   dbeta
+ *   4   a         input   T    [b, s, heads]
+ *   5   A_log     input   f32  [heads]
+ *   6   dt_bias   input   f32  [heads]
+ *   11  da        output  T    [b, s, heads]
+ *   12  dA_log    output  f32  [heads]
+ *   13  ddt_bias  output  f32  [heads]
+ * with gate=bounded: d_out, q, k, v, a, A_log, dt_bias, beta, dq, dk, dv, da, dA_log, ddt_bias,
+ *   dbeta
+ *   4   a         input   T    [b, s, heads]
+ *   5   A_log     input   f32  [heads]
+ *   6   dt_bias   input   f32  [heads]
+ *   11  da        output  T    [b, s, heads]
+ *   12  dA_log    output  f32  [heads]
+ *   13  ddt_bias  output  f32  [heads]
+ * with decay=channel: d_out, q, k, v, g, beta, dq, dk, dv, dg, dbeta
+ *   4  g   input   f32  [b, s, heads, dim]
+ *   9  dg  output  f32  [b, s, heads, dim]
+ * with beta=sigmoid: d_out, q, k, v, g, beta_logits, dq, dk, dv, dg, dbeta_logits
+ *   5   beta_logits   input   T  [b, s, heads]
+ *   10  dbeta_logits  output  T  [b, s, heads]
+ * with initial-state=yes: d_out, q, k, v, g, beta, initial_state, dq, dk, dv, dg, dbeta,
+ *   d_initial_state
+ *   6   initial_state    input   f32  [b, heads, v-dim, dim]
+ *   12  d_initial_state  output  f32  [b, heads, v-dim, dim]
+ * with final-state=yes: d_out, d_final_state, q, k, v, g, beta, dq, dk, dv, dg, dbeta
+ *   1  d_final_state  input  f32  [b, heads, v-dim, dim] */
+
+/* ssd: state space duality, the core of Mamba-2: S = exp(dt A) S + dt x B^T, out = S C + D x
+ *
+ *   s              1 to 16777216               tokens of a sequence; in layout thd of all sequences
+ *                                              together (any number)
+ *   b              1 to 65536                  sequences
+ *   heads          1 to 1024                   heads of x
+ *   dim            1 to 256                    features of a head of x
+ *   state-dim      1 to 256                    features of a group of B and C
+ *   groups         1 to 1024, rare             groups of heads that share B and C; 1 if left out
+ *   states         1 to 16777216, rare         entries of the cache of states; b + 1 if left out
+ *   state-block    1 to 17179869184, rare      elements from an entry of the cache to the next;
+ *                                              heads * dim * state-dim if left out
+ *   x-row          1 to 17179869184, rare      stride of x between tokens, in elements, for a part
+ *                                              of a packed row; heads * dim if left out
+ *   b-row          1 to 17179869184, rare      as x-row, for B; groups * state-dim if left out
+ *   c-row          1 to 17179869184, rare      as b-row, for C
+ *   dt-row         1 to 17179869184, rare      as x-row, for dt; heads if left out
+ *   layout         bshd, thd                   order of the tokens: [b, s, ..], or packed sequences
+ *   decay          log, given                  A_log, for A = -exp(A_log), or A itself
+ *   softplus       yes, no                     whether dt is the softplus of its input
+ *   dt-bias        no, yes                     whether dt_bias is added to dt first
+ *   skip           no, yes                     whether D x is added to out
+ *   initial-state  no, yes                     whether sequences begin with a state
+ *   final-state    no, yes                     whether the state behind the last token is written,
+ *                                              or in pass bwd has a gradient
+ *   indices        no, yes                     whether states are entries of a cache, updated in
+ *                                              place, by an index of each sequence
+ *   has-state      no, yes                     whether a byte of each sequence tells that it begins
+ *                                              with its state, otherwise with zeros
+ *   state-dtype    f32, bf16                   dtype of states
+ *   dt-min         a number from 0 to 1000000  the least dt
+ *   dt-max         a number from 0 to 1000000  the largest dt; 0: no limit
+ *   null-index     a number from -1 to 0       an index of at most this is padding: 0, or -1
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x      input   T    [b, s, heads, dim]
+ *   1  dt     input   T    [b, s, heads]
+ *   2  A_log  input   f32  [heads]
+ *   3  B      input   T    [b, s, 1, state-dim]
+ *   4  C      input   T    [b, s, 1, state-dim]
+ *   5  out    output  T    [b, s, heads, dim]
+ * with groups: x, dt, A_log, B, C, out
+ *   3  B  input  T  [b, s, groups, state-dim]
+ *   4  C  input  T  [b, s, groups, state-dim]
+ * with x-row: x, dt, A_log, B, C, out
+ *   0  x  input  T  [b, s, x-row]
+ * with b-row: x, dt, A_log, B, C, out
+ *   3  B  input  T  [b, s, b-row]
+ * with c-row: x, dt, A_log, B, C, out
+ *   4  C  input  T  [b, s, c-row]
+ * with dt-row: x, dt, A_log, B, C, out
+ *   1  dt  input  T  [b, s, dt-row]
+ * with layout=thd: x, dt, A_log, B, C, offsets, out
+ *   0  x        input   T    [s, heads, dim]
+ *   1  dt       input   T    [s, heads]
+ *   3  B        input   T    [s, 1, state-dim]
+ *   4  C        input   T    [s, 1, state-dim]
+ *   5  offsets  input   i32  [b + 1]
+ *   6  out      output  T    [s, heads, dim]
+ * with decay=given: x, dt, A, B, C, out
+ *   2  A  input  f32  [heads]
+ * with dt-bias=yes: x, dt, A_log, B, C, dt_bias, out
+ *   5  dt_bias  input  f32  [heads]
+ * with skip=yes: x, dt, A_log, B, C, D, out
+ *   5  D  input  f32  [heads]
+ * with initial-state=yes: x, dt, A_log, B, C, initial_state, out
+ *   5  initial_state  input  f32  [b, heads, dim, state-dim]
+ * with final-state=yes: x, dt, A_log, B, C, out, final_state
+ *   6  final_state  output  f32  [b, heads, dim, state-dim]
+ * with indices=yes: x, dt, A_log, B, C, states, state_indices, out
+ *   5  states         updated  f32  [b + 1, heads, dim, state-dim]
+ *   6  state_indices  input    i32  [b]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0   d_out   input   T    [b, s, heads, dim]
+ *   1   x       input   T    [b, s, heads, dim]
+ *   2   dt      input   T    [b, s, heads]
+ *   3   A_log   input   f32  [heads]
+ *   4   B       input   T    [b, s, 1, state-dim]
+ *   5   C       input   T    [b, s, 1, state-dim]
+ *   6   dx      output  T    [b, s, heads, dim]
+ *   7   ddt     output  T    [b, s, heads]
+ *   8   dA_log  output  f32  [heads]
+ *   9   dB      output  T    [b, s, 1, state-dim]
+ *   10  dC      output  T    [b, s, 1, state-dim]
+ * with groups: d_out, x, dt, A_log, B, C, dx, ddt, dA_log, dB, dC
+ *   4   B   input   T  [b, s, groups, state-dim]
+ *   5   C   input   T  [b, s, groups, state-dim]
+ *   9   dB  output  T  [b, s, groups, state-dim]
+ *   10  dC  output  T  [b, s, groups, state-dim]
+ * with x-row: d_out, x, dt, A_log, B, C, dx, ddt, dA_log, dB, dC
+ *   1  x  input  T  [b, s, x-row]
+ * with b-row: d_out, x, dt, A_log, B, C, dx, ddt, dA_log, dB, dC
+ *   4  B  input  T  [b, s, b-row]
+ * with c-row: d_out, x, dt, A_log, B, C, dx, ddt, dA_log, dB, dC
+ *   5  C  input  T  [b, s, c-row]
+ * with dt-row: d_out, x, dt, A_log, B, C, dx, ddt, dA_log, dB, dC
+ *   2  dt  input  T  [b, s, dt-row]
+ * with layout=thd: d_out, x, dt, A_log, B, C, offsets, dx, ddt, dA_log, dB, dC
+ *   0   d_out    input   T    [s, heads, dim]
+ *   1   x        input   T    [s, heads, dim]
+ *   2   dt       input   T    [s, heads]
+ *   4   B        input   T    [s, 1, state-dim]
+ *   5   C        input   T    [s, 1, state-dim]
+ *   6   offsets  input   i32  [b + 1]
+ *   7   dx       output  T    [s, heads, dim]
+ *   8   ddt      output  T    [s, heads]
+ *   10  dB       output  T    [s, 1, state-dim]
+ *   11  dC       output  T    [s, 1, state-dim]
+ * with decay=given: d_out, x, dt, A, B, C, dx, ddt, dA, dB, dC
+ *   3  A   input   f32  [heads]
+ *   8  dA  output  f32  [heads]
+ * with dt-bias=yes: d_out, x, dt, A_log, B, C, dt_bias, dx, ddt, dA_log, dB, dC, ddt_bias
+ *   6   dt_bias   input   f32  [heads]
+ *   12  ddt_bias  output  f32  [heads]
+ * with skip=yes: d_out, x, dt, A_log, B, C, D, dx, ddt, dA_log, dB, dC, dD
+ *   6   D   input   f32  [heads]
+ *   12  dD  output  f32  [heads]
+ * with initial-state=yes: d_out, x, dt, A_log, B, C, initial_state, dx, ddt, dA_log, dB, dC,
+ *   d_initial_state
+ *   6   initial_state    input   f32  [b, heads, dim, state-dim]
+ *   12  d_initial_state  output  f32  [b, heads, dim, state-dim]
+ * with final-state=yes: d_out, d_final_state, x, dt, A_log, B, C, dx, ddt, dA_log, dB, dC
+ *   1  d_final_state  input  f32  [b, heads, dim, state-dim] */
+
+/* mla: latent attention over a cache: out = softmax(scale * [q_latent, q_rope] cache^T) latent
+ *
+ *   b         1 to 65536                  sequences (any number)
+ *   s         1 to 512                    queries of a sequence, its last
+ *   kv        1 to 16777216               keys of a sequence, with lengths=yes at most
+ *   heads     1 to 1024                   heads of queries
+ *   rank      1 to 1024                   latent features of a row of the cache, its key and value
+ *   rope      1 to 256, rare              rotated features behind them; none if left out
+ *   page      1 to 16777216, rare         keys of a page of the cache; a page id out of range reads
+ *                                         zeros; contiguous if left out
+ *   pages     1 to 16777216, rare         pages in memory; as many as the sequences need if left
+ *                                         out. With fewer and lengths=yes, test data have shorter
+ *                                         sequences
+ *   kv-row    1 to 17179869184, rare      elements of the cache from a key to the next; rank + rope
+ *                                         if left out
+ *   kv-block  1 to 17179869184, rare      elements of the cache from a page, or a sequence, to the
+ *                                         next; those of its rows if left out
+ *   lengths   no, yes                     whether each sequence has its own number of keys, of kv
+ *                                         at most
+ *   lse       no, yes                     whether the log of the sum of exponentials is written
+ *   scale     a number from 0 to 1000000  factor of the scores; 0: 1 / sqrt(rank + rope)
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  q_latent  input   T  [b, s, heads, rank]
+ *   1  cache     input   T  [b, kv, rank]
+ *   2  out       output  T  [b, s, heads, rank]
+ * with rope: q_latent, q_rope, cache, out
+ *   1  q_rope  input  T  [b, s, heads, rope]
+ *   2  cache   input  T  [b, kv, rank + rope]
+ * with page: q_latent, cache, pages, out
+ *   1  cache  input  T    [b * ceil(kv / page), page, rank]
+ *   2  pages  input  i32  [b, ceil(kv / page)]
+ * with kv-row: q_latent, cache, out
+ *   1  cache  input  T  [b, kv, kv-row]
+ * with kv-block: q_latent, cache, out
+ *   1  cache  input  T  [b, kv-block]
+ * with lengths=yes: q_latent, cache, lengths, out
+ *   2  lengths  input  i32  [b]
+ * with lse=yes: q_latent, cache, out, lse
+ *   3  lse  output  f32  [b, heads, s] */
+
+/* mla-rope: in front of latent attention: RoPE of queries and key, norm of the latent, into a
+ *   cache
+ *
+ *   m            1 to 2147483647                   tokens (any number)
+ *   heads        1 to 1024                         heads of q
+ *   nope         1 to 512                          features of a head of q that are not rotated
+ *   rope         1 to 256                          features behind them, and of the key
+ *   rank         1 to 1024                         latent features
+ *   positions    1 to 2147483647, rare             rows of the table of angles; 4096 if left out
+ *   cache-slots  1 to 2147483647, rare             rows of the cache; m if left out
+ *   rotation     halves, interleaved, none         RoPE of q and of the key: pairs rope/2 apart,
+ *                                                  neighbours, or none
+ *   rope-order   same, halves                      neighbours that were rotated: where they were,
+ *                                                  or the first of each pair before the second, as
+ *                                                  in transformers' DeepSeek-V3
+ *   eps          a number from 0 to 1              added to the norm's mean square
+ *   angles       table, base, llama3, yarn         a table is given, or the rule by which
+ *                                                  frequencies are computed
+ *   base         a number from 1 to 1000000000000  base of the computed frequencies
+ *   factor       a number from 0.001 to 1000000    factor by which the rule stretches positions
+ *   context      a number from 1 to 1000000000     positions that the model was trained with
+ *   low          a number from 0.001 to 1000000    llama3: context/low is the longest wavelength
+ *                                                  that is interpolated
+ *   high         a number from 0.001 to 1000000    llama3: context/high is the longest wavelength
+ *                                                  that is left alone
+ *   beta-fast    a number from 0.001 to 1000000    yarn: rotations in the context from which a pair
+ *                                                  is left alone
+ *   beta-slow    a number from 0.001 to 1000000    yarn: rotations in the context up to which a
+ *                                                  pair is stretched
+ *   scale        a number from 0 to 1000000        factor of all sines and cosines; 0: the rule's
+ *                                                  own
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  q          input    T    [m, heads, nope + rope]
+ *   1  kv         input    T    [m, rank + rope]
+ *   2  norm       input    T    [rank]
+ *   3  positions  input    i32  [m]
+ *   4  angles     input    f32  [4096, rope]
+ *   5  cache      updated  T    [m, rank + rope]
+ *   6  slots      input    i32  [m]
+ *   7  q_rope     output   T    [m, heads, rope]
+ * with positions: q, kv, norm, positions, angles, cache, slots, q_rope
+ *   4  angles  input  f32  [positions, rope]
+ * with cache-slots: q, kv, norm, positions, angles, cache, slots, q_rope
+ *   5  cache  updated  T  [cache-slots, rank + rope]
+ * with rotation=none: q, kv, norm, cache, slots, q_rope
+ * with angles=base: q, kv, norm, positions, cache, slots, q_rope
+ * with angles=llama3: q, kv, norm, positions, cache, slots, q_rope
+ * with angles=yarn: q, kv, norm, positions, cache, slots, q_rope */
+
+/* head-linear: a product for each head: y[h] = x[h] w[h]^T, as around latent attention
+ *
+ *   m       1 to 2147483647      tokens (any number)
+ *   heads   1 to 1024            heads
+ *   n       1 to 1024            features of a head of y
+ *   k       1 to 1024            features of a head of x
+ *   x-head  1 to 16777216, rare  elements from a head of x to the next, of which the first k are
+ *                                read; k if left out
+ *   w-rows  1 to 16777216, rare  rows of a head in w; those of a product, and those before them, if
+ *                                left out
+ *   w-skip  1 to 16777216, rare  rows of a head in w before those of the product; none if left out
+ *   layout  nk, kn               a head's weight: [n, k], or its transpose [k, n]
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x  input   T  [m, heads, k]
+ *   1  w  input   T  [heads, n, k]
+ *   2  y  output  T  [m, heads, n]
+ * with x-head: x, w, y
+ *   0  x  input  T  [m, heads, x-head]
+ * with w-rows: x, w, y
+ *   1  w  input  T  [heads, w-rows, k]
+ * with w-skip: x, w, y
+ *   1  w  input  T  [heads, n + w-skip, k]
+ * with layout=kn: x, w, y
+ *   1  w  input  T  [heads, k, n] */
 
 #endif

@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from .._checks import flag, has_sizes, several, spread
+from .._checks import flag, has_sizes, one_scale, several, spread
 from .._custom import OPS, call, gradient, wants_gradient
 from .._declare import declare
 from .._library import Error
@@ -62,8 +62,8 @@ def _laid_keys(k: Tensor, v: Tensor, pages: Tensor | None) -> tuple[Tensor, int 
     if pages is None:
         return *_rowed(k), None
     stride = head_stride(k)
-    if stride in (0, k.shape[-1]) or head_stride(v) != stride or k.is_cuda and (
-            k.data_ptr() | v.data_ptr()) & 15:
+    if (stride in (0, k.shape[-1]) or head_stride(v) != stride or v.shape[-1] != k.shape[-1]
+            or k.is_cuda and (k.data_ptr() | v.data_ptr()) & 15):
         return ready(k), None, None
     return k, None, stride
 
@@ -106,17 +106,25 @@ def _check(q, k, mask, bits, bias, offsets, kv_offsets, causal, pages=None, **_)
                     "queries, keys]")
 
 
-def _fill(fields, q, k, kv_offsets, pages=None, **_):
-    """The library has kv where the keys are not as many as the queries, or not in the same ranges."""
+def _fill(fields, q, k, v, kv_offsets, pages=None, **_):
+    """The library has kv where the keys are not as many as the queries, or not in the same ranges, and
+    v-dim where values have other features than keys."""
     keys = _keys(k, pages)
     own = keys != q.shape[-3] or kv_offsets is not None or pages is not None
-    fields |= {"kv": keys if own else None, "pages": None if pages is None else k.shape[0]}
+    fields |= {"kv": keys if own else None, "pages": None if pages is None else k.shape[0],
+               "v-dim": None if v.shape[-1] == k.shape[-1] else v.shape[-1]}
 
 
 _COMMON = dict(shapes=_SHAPES, words=CAUSAL, check=_check, fill=_fill)
 declare("attention", "attention", f"q, k, v, pages:ints?, {_RULES}, lse:bool", "y=out, lse?lse",
         lays={"q": (_rowed, ["q-row"]), "k": (_laid_keys, ["k-row", "kv-head"]),
               "v": (_laid_values, ["v-row"])}, **_COMMON)
+for _scales, _suffix in (("tensor", ""), ("head", "_heads")):
+    declare(f"attention_e4m3{_suffix}", "attention", f"q, k, v, k_scale, v_scale, pages:ints?, {_RULES}, lse:bool",
+            "y=out, lse?lse", fixed={"cache-format": "e4m3", "cache-scales": _scales}, label="attention",
+            lays={"q": (_rowed, ["q-row"]), "k": (_laid_keys, ["k-row", "kv-head"]),
+                  "v": (_laid_values, ["v-row"])}, **{**_COMMON, "shapes": {**_SHAPES, "k_scale": "[scales]",
+                                                                          "v_scale": "[scales]"}})
 declare("attention_backward", "attention", f"dy=d_out, q, k, v, y=out, lse, {_RULES}, "
         "deterministic:bool", "dq, dk, dv, d_sinks?sinks", back=True,
         fixed={"page": "", "pages": "", "kv-head": ""},
@@ -157,7 +165,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
               offsets: Tensor | None = None, kv_offsets: Tensor | None = None,
               lengths: Tensor | None = None, sinks: Tensor | None = None,
               pages: Tensor | None = None, softcap: float = 0.0, scale: float = 0.0,
-              return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+              return_lse: bool = False, k_scale: Tensor | None = None,
+              v_scale: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """Softmax attention: ``softmax(scale · q kᵀ + bias) v`` over the visible keys of each query.
 
     Heads share keys and values as in grouped-query attention: `heads` is a multiple of `kv_heads`. The
@@ -171,7 +180,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
             projection makes them.
         k, v: Keys and values, [batch, keys, kv_heads, features]; with `offsets` [keys, kv_heads,
             features]; with `pages` [pages, page_size, kv_heads, features]. Those of a head may be
-            neighbours in one tensor [..., 2 · features]. A page has 16, 32, 64, 128 or 256 tokens.
+            neighbours in one tensor [..., 2 · features]. Values may have another even number of features
+            than keys, as in DeepSeek's models. A page has 16, 32, 64, 128 or 256 tokens.
         mask: True where a query sees a key, bool [batch, 1 or heads, tokens, keys], or a mask that PyTorch
             broadcasts to that; or the result of `pack_mask` for a mask of these four dimensions.
         causal: A query sees no key behind its own position.
@@ -187,9 +197,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
         softcap: If not 0, a score becomes ``softcap · tanh(score / softcap)`` before bias is added.
         scale: Factor of the scores, not negative; 0 for ``1 / sqrt(features)``.
         return_lse: Return the log-sum-exp of the scores too.
+        k_scale, v_scale: With k and v of float8_e4m3fn, what they are multiplied by, without gradients:
+            float32 [1], or [kv_heads] both. On CUDA, heads of a multiple of 4 features up to 256 have
+            kernels of mma.sync in bfloat16 and float16; others have the fallback, which is slow.
 
     Returns:
-        A tensor like q; with `return_lse` also float32 [batch, heads, tokens], or with `offsets` [heads,
+        A tensor like q, with the features of v; with `return_lse` also float32 [batch, heads, tokens], or with `offsets` [heads,
         tokens], which has no gradient. Gradients of q, k, v and sinks have the same bits in every run under
         ``torch.use_deterministic_algorithms(True)``.
     """
@@ -203,9 +216,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
     if all(map(has_sizes, tensors)) and [t.dim() for t in tensors] in ([4, 4], [4, 4, 2]):
         queries, keys = q.shape[1], _keys(k, pages)
         mask, bias = spread(mask, q.shape[0], queries, keys), spread(bias, 1, queries, keys)
+    if k_scale is not None or v_scale is not None or has_sizes(k) and k.dtype == torch.float8_e4m3fn:
+        return _with_scales(q, k, v, k_scale, v_scale, (
+            pages, mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks, causal, window, softcap, scale),
+            return_lse)
     wanted = flag("attention", "return_lse", return_lse) or wants_gradient(q, k, v, sinks)
     y, lse = call(OPS.attention, q, k, v, pages, mask, bits, flags, bias, offsets,
                   kv_offsets, lengths, sinks, causal, window, softcap, scale, wanted)
+    return (y, lse) if return_lse else y
+
+
+def _with_scales(q, k, v, k_scale, v_scale, rules, return_lse):
+    """Attention over keys and values of float8_e4m3fn."""
+    if wants_gradient(q, rules[8]):
+        raise Error("attention: keys and values of float8_e4m3fn have no gradients: use torch.no_grad()")
+    of_heads, scales = one_scale("attention", k_scale, v_scale)
+    y, lse = call(OPS.attention_e4m3_heads if of_heads else OPS.attention_e4m3, q, k, v, *scales, *rules,
+                  flag("attention", "return_lse", return_lse))
     return (y, lse) if return_lse else y
 
 

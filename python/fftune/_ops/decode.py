@@ -14,7 +14,7 @@ from .all_reduce import memory_of
 from .head import _draw, _given
 from .layer import _KINDS as _LAYER_KINDS
 from .layer import _values as _values_of_layers
-from .layer import first_expert_of, given_layers, has_layout, tensors_of_layers
+from .layer import expect_layers, first_expert_of, given_layers, tensors_of_layers
 from .packed import PackedWeight, packed_word
 
 _STATE = ("ids", "lengths", "steps", "ended")
@@ -62,7 +62,7 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
     # The plan makes the inputs of the layers.
     places = torch.empty(batch, 1, dtype=torch.int32, device="meta")
     x = torch.empty(batch, 1, d, dtype=dtype, device="meta")
-    rotates = parse(options[0]).get("rotation") != "none"
+    rotates = parse(options[0]).rotates
     sizes = _values_of_layers((options[0], None), x, places if rotates else None, angles, places,
                               places[:, 0], pages, memory, first_expert, *layers)
     filtered = head["top_k"] is not None
@@ -93,20 +93,11 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
       embed_scale, logit_softcap, pad, logprobs, best, memory=None, w_head_scale=None, w_head_zero=None,
       head_packed="", first_expert=None):
     parsed = parse(form)
-    count, layers = len(parsed.weights), len(caches) // 2
-    if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
-        raise Error(f"decode: {len(weights)} weights and {len(caches)} caches: give {count} and 2 "
-                    "of each layer")
+    expect_layers("decode", parsed, weights, caches, pages, lambda cache, _: cache.is_contiguous())
     for name, tensor in zip((*_STATE, "out"), (ids, lengths, steps, ended, out)):
         if not tensor.is_contiguous() or tensor.is_cuda and tensor.data_ptr() & 15:
             raise Error(f"decode: {name} is updated in place: give a contiguous tensor"
                         + (" at an address of 16 bytes" if tensor.is_cuda else ""))
-    for cache in caches:
-        lies = cache.is_contiguous() if pages is not None else has_layout(cache)
-        if not lies or cache.is_cuda and cache.data_ptr() & 15:
-            order = "pages, page" if pages is not None else "batch, cache"
-            raise Error(f"decode: a cache does not lie in memory as [{order}, heads, features], "
-                        "or not at an address of 16 bytes")
     batch, device = ids.shape[0], ids.device
     own = tensors_of_layers(parsed, weights, caches, embedding)
     others = [None if t is None else ready(t) for t in (

@@ -1,5 +1,5 @@
 """layer: whole transformer layers against a cache of keys and values, as one op."""
-from typing import Mapping, Sequence
+from typing import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,14 +18,15 @@ from .packed import PackedWeight, format_of, packed_word
 
 # Weights are checked one by one, by the form.
 _KINDS = {"x": Kind(KINDS["data"], "[batch, tokens, features]"),
-          **{name: Kind(KINDS["i32"], "[batch, tokens]") for name in ("positions", "slots")},
+          "positions": Kind(KINDS["i32"], "[batch, tokens]"),
+          "slots": Kind(KINDS["i32"], "[...]"),  # of tokens, or of sequences' states
           "angles": Kind(KINDS["f32"], "[positions, rotary]"),
           "lengths": Kind(KINDS["i32"], "[batch]"),
           "pages": Kind(KINDS["i32"], "[batch, pages of a sequence]"),
           "memory": Kind(KINDS["i64"], "the memory of a Group"),
           "first_expert": Kind(KINDS["i32"], "[1]"),
           **{name: Kind(KINDS["floats"] | KINDS["u8"] | FP8, "[...]") for name in ("weights", "own")},
-          "caches": Kind(KINDS["data"], "[batch, kv_heads, cache, features]")}
+          "caches": Kind(KINDS["floats"] | FP8, "[...]")}  # looked at by the mixer
 
 
 def _expect_three(x: Tensor) -> None:
@@ -37,9 +38,11 @@ def _values(options, x, positions, angles, slots, lengths, pages, memory, first_
     form, kv_head = parse(options[0]), options[1]
     _expect_three(x)
     batch, s, d = x.shape
-    before, count = len(form.before), len(form.before + form.behind) + 2
+    before = len(form.before)
+    states = 4 if form.mixer == "gated-delta-rule" else form.states  # as the library has them
+    count = len(form.before + form.behind) + states
     layers = len(own) // count
-    h, shared_h = (own[before + 2 + form.behind.index(name)].shape[-1]
+    h, shared_h = (own[before + states + form.behind.index(name)].shape[-1]
                    if name in form.behind else None for name in ("w_down", "w_shared_down"))
     h = form.get("h", h)
     shapes = shapes_of(form, d, h, shared_h)
@@ -50,33 +53,49 @@ def _values(options, x, positions, angles, slots, lengths, pages, memory, first_
     if first_expert is not None:
         expect("layer", "first_expert", first_expert, (1,), torch.int32)
     first = own[before]
-    if pages is None:
-        page, count_of_pages, cache = None, None, first.shape[2]
-        of_cache = (batch, form.get("kv-heads"), cache, form.get("dim"))
+    page = count_of_pages = cache = None
+    of_states = form.state_shapes(batch)
+    if of_states:
+        of_states = [t.shape for t in form.library_states([x.new_empty(shape, device="meta") for shape in of_states])]
+        if any(t is not None for t in (positions, angles, lengths, pages)):
+            raise Error(f"layer: positions, angles, lengths or pages are of attention, not of {form.mixer}")
+        if (slots is None) != (form.mixer == "conv"):
+            raise Error(f"layer: slots are {'of other mixers than conv' if slots is not None else 'missing'}")
+        if slots is not None:
+            expect("layer", "slots", slots, (batch,), torch.int32)
+    elif slots is None or lengths is None:
+        raise Error("layer: no slots and lengths: give both")
+    elif pages is None:
+        cache = first.shape[1 if form.is_latent else 2]
+        of_states = [(batch, cache, form.get("rank") + form.get("rope"))] if form.is_latent else \
+            [(batch, form.get("kv-heads"), cache, form.get("dim"))] * 2
     else:
         expect("layer", "pages", pages, (batch, pages.shape[1]), torch.int32)
         count_of_pages, page = first.shape[:2]
         cache = pages.shape[1] * page
-        of_cache = (count_of_pages, page, form.get("kv-heads"), form.get("dim"))
+        of_states = [(count_of_pages, page, form.get("rank") + form.get("rope"))] if form.is_latent else \
+            [(count_of_pages, page, form.get("kv-heads"), form.get("dim"))] * 2
     for at in range(layers):
         tensors = own[at * count:(at + 1) * count]
         for name, tensor in zip(form.before, tensors):
             expect("layer", f"{name} of layer {at}", tensor, shapes[name],
                    dtype_of(form, name, x.dtype))
-        for name, tensor in zip(form.behind, tensors[before + 2:]):
+        for name, tensor in zip(form.behind, tensors[before + states:]):
             expect("layer", f"{name} of layer {at}", tensor, shapes[name],
                    dtype_of(form, name, x.dtype))
-        for tensor in tensors[before:before + 2]:
-            expect("layer", f"a cache of layer {at}", tensor, of_cache, x.dtype)
-    expect("layer", "lengths", lengths, (batch,), torch.int32)
-    expect("layer", "slots", slots, (batch, s), torch.int32)
-    rotates = form.get("rotation") != "none"
+        for tensor, shape in zip(tensors[before:before + states], of_states):
+            wide = form.mixer == "gated-delta-rule" and len(shape) == 4
+            expect("layer", f"a cache of layer {at}", tensor, shape,
+                   torch.float32 if wide else form.cache_dtype(x.dtype))
+    if form.attends:
+        expect("layer", "lengths", lengths, (batch,), torch.int32)
+        expect("layer", "slots", slots, (batch, s), torch.int32)
+    rotates = form.rotates
     if rotates and (positions is None or angles is None):
         raise Error("layer: no positions and angles: give both")
     if rotates:
         expect("layer", "positions", positions, (batch, s), torch.int32)
-        expect("layer", "angles", angles, (angles.shape[0], form.get("rotary", form.get("dim"))),
-               torch.float32)
+        expect("layer", "angles", angles, (angles.shape[0], form.rotary), torch.float32)
     if not x.numel():
         return None
     sizes = {"batch": batch, "s": s if s > 1 else None, "d": d, "h": h, "shared-h": shared_h,
@@ -108,16 +127,22 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
         like = own["w_o"]
         width = like.shape[0]
     x = torch.empty(1, 1, width, dtype=like.dtype, device="meta")
-    cache = x.new_empty(1, parsed.get("kv-heads"), 64, parsed.get("dim"))
+    of_states = parsed.state_shapes(1) or (
+        [(1, 64, parsed.get("rank") + parsed.get("rope"))] if parsed.is_latent else
+        [(1, parsed.get("kv-heads"), 64, parsed.get("dim"))] * 2)
+    caches = parsed.library_states([x.new_empty(shape, dtype=parsed.cache_dtype(x.dtype)) for shape in of_states])
+    if parsed.mixer == "gated-delta-rule":
+        caches[-1] = caches[-1].float()
     own = with_constants(parsed, own, x)
     own = {name: w.float() if name in FLOAT32 else w for name, w in own.items()}
     rows = torch.empty(1, 1, dtype=torch.int32, device="meta")
-    rotates = parsed.get("rotation") != "none"
-    angles = torch.empty(1, parsed.get("rotary", parsed.get("dim")), device="meta") if rotates else None
+    rotates = parsed.rotates
+    angles = torch.empty(1, parsed.rotary, device="meta") if rotates else None
+    places = (rows, rows[0]) if parsed.attends else (rows[0] if parsed.mixer == "gated-delta-rule" else None, None)
     memory = torch.empty(Group.TABLE_WORDS, dtype=torch.int64, device="meta") if parsed.get("ranks") else None
     first = torch.empty(1, dtype=torch.int32, device="meta") if parsed.get("own-experts") else None
-    inputs = (x, rows if rotates else None, angles, rows, rows[0], None, memory, first,
-              *map(own.get, parsed.before), cache, cache, *map(own.get, parsed.behind))
+    inputs = (x, rows if rotates else None, angles, *places, None, memory, first,
+              *map(own.get, parsed.before), *caches, *map(own.get, parsed.behind))
     Plan(device, _LAYER.problem((form, None), inputs))
 
 
@@ -152,14 +177,14 @@ def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str,
 def tensors_of_layers(parsed, weights: Sequence[Tensor], caches: Sequence[Tensor],
                       like: Tensor) -> list[Tensor | None]:
     """The tensors of all layers in the library's order. Constants are on the device of `like`."""
-    count, own = len(parsed.weights), []
-    for at in range(len(caches) // 2):
+    count, states, own = len(parsed.weights), parsed.states, []
+    for at in range(len(caches) // states):
         given = zip(parsed.weights, weights[at * count:(at + 1) * count])
         tensors = {name: (w.float() if name in FLOAT32 else w).contiguous() for name, w in given}
         if parsed.constants:
             tensors = with_constants(parsed, tensors, like)
         own += map(tensors.get, parsed.before)
-        own += caches[2 * at:2 * at + 2]
+        own += parsed.library_states(caches[states * at:states * at + states])
         own += map(tensors.get, parsed.behind)
     return own
 
@@ -180,30 +205,42 @@ def _has_pages(cache: Tensor, first: Tensor) -> bool:
             and row == cache.shape[2] * head and of_pages == cache.shape[1] * row)
 
 
-@define("layer(Tensor x, Tensor? positions, Tensor? angles, Tensor slots, Tensor lengths, "
+def expect_layers(op: str, parsed, weights: Sequence[Tensor], caches: Sequence[Tensor], pages: Tensor | None,
+                  has_pages: Callable[[Tensor, Tensor], bool]) -> None:
+    """That there are the tensors of whole layers, and caches that lie in memory as the op reads them."""
+    count, states = len(parsed.weights), parsed.states
+    layers = len(caches) // states
+    if not layers or len(caches) != states * layers or len(weights) != count * layers:
+        raise Error(f"{op}: {len(weights)} weights and {len(caches)} caches: give {count} and {states} of each layer")
+    for cache in caches:
+        if parsed.mixer != "attention":
+            if not cache.is_contiguous():
+                raise Error(f"{op}: a {'cache' if parsed.is_latent else 'state'} is not contiguous")
+            continue
+        if cache.dim() != 4:
+            raise Error(f"{op}: caches is {list(cache.shape)}: give [batch, kv_heads, cache, features]")
+        lies = has_layout(cache) if pages is None else has_pages(cache, caches[0])
+        if not lies or cache.is_cuda and cache.data_ptr() & 15:
+            order = "batch, cache" if pages is None else "pages, page"
+            raise Error(f"{op}: a cache does not lie in memory as [{order}, heads, features], or not at an address "
+                        "of 16 bytes")
+
+
+@define("layer(Tensor x, Tensor? positions, Tensor? angles, Tensor? slots, Tensor? lengths, "
         "Tensor? pages, Tensor[] weights, Tensor(a!)[] caches, str form, Tensor? memory=None, "
         "Tensor? first_expert=None) -> Tensor", "layer", _KINDS)
 def _(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None, first_expert=None):
     parsed = parse(form)
-    count, layers = len(parsed.weights), len(caches) // 2
-    if not layers or len(caches) != 2 * layers or len(weights) != count * layers:
-        raise Error(f"layer: {len(weights)} weights and {len(caches)} caches: give {count} and 2 "
-                    "of each layer")
-    for cache in caches:
-        lies = _has_pages(cache, caches[0]) if pages is not None else has_layout(cache)
-        if not lies or cache.is_cuda and cache.data_ptr() & 15:
-            order = "pages, page" if pages is not None else "batch, cache"
-            raise Error(f"layer: a cache does not lie in memory as [{order}, heads, features], "
-                        "or not at an address of 16 bytes")
+    expect_layers("layer", parsed, weights, caches, pages, _has_pages)
     x = ready(x)
     y = torch.empty_like(x)
     own = tensors_of_layers(parsed, weights, caches, x)
-    positions, angles = (None if t is None else ready(t) for t in (positions, angles))
+    positions, angles, slots, lengths = (None if t is None else ready(t) for t in (positions, angles, slots, lengths))
     table = None if pages is None else ready(pages)
-    gap = pages is not None and caches[0].stride(2) != caches[0].shape[3]
+    gap = pages is not None and not parsed.is_latent and caches[0].stride(2) != caches[0].shape[3]
     kv_head = caches[0].stride(2) if gap else None  # of the plan's key: shapes do not say it
     run(_LAYER, (form, kv_head),
-        (x, positions, angles, ready(slots), ready(lengths), table, memory, first_expert, *own), (y,))
+        (x, positions, angles, slots, lengths, table, memory, first_expert, *own), (y,))
     return y
 
 
@@ -236,7 +273,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                  score="softmax", order="before", renormalise=False, packing="halves", groups=0,
                  top_groups=0, group_score="max", route_scale=1.0, parallel=False,
                  rotation="halves", constants=(), grouped=False, norm_last=False, multiplier=1.0,
-                 wide_logits=False, ranks=0, link="peers") -> tuple[str, list[Tensor], list[Tensor]]:
+                 wide_logits=False, ranks=0, link="peers", window=0) -> tuple[str, list[Tensor], list[Tensor]]:
     """The form of a call's layers, and their weights and caches one after the other; the arguments
     are those of layer(). `x` has a gradient if the call's input has."""
     for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
@@ -252,7 +289,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
     kv_heads = heads if kv_heads is None else kv_heads
     # They become parts of the string `form`.
     expect_values("layer", positive=dict(heads=heads, kv_heads=kv_heads), counts=dict(
-        top_k=top_k, groups=groups, top_groups=top_groups), words=dict(
+        top_k=top_k, groups=groups, top_groups=top_groups, window=window), words=dict(
         act=act, convention=convention, score=score, order=order, packing=packing,
         group_score=group_score, rotation=rotation), numbers=dict(
         eps=eps, softcap=softcap, scale=scale, rope_scale=rope_scale, route_scale=route_scale,
@@ -288,7 +325,9 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                    choice=choice, constants=constants, parallel=parallel, rotation=rotation,
                    grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
                    norm_last=norm_last, multiplier=multiplier, packed=packed, h=h, quantise=quantise,
-                   ranks=ranks, link=link)
+                   ranks=ranks, link=link, window=window,
+                   head_gates="w_g" in first and first["w_g"].shape[0] == heads != heads * dim,
+                   head_scales="k_scale" in first and first["k_scale"].shape != (1,))
     for one in weights:
         other = sorted(set(one) ^ set(weights[0]))
         if other:
@@ -308,7 +347,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           group_score: str = "max", route_scale: float = 1.0, parallel: bool = False,
           rotation: str = "halves", constants: Sequence[str] = (), grouped: bool = False,
           norm_last: bool = False, multiplier: float = 1.0, wide_logits: bool = False,
-          group: Group | None = None) -> Tensor:
+          window: int = 0, group: Group | None = None) -> Tensor:
     """Transformer layers in one plan, one after the other, for new tokens of sequences with a KV cache.
 
     A layer is norm, q, k and v, RoPE, attention over the cache, output projection, norm, and an MLP or a
@@ -320,7 +359,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     * attention: w_q [heads · dim, d], w_k and w_v [kv_heads · dim, d], w_o [d, heads · dim]. Biases are
       b_q, b_k, b_v and b_o. One w_qkv [(heads + 2 · kv_heads) · dim, d] with b_qkv can replace the three:
       all rows of q, then k, then v; with `grouped` per head of k its heads of q, then k, then v. A logit
-      per head may join the softmax: sinks [heads].
+      per head may join the softmax: sinks [heads]. Sigmoids of a product may multiply the output: w_g
+      [heads · dim, d], or [heads, d] with one for each head.
 
     * norms before: attn_norm and ffn_norm [d], with attn_norm_bias and ffn_norm_bias as layer
       normalisations. Without ffn_norm the MLP takes the same normalised input as attention, in parallel;
@@ -346,6 +386,9 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     **fp8.** w_qkv, w_o, w_gate, w_up or w_gate_up, and w_down may be float8_e4m3fn, or the network's weights
     alone. Each has float32 scales of rows or of 128 x 128 blocks, whose name is the weight's and "_scale".
     The layers then quantise the inputs of these products, as `linear_fp8` does.
+
+    **Caches of float8_e4m3fn** have k_scale and v_scale in each layer's weights: float32 [1], or [kv_heads]
+    both, as in `qkv` and `attention`.
 
     **Packed weights.** In layers with w_qkv and a gate, w_qkv, w_o, w_gate, w_up and w_down may be
     ``PackedWeight`` of one format, or w_gate, w_up and w_down alone, as in gpt-oss. Weights of experts have
@@ -381,6 +424,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         norm_last: Norms of q and k are applied after RoPE.
         multiplier: Factor of what is added to the residual.
         wide_logits: Compute router logits as if x and w_router were float32.
+        window: As in `attention`: a token sees this many keys up to its own, 0 for all. Pages that hold no key of
+            a window are not read.
         group: A `fftune.distributed.Group` whose ranks have slices of the layers: some of the heads, and
             some of the features between up and down. Ranks of a mixture may have experts / ranks whole
             experts instead, those of the first rank first, and the whole router. heads and kv_heads are
@@ -402,7 +447,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         renormalise=renormalise, packing=packing, groups=groups, top_groups=top_groups,
         group_score=group_score, route_scale=route_scale, parallel=parallel, rotation=rotation,
         constants=constants, grouped=grouped, norm_last=norm_last, multiplier=multiplier,
-        wide_logits=wide_logits, ranks=0 if group is None else group.ranks, link=link)
+        wide_logits=wide_logits, window=window, ranks=0 if group is None else group.ranks, link=link)
     if slots is None or positions is None:
         batch, s, _ = x.shape
         places = (lengths[:, None] - s

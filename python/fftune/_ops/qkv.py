@@ -2,7 +2,7 @@
 from torch import Tensor
 
 from .. import reference
-from .._checks import count_of, expect, expect_one_of, has_sizes, int32, several
+from .._checks import count_of, expect, expect_one_of, has_sizes, int32, one_scale, several
 from .._custom import OPS, call, expect_good, wants_gradient
 from .._declare import declare
 from .._library import Error
@@ -86,6 +86,13 @@ declare("qkv", "qkv", f"{_TENSORS}, {_OPTIONS}", "q, k, v", casts=True, keeps=("
 _LAYS = {"k_cache": (_in_place, ["cache-head"]), "v_cache": (_as_it_is, [])}
 declare("qkv_cached", "qkv", f"{_TENSORS}, k_cache!, v_cache!, slots:index, {_OPTIONS}", "q",
         lays=_LAYS, **_RULES)
+_SCALED = "k_cache!, v_cache!, slots:index, k_scale, v_scale"
+_OF_SCALES = {"": "tensor", "_heads": "head"}
+_SCALE_SHAPES = dict.fromkeys(("k_scale", "v_scale"), "[scales]")
+for _suffix, _scales in _OF_SCALES.items():
+    declare(f"qkv_cached_e4m3{_suffix}", "qkv", f"{_TENSORS}, {_SCALED}, {_OPTIONS}", "q", lays=_LAYS,
+            fixed={"cache-format": "e4m3", "cache-scales": _scales}, label="qkv",
+            **{**_RULES, "shapes": {**_RULES["shapes"], **_SCALE_SHAPES}})
 
 _OPTIONS = f"heads, kv_heads, dim, group, eps, rotation, rotary, {RULE}"
 _SHAPES = {name: shape for name, shape in _RULES["shapes"].items() if not name.startswith("w_")}
@@ -111,8 +118,8 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
         rotary: int = 0, rule: str | None = None, base: float = 10000.0, factor: float = 1.0,
         context: float = 8192.0, low: float = 1.0, high: float = 4.0, beta_fast: float = 32.0,
         beta_slow: float = 1.0, scale: float = 0.0, caches: tuple[Tensor, Tensor] | None = None,
-        slots: Tensor | None = None, w_scale: Tensor | None = None
-        ) -> tuple[Tensor, Tensor, Tensor] | Tensor:
+        slots: Tensor | None = None, w_scale: Tensor | None = None, k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor] | Tensor:
     """Queries, keys and values of attention: ``x wᵀ + bias``, head norms and RoPE in one kernel.
 
     With gradients the call runs `linear`, `rmsnorm` and `rope`; writing to caches has no gradients.
@@ -134,6 +141,9 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
             any leading dimensions, contiguous, or both views of one contiguous [..., kv_heads, 2 · dim].
         slots: With caches, the row of all leading dimensions that a token's k and v are written to,
             int32 or int64 [...]. A negative slot writes nothing.
+        k_scale, v_scale: float32 [1], or [kv_heads] both, for caches of float8_e4m3fn, which get
+            ``k / k_scale`` and ``v / v_scale`` to nearest even. Magnitudes beyond 448, ∞ too, become 448,
+            and NaN stays NaN; PyTorch's own cast makes NaN from 464 on.
         w_scale: float32, scales of one w of float8_e4m3fn, for which the op quantises the tokens as
             `linear_fp8` does. Without gradients and caches.
 
@@ -181,7 +191,15 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
         if slots is None:
             raise Error("qkv: caches without slots: give the row of each token")
         caches = several("qkv", "caches", caches, 2, "those of k and of v")
+        if k_scale is not None or v_scale is not None:
+            of_heads, scales = one_scale("qkv", k_scale, v_scale)
+            if packed:
+                raise Error("qkv: caches of float8_e4m3fn with a packed weight: layer has them together")
+            return call(OPS.qkv_cached_e4m3_heads if of_heads else OPS.qkv_cached_e4m3, *tensors, *caches, slots,
+                        *scales, *options)
         return call(cached, *tensors, *caches, slots, *options)
+    if k_scale is not None or v_scale is not None:
+        raise Error("qkv: k_scale or v_scale without caches: they are of caches of float8_e4m3fn")
     if wanted:
         expect_good(plain, *tensors, *options)
         if packed:

@@ -90,6 +90,15 @@ def attention(q, k, v, pages, mask, bits, flags, bias, offsets, kv_offsets, leng
     return y.to(q.dtype), own if lse else own.new_empty(0)
 
 
+def attention_e4m3(q, k, v, k_scale, v_scale, *rules):
+    wide = torch.promote_types(q.dtype, torch.float32)
+    k, v = (t.to(wide) * scale[:, None] for t, scale in ((k, k_scale), (v, v_scale)))
+    return attention(q, k, v, *rules)
+
+
+attention_e4m3_heads = attention_e4m3
+
+
 def attention_backward(dy, q, k, v, y, lse, mask, bits, flags, bias, offsets, kv_offsets, lengths,
                        sinks, causal, window, softcap, scale, deterministic):
     scale = scale or q.shape[-1] ** -0.5

@@ -1,4 +1,4 @@
-"""A whole token."""
+"""A decode step."""
 import torch
 
 from .._layer_form import parse

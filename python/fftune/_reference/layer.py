@@ -6,11 +6,14 @@ import torch.nn.functional as F
 
 from .._layer_form import packed_sizes, parse, with_constants
 from .._library import Error
+from .causal_conv1d import causal_conv1d_update
 from .common import ACTIVATIONS, _wide
 from .elementwise import act_mul
 from .experts import moe_ffn, moe_ffn_fp8_block, moe_ffn_fp8_token, moe_route
+from .gated_delta_rule import gated_delta_rule_update
 from .linear import linear_fp8_block, linear_fp8_token
-from .norms import layernorm, rmsnorm
+from .mla import head_linear, mla, mla_rope
+from .norms import gated_rmsnorm, layernorm, rmsnorm
 from .packed import _dense
 from .rope import _rotated, angles_at
 
@@ -23,8 +26,8 @@ def _expect_no_group(op, memory):
 def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None, first_expert=None):
     _expect_no_group("layer", memory)
     found = parse(form)
-    count = len(found.weights)
-    for at in range(len(caches) // 2):
+    count, states = len(found.weights), found.states
+    for at in range(len(caches) // states):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
         for name, (n, k) in packed_sizes(found, x.shape[-1]).items() if found.get("packed") else ():
             format, group = found.get("packed").split("-")
@@ -34,9 +37,54 @@ def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, me
                 own[name] = own[name].view(found.get("experts"), -1, k)
         if found.constants:
             own = with_constants(found, own, x)
-        x = _one_layer(x, positions, angles, slots, lengths, pages, own, caches[2 * at:2 * at + 2],
-                       found)
+        x = _one_layer(x, positions, angles, slots, lengths, pages, own,
+                       caches[states * at:states * at + states], found)
     return x
+
+
+def _convolution(x, w, state, form):
+    """A gated short convolution, with the last inputs in `state` [batch, channels, width]."""
+    gate, factor, values = F.linear(x, w["w_in"], w.get("b_in")).chunk(3, -1)
+    inputs = torch.cat((state.mT, gate * values), 1)
+    state.copy_(inputs[:, -form.get("width"):].mT)
+    taps, bias = _wide(w["w_conv"]), _wide(w.get("b_conv"))
+    mixed = F.conv1d(inputs[:, -x.shape[1] - form.get("width") + 1:].mT.to(taps.dtype), taps[:, None], bias,
+                     groups=taps.shape[0]).mT
+    return (mixed * factor.to(taps.dtype)).to(x.dtype)
+
+
+def _latent_attention(x, positions, angles, slots, lengths, pages, w, cache, form):
+    """Latent attention in its absorbed form, [batch, tokens, heads * features]; writes the cache."""
+    eps, nope, rope, rank = (form.get(name) for name in ("latent-eps", "nope", "rope", "rank"))
+    if "w_q_a" in w:
+        q = F.linear(rmsnorm(F.linear(x, w["w_q_a"]), w["q_a_norm"], eps, form.get("convention")), w["w_q_b"])
+    else:
+        q = F.linear(x, w["w_q"])
+    q = q.unflatten(-1, (-1, nope + rope))
+    kv, rows = F.linear(x, w["w_kv_a"]), cache.view(-1, rank + rope)
+    q_rope = mla_rope(q, kv, w["kv_a_norm"], positions, angles, rows, slots,
+                      form.get("rotation", "halves"), form.get("rope-order", "same"), eps, "table",
+                      [0.0] * 7 + [form.get("rope-scale", 0.0)])
+    w_kv_b = w["w_kv_b"].unflatten(0, (q.shape[2], -1))
+    scale = form.get("scale") or (nope + rope) ** -0.5
+    out, _ = mla(head_linear(q[..., :nope], w_kv_b[:, :nope].mT), q_rope, cache, pages, lengths, scale, False)
+    return head_linear(out, w_kv_b[:, nope:]).flatten(2)
+
+
+def _delta_rule(x, w, states, slots, form):
+    """Linear attention by the gated delta rule, normalised, with the last inputs of its convolutions and its states."""
+    conv, recurrent = states
+    (keys, values), heads, v_heads = form.features, form.get("heads"), form.get("v-heads")
+    rows = torch.cat([F.linear(x, w[f"w_{part}"]) for part in "qkv"], -1)
+    taps = torch.cat([w[f"w_conv_{part}"] for part in "qkv"])
+    mixed = causal_conv1d_update(rows, taps, None, None, None, None, None, conv, "silu", "channels", 0)
+    q, k, v = (t.unflatten(-1, (n, -1)) for t, n in zip(mixed.split((keys, keys, values), -1),
+                                                        (heads, heads, v_heads)))
+    out = gated_delta_rule_update(
+        q, k, v, None, F.linear(x, w["w_a"]), w["A_log"], w["dt_bias"], None, F.linear(x, w["w_b"]), recurrent, slots,
+        None, None, "softplus", "head", "l2", 0.0, form.get("beta-scale"), -5.0, -1, layout="kv")
+    gates = F.linear(x, w["w_z"]).unflatten(-1, (v_heads, -1))
+    return gated_rmsnorm(out, gates, w["mixer_norm"], form.get("mixer-eps"), "after", "silu", "llama", 1).flatten(2)
 
 
 def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
@@ -55,6 +103,32 @@ def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
     def added(y, name, residual):
         return residual + (norm(y, name) if form.get("post-norms") else y)
 
+    normed = norm(x, "attn_norm") if "attn_norm" in w else x
+    if form.mixer == "conv":
+        mixed = _convolution(normed, w, *caches, form)
+    elif form.mixer == "gated-delta-rule":
+        mixed = _delta_rule(normed, w, caches, slots, form)
+    elif form.is_latent:
+        mixed = _latent_attention(normed, positions, angles, slots, lengths, pages, w, *caches, form)
+    else:
+        mixed = _attended(normed, positions, angles, slots, lengths, pages, w, caches, form)
+    mid = added(scaled(_product(mixed, w, "w_o", "b_o")), "attn_post_norm", x)
+    if "ffn_norm" in w:
+        inner = norm(x if form.get("block") == "parallel-norms" else mid, "ffn_norm")
+    else:
+        inner = normed if form.get("block") == "parallel" else mid
+    if "w_router" in w:
+        return added(_experts(inner, w, form, scaled), "ffn_post_norm", mid)
+    hidden = ACTIVATIONS[form.get("act")](_product(inner, w, "w_gate" if "w_gate" in w else "w_up", "b_up"))
+    if "w_gate" in w:
+        hidden = hidden * _product(inner, w, "w_up")
+    return added(scaled(_product(hidden, w, "w_down", "b_down")), "ffn_post_norm", mid)
+
+
+def _attended(x, positions, angles, slots, lengths, pages, w, caches, form):
+    """Attention of x over the caches, to which its keys and values go."""
+    eps = form.get("eps")
+
     def norm_heads(t, name):
         if name not in w:
             return t
@@ -66,8 +140,7 @@ def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
             t = t.flatten(2)
         return rmsnorm(t, w[name], eps, convention).view(shape)
 
-    normed = norm(x, "attn_norm") if "attn_norm" in w else x
-    q, k, v = _heads(normed, w, form)
+    q, k, v = _heads(x, w, form)
     norms_last = form.get("qk-norm-order") == "after"
     if not norms_last:
         q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
@@ -79,11 +152,20 @@ def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
     if norms_last:
         q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
     keys, values = caches if pages is not None else (cache.transpose(1, 2) for cache in caches)
+    quantised = form.get("cache-format") == "e4m3"
+    if quantised:  # a cast to float8_e4m3fn does not saturate
+        k, v = ((_wide(t) / _wide(w[scale])[:, None]).clamp(-448, 448) for t, scale in ((k, "k_scale"), (v, "v_scale")))
+        k, v = (t.to(torch.float8_e4m3fn) for t in (k, v))
     for cache, rows in ((keys, k), (values, v)):
+        if quantised:
+            cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)
         own, to = cache.view(-1, *cache.shape[2:]), slots.flatten().long()
         # A token whose slot is no row goes to one behind the last, which is dropped.
         to = torch.where((to < 0) | (to >= own.shape[0]), own.shape[0], to)
         own.copy_(F.pad(own, (0, 0, 0, 0, 0, 1)).index_copy(0, to, rows.flatten(0, 1))[:-1])
+    if quantised:
+        keys, values = (t.to(_wide(x).dtype) * _wide(w[scale])[:, None]
+                        for t, scale in ((keys, "k_scale"), (values, "v_scale")))
     if pages is not None:
         exists = ((pages >= 0) & (pages < keys.shape[0]))[..., None, None, None]
         keys, values = (torch.where(exists, cache[pages.clamp(0, cache.shape[0] - 1).long()], 0)
@@ -92,6 +174,8 @@ def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
     places = torch.arange(keys.shape[1], device=x.device)
     last = lengths[:, None] - x.shape[1] + torch.arange(x.shape[1], device=x.device)
     allowed = (places <= last[..., None])[:, None]
+    if window := form.get("window"):
+        allowed = allowed & (places > last[..., None] - window)[:, None]
     group = q.shape[2] // keys.shape[2]
     q, keys, values = (_wide(t).transpose(1, 2) for t in (q, keys, values))
     keys, values = (t.repeat_interleave(group, 1) for t in (keys, values))
@@ -103,18 +187,11 @@ def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
         sinks = w["sinks"].to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, sinks), -1)
     attended = scores.softmax(-1)[..., :keys.shape[2]] @ values
-    attended = attended.to(x.dtype).transpose(1, 2).flatten(2)
-    mid = added(scaled(_product(attended, w, "w_o", "b_o")), "attn_post_norm", x)
-    if "ffn_norm" in w:
-        inner = norm(x if form.get("block") == "parallel-norms" else mid, "ffn_norm")
-    else:
-        inner = normed if form.get("block") == "parallel" else mid
-    if "w_router" in w:
-        return added(_experts(inner, w, form, scaled), "ffn_post_norm", mid)
-    hidden = ACTIVATIONS[form.get("act")](_product(inner, w, "w_gate" if "w_gate" in w else "w_up", "b_up"))
-    if "w_gate" in w:
-        hidden = hidden * _product(inner, w, "w_up")
-    return added(scaled(_product(hidden, w, "w_down", "b_down")), "ffn_post_norm", mid)
+    attended = attended.to(x.dtype).transpose(1, 2)
+    if "w_g" in w:
+        gates = torch.sigmoid(_wide(F.linear(x, w["w_g"]))).unflatten(-1, (attended.shape[2], -1))
+        attended = (_wide(attended) * gates).to(x.dtype)
+    return attended.flatten(2)
 
 
 def _product(x, w, name, bias=""):

@@ -88,3 +88,45 @@ def layernorm_backward(dy, x, w, dsum, eps):
 
 def layernorm_frozen_backward(*arguments):
     return layernorm_backward(*arguments)[0]
+
+
+def _gate(z: Tensor, gate: str) -> tuple[Tensor, Tensor]:
+    """The activation of a gate, and its derivative."""
+    s = torch.sigmoid(z)
+    return (s, s * (1 - s)) if gate == "sigmoid" else (z * s, s + z * s * (1 - s))
+
+
+def _groups(t: Tensor, groups: int) -> Tensor:
+    return t.unflatten(-1, (groups, t.shape[-1] // groups))
+
+
+def gated_rmsnorm(x, z, w, eps, order, gate, convention, groups):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    a, _ = _gate(z.to(wide), gate)
+    rows = x.to(wide) * a if order == "before" else x.to(wide)
+    normed = _normalised(_groups(rows, groups), eps).flatten(-2)
+    if convention == "llama":
+        normed = normed.to(x.dtype) * w
+    else:
+        normed = normed * w.to(wide)
+    return (normed if order == "before" else normed.to(wide) * a).to(x.dtype)
+
+
+def gated_rmsnorm_backward(dy, x, z, w, eps, order, gate, convention, groups):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows, grad, weight = x.to(wide), dy.to(wide), w.to(wide)
+    a, slope = _gate(z.to(wide), gate)
+    before = order == "before"
+    inner = _groups(rows * a if before else rows, groups)
+    rstd = torch.rsqrt(inner.pow(2).mean(-1, keepdim=True) + eps)
+    normed = inner * rstd
+    of_norm = _groups(grad if before else grad * a, groups)
+    scaled = of_norm * _groups(weight, groups)
+    d_inner = (rstd * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))).flatten(-2)
+    dz = (d_inner * rows if before else grad * normed.flatten(-2) * weight) * slope
+    dx = d_inner * a if before else d_inner
+    return dx.to(x.dtype), dz.to(x.dtype), _rows((of_norm * normed).flatten(-2)).sum(0).to(w.dtype)
+
+
+def gated_rmsnorm_frozen_backward(*arguments):
+    return gated_rmsnorm_backward(*arguments)[:2]

@@ -41,10 +41,25 @@ def qkv_fp8_block(*arguments):
     return _qkv_fp8(linear_fp8_block, *arguments)
 
 
+def qkv_cached_e4m3(*arguments):
+    # A cast to float8_e4m3fn does not saturate.
+    k_scale, v_scale = arguments[14:16]
+    return _into_caches(arguments[11:14], qkv(*arguments[:11], *arguments[16:]), *(
+        lambda rows, scale=scale: (rows.float() / scale[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+        for scale in (k_scale, v_scale)))
+
+
+qkv_cached_e4m3_heads = qkv_cached_e4m3
+
+
 def qkv_cached(*arguments):
-    k_cache, v_cache, slots = arguments[11:14]
-    q, k, v = qkv(*arguments[:11], *arguments[14:])
-    for cache, rows in ((k_cache, k), (v_cache, v)):
+    return _into_caches(arguments[11:14], qkv(*arguments[:11], *arguments[14:]), lambda rows: rows, lambda rows: rows)
+
+
+def _into_caches(written, parts, k_stored, v_stored):
+    k_cache, v_cache, slots = written
+    q, k, v = parts
+    for cache, rows in ((k_cache, k_stored(k)), (v_cache, v_stored(v))):
         there = slots.flatten() >= 0
         cache.flatten(0, -3)[slots.flatten()[there].long()] = rows.flatten(0, -3)[there]
     return q

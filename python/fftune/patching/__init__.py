@@ -22,6 +22,7 @@ from .layers import patch_whole_layers, restore_layers
 from .losses import patch_loss
 from .masks import patch_masks
 from .memory import MODES
+from .mixers import patch_mixer
 from .mlps import patch_coded_mlp, patch_gated_mlp, patch_plain_mlp
 from .mxfp4 import patch_mxfp4_experts, restore_mxfp4_experts
 from .norms import patch_norm
@@ -31,7 +32,6 @@ from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
 
 
-@same_random_numbers()
 def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
           projections: bool | str = "auto", attention: bool = False, graphs: bool = False,
           whole_layers: bool = False, loss: bool = True) -> PatchReport:
@@ -80,14 +80,22 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
                             whole_layers=whole_layers, loss=loss).items():
         flag("patch", name, value)
     options = Options(recompute or memory == "small", projections, attention, memory != "fast")
+    return patch_knowing({}, model, options, graphs=graphs, whole_layers=whole_layers, loss=loss)
+
+
+@same_random_numbers()
+def patch_knowing(known: dict, model: nn.Module, options: Options, *, graphs: bool = False,
+                  whole_layers: bool = False, loss: bool = True) -> PatchReport:
+    """patch() with what a module of each kind was found to be, or why it is unfit, to which it adds: whatever the
+    options were, while the model exists."""
     unpatch(model)
     report = PatchReport()
-    known: dict = {}  # what a module of a kind was found to be, or why it is unfit
     try_all(report, "", lambda: patch_quantised(model, report, known))
     for name, module in model.named_modules():
         try_all(report, name, lambda: _mark_dropout(module))
     for recognise in (patch_norm, patch_gated_mlp, patch_coded_mlp, patch_plain_mlp, patch_experts,
-                      patch_packed_experts, patch_mxfp4_experts, patch_router, patch_layer, patch_block, patch_inline_mlp):
+                      patch_packed_experts, patch_mxfp4_experts, patch_router, patch_layer, patch_block, patch_inline_mlp,
+                      patch_mixer):
         for name, module in model.named_modules():
             if not has_codes(module):
                 try_to(report, name, lambda: recognise(module, known, options))

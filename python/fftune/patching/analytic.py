@@ -33,7 +33,7 @@ _ANALYTIC = frozenset("""
     split split_with_sizes unbind unfold diagonal as_strided alias detach lift_fresh cat stack flip roll repeat
     repeat_interleave clone contiguous copy _to_copy to fill zero
     index index_select index_add index_copy index_put _index_put_impl gather scatter scatter_add where masked_fill
-    embedding
+    embedding view_as_complex view_as_real
 """.split())
 _PRODUCTS = frozenset("mm addmm bmm baddbmm mv addmv dot linear matmul _grouped_mm".split())
 # Attention by a kernel of PyTorch or fftune. Elsewhere it is two products, by the version and the shapes.

@@ -96,6 +96,8 @@ def is_available() -> bool:
                     query.shape[2], key.shape[2], dtype=torch.bool,
                     device=query.device).tril()[None, None]
             return by_module(module, query, key, value, added(attention_mask, query), **options)
+        if attention_mask is None and not _is_known(query, value) and options.get("s_aux") is None:
+            return _heads_apart(query, key, value, causal=causal, **_scores_of(options)), None
         swapped = (t.transpose(1, 2) for t in (query, key, value))
         return ops.attention(*swapped, attention_mask, causal=causal, **_scores_of(options)), None
 
@@ -165,7 +167,7 @@ def _serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **op
     """Whether ops.attention takes a call as it is, [batch, heads, tokens, features] each. A copy of
     the keys costs less than attention that PyTorch's kernels do not know."""
     return (_serves_values(query, key, value, **options)
-            and (not _is_pytorchs(options)
+            and (not _is_pytorchs(options) or not _is_known(query, value)
                  or all(row_of(t.transpose(1, 2)) is not None for t in (key, value)))
             and (mask is None or mask.dtype == torch.bool and mask.shape[1] == 1))
 
@@ -176,7 +178,14 @@ def _serves_values(query: Tensor, key: Tensor, value: Tensor, *, dropout: float 
     return (not dropout and position_bias is None and cache is None and query.dtype in _DTYPES
             and key.dtype == value.dtype == query.dtype
             and (query.is_cuda or query.dtype != torch.float16)
-            and dim % 2 == 0 and dim <= _widest(query, key, value) and value.shape[-1] == dim)
+            and dim % 2 == 0 and dim <= _widest(query, key, value)
+            # No GPU has timed values of fewer features beside PyTorch's kernels.
+            and value.shape[-1] % 2 == 0 and (_is_known(query, value) or value.shape[-1] < dim and not query.is_cuda))
+
+
+def _is_known(query: Tensor, value: Tensor) -> bool:
+    """Whether PyTorch's fast kernels take values of that many features."""
+    return value.shape[-1] == query.shape[-1]
 
 
 def _widest(*tensors: Tensor) -> int:
@@ -283,15 +292,22 @@ def _over_cache(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor,
     if _heads_together(key, value):
         return ops.attention(*(t.transpose(1, 2) for t in (query, key, value)),
                              lengths=lengths.view(-1)[:batch], causal=tokens > 1, **scores)
+    return _heads_apart(query, key, value, lengths=lengths.view(-1)[:batch * key.shape[1]],
+                        causal=tokens > 1, **scores)
+
+
+def _heads_apart(query: Tensor, key: Tensor, value: Tensor, **rules) -> Tensor:
+    """-> [batch, tokens, heads, features], of keys [batch, kv heads, tokens, features] whose heads are
+    sequences of their own for the kernels."""
+    batch, heads, tokens, dim = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads
     rows = query.reshape(batch * kv_heads, group, tokens, dim).transpose(1, 2)
-    keys, values = (t.view(batch * kv_heads, -1, 1, dim) for t in (key, value))
-    y = ops.attention(rows, keys, values, lengths=lengths.view(-1)[:batch * kv_heads],
-                      causal=tokens > 1, **scores)
+    keys, values = (t.reshape(batch * kv_heads, -1, 1, t.shape[3]) for t in (key, value))
+    y = ops.attention(rows, keys, values, **rules)
     # Some modules take a view of it, and with groups of one head reshape() copies nothing.
-    return y.view(batch, kv_heads, tokens, group, dim).transpose(1, 2).reshape(
-        batch, tokens, heads, dim).contiguous()
+    return y.view(batch, kv_heads, tokens, group, -1).transpose(1, 2).reshape(
+        batch, tokens, heads, -1).contiguous()
 
 
 def without_mask(device: torch.device) -> Tensor:
@@ -344,8 +360,9 @@ def window_of(config) -> int | None:
 # Read by what makes the masks of transformers. Attention is looked at by itself.
 _OF_MASKS = {"is_causal", "sliding_window", "use_sliding_window", "attention_chunk_size", "layer_types"}
 # Looked at in each call, or read behind the layers.
+# And the type that a configuration names, which save_pretrained() writes into it: that of the weights counts.
 _OF_CALLS = {"_attn_implementation", "use_cache", "output_attentions", "output_hidden_states",
-             "output_router_logits", "return_dict", "use_return_dict"}
+             "output_router_logits", "return_dict", "use_return_dict", "dtype", "torch_dtype"}
 
 
 def config_read_by(decoder: nn.Module) -> tuple[tuple[str, object], ...]:

@@ -8,8 +8,8 @@ from .. import ops
 from .memory import norm_again
 from .mlps import gated_of, gated_weights, plain_layers, plain_mlp, plain_mlp_forward
 from .norms import layernorm_forward, norm_forward, normalises, settings_of
-from .recognise import (Elsewhere, Options, Uncertain, Unfit, drops, expect_no_hooks, expect_plain, has_kernels,
-                        identify, is_patched, kind_of, original, remembered, stand_in, trying,
+from .recognise import (Elsewhere, Options, Uncertain, Unfit, drops, expect_no_hooks, expect_plain, has_fast_products,
+                        has_kernels, identify, is_patched, kind_of, original, remembered, stand_in, trying,
                         undoable, watched)
 from .rotary import attend, fuses_projections, projects
 from .trial import hidden, replace_forward
@@ -120,7 +120,7 @@ def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bo
     return (is_patched(norm, norm_forward) and gated_of(mlp) is not None
             and not watched(norm, mlp) and (weights := gated_weights(mlp)) is not None
             and weights[3] is None
-            and hidden_states.dtype == norm.weight.dtype and has_kernels(hidden_states)
+            and hidden_states.dtype == norm.weight.dtype and has_fast_products(hidden_states)
             and not torch.is_autocast_enabled(hidden_states.device.type))
 
 

@@ -245,6 +245,8 @@ def whole_of(head: Head) -> Whole:
     if len(layers.groups) != 1 or not layers.are_called(decoder) \
             or not layers.groups[0].is_as_recognised(decoder):
         raise Unfit("its layers are of several kinds")
+    if layers.groups[0].specs[0].states or layers.groups[0].specs[0].is_latent:
+        raise Unfit("its layers have states or latents in the place of keys and values")
     group, embedding = layers.groups[0], decoder.get_input_embeddings()
     norms = [child for child in decoder.children() if _is_norm(child)]
     weight = getattr(embedding, "weight", None)
@@ -604,10 +606,11 @@ def _cache_in_place_of_growing(model: nn.Module, head: Head, batch: int, places:
     if not head.decoder._fftune_layers.are_as_recognised(head.decoder):
         return None  # others see the cache
     cache = _cache_of_all_keys(model, StaticCache, places)
-    heads = [spec.heads for group in head.decoder._fftune_layers.groups for spec in group.specs]
-    if cache is None or not heads:
+    tokens = [sum(spec.heads) if spec.is_latent else 2 * math.prod(spec.heads)
+              for group in head.decoder._fftune_layers.groups for spec in group.specs]
+    if cache is None or not tokens:
         return None
-    size = 2 * len(cache.layers) * max(math.prod(one) for one in heads) * batch * places
+    size = len(cache.layers) * max(tokens) * batch * places
     return cache if 2 * size * model.dtype.itemsize <= free_bytes(model.device) else None
 
 

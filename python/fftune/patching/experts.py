@@ -193,23 +193,24 @@ def _draw(own: nn.Module, transposed: bool, numbers: Numbers) -> tuple[Tensor, T
     return x, ids, numbers(5, choices, like=down).abs() + 0.1
 
 
+def _chosen(rows: Tensor, ids: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+    """The products of rows [tokens, choices, features] with the weights of the experts that they chose."""
+    y = (rows[..., None, :] @ weights[ids].mT)[..., 0, :]
+    return y if biases is None else y + biases[ids]
+
+
 def _experts_computed(own: nn.Module, act, packing: str, transposed: bool, weigh: str):
     """A computation of (hidden states, choices, their weights) with the weights of the stand-in."""
     def compute(given):
         x, ids, weights = given
         gate_up, down = _weights_of(own, transposed)
         b_gate_up, b_down = _biases_of(own)
-        y = torch.zeros_like(x)
-        for expert in ids.unique().tolist():
-            tokens, choices = torch.where(ids == expert)
-            share = weights[tokens, choices, None]
-            rows = x[tokens] if weigh == "after" else x[tokens] * share
-            both = F.linear(rows, gate_up[expert], None if b_gate_up is None else b_gate_up[expert])
-            gate, up = both.chunk(2, -1) if packing == "halves" else (both[:, 0::2], both[:, 1::2])
-            out = F.linear(GATED[act](gate, up), down[expert],
-                           None if b_down is None else b_down[expert])
-            y.index_add_(0, tokens, out * share if weigh == "after" else out)
-        return y
+        share = weights[..., None]  # [tokens, choices, 1]
+        rows = x[:, None].expand(*ids.shape, -1)
+        both = _chosen(rows if weigh == "after" else rows * share, ids, gate_up, b_gate_up)
+        gate, up = both.chunk(2, -1) if packing == "halves" else (both[..., 0::2], both[..., 1::2])
+        out = _chosen(GATED[act](gate, up), ids, down, b_down)
+        return (out * share if weigh == "after" else out).sum(1)
     return compute
 
 

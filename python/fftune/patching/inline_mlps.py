@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .mlps import plain_mlp, required_arguments
 from .quantised import has_codes
 from .recognise import (Numbers, Options, Unfit, activation_name, are_plain, expect_no_hooks, has_settings,
-                        expect_plain_parameters, has_kernels, is_patched, kind_of,
+                        expect_plain_parameters, has_fast_products, is_patched, kind_of,
                         original, remembered,
                         stand_in, state_of, undoable, watched, view_of)
 from .trial import Trial, replace_forward
@@ -195,7 +195,7 @@ def _runs(module: nn.Module, layers: list) -> bool:
     first, act, second = layers
     return (not module.training and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
             and type(first) is nn.Linear and type(second) is nn.Linear
-            and first.weight.dtype == second.weight.dtype and has_kernels(first.weight)
+            and first.weight.dtype == second.weight.dtype and has_fast_products(first.weight)
             and are_plain(first.weight, second.weight)
             and (first.bias is None or second.bias is not None)
             and not watched(*(part for part in layers if isinstance(part, nn.Module)))

@@ -16,18 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from .._layer_form import (PACKED, ROUNDED, Choice, constant, form_of, packed_experts_form, packed_form, parse,
+from .._layer_form import (PACKED, ROUNDED, Choice, Latent, constant, form_of, packed_experts_form, packed_form, parse,
                            rounded_form)
 from .._custom import OPS, call
 from .._ops.layer import expect_runs
 from .._ops.packed import packed_word
 from .._library import Error
-from .._versions import as_option, name_of_cache
+from .._versions import as_option
 from . import attention as attentions
 from .analytic import INTEGERS, PATCHED, ROOTS, Trace
 from .experts import ExpertsFound, experts_of, router_of
 from .inline_mlps import chain_of
 from .fp8_experts import is_rounded_experts
+from .layer_mixers import (DeltaNet, ShortConv, delta_net_of, expect_not_on_gpu, has_cache, heads_of, new_cache_layer,
+                           short_conv_of, slots_of, states_of)
 from .fp8_linear import MERGED, expect_scales_of_op, is_rounded_fp8, merge_fp8
 from .mxfp4 import LAYER_WEIGHTS, DenseExperts, DenseMixture, is_packed_mixture
 from .mlps import GatedMLP, fp8_mlp_forward, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
@@ -36,9 +38,9 @@ from .quantised import is_quantised, merge, numbers_of, packed_of
 from .recognise import (CUDA_TYPES, SCALES, SETTINGS, Elsewhere, Numbers, Uncertain, Unfit, cast, expect_no_hooks,
                         expect_pieces, expect_plain_parameters, holds, identify, is_close, is_patched, kind_of, of_type,
                         remembered, set_forward, stand_in, trying, view_of)
-from .rotary import angles_of, frequencies, layout_of, rotation_of, scaling
+from .rotary import angles_of, frequencies, is_complex_rotary, layout_of, rotation_of, scaling
 
-STATIC_ROPES = ("default", "linear", "llama3", "yarn")
+STATIC_ROPES = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Weight:
     transposed: bool = False  # the module has [in, out]
     zeros: int = 0  # this number of zeros, in the place of a bias that the module does not have
     flat: bool = False  # the module has a dimension more
+    part: tuple[int, int, int] | None = None  # of each block of so many rows, from which one on, and how many
+    taps: bool = False  # of a convolution of each channel by itself, which has a dimension more
 
     def of(self, layer: nn.Module) -> Tensor:
         module = layer
@@ -61,11 +65,21 @@ class Weight:
             return constant(0.0, self.zeros, like.dtype, like.device)
         tensor = module._parameters.get(self.name)
         tensor = module._buffers[self.name] if tensor is None else tensor
+        if self.part is not None:
+            return _rows_of_blocks(tensor, *self.part)
         if self.transposed and tensor.dim() > 1:
             tensor = tensor.mT
         if self.flat:
             tensor = tensor.reshape(-1)
+        if self.taps:
+            tensor = tensor.squeeze(1)
         return tensor if self.rows is None else tensor[self.rows[0]:self.rows[1]]
+
+
+def _rows_of_blocks(weight: Tensor, block: int, first: int, count: int) -> Tensor:
+    """A copy of `count` rows of each block of rows. Nobody may keep it: a weight can change through its .data, or
+    another one get its address, and no number tells."""
+    return weight.detach().unflatten(0, (-1, block))[:, first:first + count].flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -118,7 +132,7 @@ class Spec:
     """A layer as the op sees it."""
 
     form: str
-    heads: tuple[int, int]  # of keys, and their features
+    heads: tuple[int, int]  # of keys, and their features; or with latent attention those of latents and rotated keys
     rotation: str | None
     weights: tuple[Weight, ...]  # in the form's order
     parts: tuple[Part, ...]  # the layer and the modules in it
@@ -128,6 +142,8 @@ class Spec:
     is_told: bool = True  # whether its decoder tells it the positions of the angles
     packed: frozenset[tuple[str, ...]] = frozenset()  # modules that have weights of 4 bits
     rounded: frozenset[tuple[str, ...]] = frozenset()  # modules that round activations to fp8
+    is_latent: bool = False  # whether its keys and values in a cache are latents and rotated keys
+    states: tuple[tuple[int, ...], ...] = ()  # shapes of a sequence's, where the mixer is no attention
 
 
 # the order of its parts
@@ -205,12 +221,14 @@ def _order_of(layer: nn.Module) -> _Order:
         raise Unfit(f"layers: the MLP of {type(layer).__name__} is in two modules")
     norms = [name for name, child in children.items() if _is_norm(child)]
     large = [name for name, child in children.items() if _has_matrices(child) and name not in inline]
-    attentions_ = [name for name in large if name_of_cache(type(children[name]).forward)]
+    attentions_ = [name for name in large if has_cache(children[name])]
     mlps = [INLINE] if chain else [name for name in large if name not in attentions_]
     described = ", ".join(sorted(n for n in children if next(children[n].parameters(), None) is not None))
-    if not attentions_ or not mlps:
-        raise Unfit(f"layers: {type(layer).__name__} has other parts than norms, attention and an MLP: "
-                    f"{described}")
+    if not attentions_:
+        kinds = ", ".join(f"{name} is {type(children[name]).__name__}" for name in sorted(large))
+        raise Unfit(f"layers: {type(layer).__name__} has no attention over a cache of keys and values: {kinds}")
+    if not mlps:
+        raise Unfit(f"layers: {type(layer).__name__} has no MLP beside its attention: {described}")
     factors = dict.fromkeys((1.0, *(v for v in vars(layer).values() if isinstance(v, float) and v)))
     parameters = list(inspect.signature(type(layer).forward).parameters.values())[2:]
     given = [None for p in parameters if p.default is p.empty
@@ -323,6 +341,7 @@ def _norm_by_values(module: nn.Module) -> _Norm:
 # its parts
 
 _OUTPUTS = ("o_proj", "dense", "out_proj", "c_proj", "wo")
+_OUTPUT_GATES = ("gate_proj", "g_proj", "gate", "o_gate")
 _NORMS_OF_HEADS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"),
                    ("query_layernorm", "key_layernorm"))
 
@@ -449,28 +468,28 @@ class _Recorder(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Turn:
+class _RotaryCall:
     """A call of a rotary embedding."""
 
     angles: Angles
     position_ids: Tensor
-    result: tuple[Tensor, Tensor]
+    result: tuple[Tensor, Tensor] | Tensor
 
 
-def _record_turns(rotary: nn.Module, path: str, turns: list[_Turn]) -> None:
+def _record_rotary_calls(rotary: nn.Module, path: str, rotary_calls: list[_RotaryCall]) -> None:
     """Makes a stand-in of a rotary embedding keep its calls."""
     forward = type(rotary).forward
 
     def recorded(x, position_ids, layer_type=None):
         result = forward(rotary, x, position_ids, *(() if layer_type is None else (layer_type,)))
-        turns.append(_Turn(Angles(path, layer_type), position_ids, result))
+        rotary_calls.append(_RotaryCall(Angles(path, layer_type), position_ids, result))
         return result
 
     rotary.__dict__["forward"] = recorded
 
 
 def calls_of_layers(decoder: nn.Module, name: str, rotaries: Iterable[str], **options
-                    ) -> tuple[list[dict], list[_Turn]]:
+                    ) -> tuple[list[dict], list[_RotaryCall]]:
     """The arguments that a decoder gives each of its layers in a call with these options, and the calls of its
     rotary embeddings at these paths. Unfit where it does anything between layers, or calls one twice or not at
     all."""
@@ -481,9 +500,9 @@ def calls_of_layers(decoder: nn.Module, name: str, rotaries: Iterable[str], **op
         recorders = nn.ModuleList(_Recorder(layer, pair) for layer in layers)
         parts = {part: nn.Embedding(8, width) for part, child in decoder.named_children()
                  if child is embedding}
-        own, turns = stand_in(decoder, parts={name: recorders, **parts}), []
+        own, rotary_calls = stand_in(decoder, parts={name: recorders, **parts}), []
         for path in rotaries:
-            _record_turns(own.get_submodule(path), path, turns)
+            _record_rotary_calls(own.get_submodule(path), path, rotary_calls)
         try:
             with torch.no_grad():
                 own(inputs_embeds=Numbers(0)(2, 3, width), use_cache=False, **options)
@@ -493,7 +512,7 @@ def calls_of_layers(decoder: nn.Module, name: str, rotaries: Iterable[str], **op
         calls = [recorder.calls for recorder in recorders]
         if all(len(own_calls) == 1 for own_calls in calls) and all(
                 after[0][0] is before[0][1] for before, after in itertools.pairwise(calls)):
-            return [given for ((_, _, given),) in calls], turns
+            return [given for ((_, _, given),) in calls], rotary_calls
         reason = "it does something between its layers"
     raise Unfit(f"layers: {type(decoder).__name__} calls its layers in a way that is not known: {reason}")
 
@@ -505,31 +524,33 @@ class Recogniser:
         self.decoder, self.known = decoder, known
         self.dtype = decoder.get_input_embeddings().weight.dtype
         self.rotaries = {path: m for path, m in decoder.named_modules() if hasattr(m, "rope_type")}
-        self.calls, turns = calls_of_layers(decoder, name, self.rotaries)
-        found = [self._turn_of(given, turns) for given in self.calls]
-        self.angles = [turn and turn.angles for turn in found]
-        if any(turn and given.get("position_ids") is not None and given["position_ids"] is not turn.position_ids
-               for given, turn in zip(self.calls, found)):
+        self.calls, rotary_calls = calls_of_layers(decoder, name, self.rotaries)
+        found = [self._rotary_call_of(given, rotary_calls) for given in self.calls]
+        self.angles = [call and call.angles for call in found]
+        if any(call and given.get("position_ids") is not None and given["position_ids"] is not call.position_ids
+               for given, call in zip(self.calls, found)):
             self._expect_equal_positions(name)
 
-    def _turn_of(self, given: dict, turns: list[_Turn]) -> _Turn | None:
+    def _rotary_call_of(self, given: dict, rotary_calls: list[_RotaryCall]) -> _RotaryCall | None:
         """The call of a rotary embedding whose result a layer is given."""
         embeddings = given.get("position_embeddings")
         if embeddings is None:
             return None
-        for turn in turns:
+        for call in rotary_calls:
+            if isinstance(embeddings, Tensor) and embeddings is call.result:
+                return call  # cosines and sines are complex numbers
             if isinstance(embeddings, tuple) and len(embeddings) == 2 and all(
-                    map(operator.is_, embeddings, turn.result)):
-                return turn
+                    map(operator.is_, embeddings, call.result)):
+                return call
         raise Unfit(f"layers: {type(self.decoder).__name__} gives its layers angles of no rotary embedding "
                     "that is known")
 
     def _expect_equal_positions(self, name: str) -> None:
         """That layers are given the positions of their angles where these are other tensors: those of axes, say."""
         far = torch.tensor([[0, 7, 900], [5000, 131072, 2**24 - 1]])
-        calls, turns = calls_of_layers(self.decoder, name, self.rotaries, position_ids=far)
-        if any((turn := self._turn_of(given, turns)) and not bool((turn.position_ids == given["position_ids"]).all())
-               for given in calls):
+        calls, rotary_calls = calls_of_layers(self.decoder, name, self.rotaries, position_ids=far)
+        if any((call := self._rotary_call_of(given, rotary_calls))
+               and not bool((call.position_ids == given["position_ids"]).all()) for given in calls):
             raise Unfit(f"layers: {type(self.decoder).__name__} gives its layers other positions than its rotary "
                         "embedding")
 
@@ -648,7 +669,9 @@ class Recogniser:
         """The forms that the layer may have, by rotation, scale of scores, rows of a packed weight, and
         the order of rotation and norms of heads."""
         found = {}
-        for grouped in (False, True):
+        conv = short_conv_of(layer._modules[order.attention])
+        delta = delta_net_of(layer._modules[order.attention])
+        for grouped in (False, True) if conv is None and delta is None else (False,):
             parts = _Parts(layer)
             for name, role in zip(order.norms, _ORDERS[order.kind][0]):
                 parts.norm((name,), role, self.known)
@@ -656,7 +679,9 @@ class Recogniser:
             # Another attention of the layer, to an encoder's states, has none to read.
             if any(getattr(m, "is_causal", True) is not True for m in attention.modules()):
                 raise Unfit(f"layers: {type(attention).__name__} is not causal")
-            heads = self._attention(parts, order.attention, attention, grouped)
+            heads = (self._convolution(parts, order.attention, attention, conv) if conv is not None else
+                     self._delta_net(parts, order.attention, attention, delta) if delta is not None else
+                     self._attention(parts, order.attention, attention, grouped))
             if heads is None:
                 continue
             ffn = self._inline(parts) if order.mlp == INLINE else \
@@ -664,7 +689,7 @@ class Recogniser:
             if len(parts.norms) > 1:
                 raise Unfit("layers: norms that differ in their eps, or in how they round")
             dtypes = {weight.of(layer).dtype for name, weight in parts.weights.items()
-                      if name not in ("sinks", "choice_bias")}
+                      if name not in ("sinks", "choice_bias", "A_log", "dt_bias")}
             if len(dtypes) > 1:
                 raise Unfit("layers: weights of several types")
             parts.module((order.attention,))
@@ -677,6 +702,10 @@ class Recogniser:
     def _forms(self, parts: _Parts, attention: nn.Module, order: _Order, at: int, heads: dict,
                ffn: dict) -> dict[tuple, Spec]:
         norm, = parts.norms
+        if "latent" in heads:
+            return self._latent_forms(parts, attention, order, at, heads, ffn)
+        if "mixer" in heads:
+            return self._states_form(parts, attention, order, heads, ffn)
         window = getattr(attention, "sliding_window", None)
         if window is None and not hasattr(attention, "layer_type"):
             window = attentions.window_of(self.decoder.config)
@@ -721,6 +750,144 @@ class Recogniser:
                                                 not rotary or self.calls[at].get("position_ids") is not None)
         return found
 
+    def _latent_forms(self, parts: _Parts, attention: nn.Module, order: _Order, at: int, heads: dict,
+                      ffn: dict) -> dict[tuple, Spec]:
+        """Those of latent attention: by rotation, order of rotated features, and scale of scores."""
+        norm, = parts.norms
+        latent, name = heads["latent"], type(attention).__name__
+        index, angles = getattr(attention, "layer_idx", None), self.angles[at]
+        if not isinstance(index, int):
+            raise Unfit(f"layers: {name} has no number")
+        if getattr(attention, "sliding_window", None) is not None:
+            raise Unfit(f"layers: {name} has latent keys and a window, for which the op has no kernel")
+        rotary = 0 if angles is None else self._rotary_features(angles)
+        if rotary not in (0, latent.rope):
+            raise Unfit(f"layers: {name} rotates {rotary} features, and has {latent.rope} behind its latents")
+        if rotary and self.calls[at].get("position_ids") is None:
+            raise Unfit(f"layers: {type(self.decoder).__name__} does not tell its layers the positions")
+        usual = (latent.nope + latent.rope) ** -0.5
+        scales = dict.fromkeys((0.0, *(value for own in ("scaling", "scale", "softmax_scale") if isinstance(
+            value := getattr(attention, own, None), float) and abs(value / usual - 1) > 1e-9)))
+        turns = [(None, "same")]
+        turns += [("halves", "same")] if rotary else []
+        # With one pair all of these are one.
+        turns += [("interleaved", "same"), ("interleaved", "halves")] if rotary > 2 else []
+        found = {}
+        for (rotation, stored), scale in itertools.product(turns, scales):
+            form = form_of(tuple(parts.weights), convention=norm.convention, eps=norm.eps, heads=heads["heads"],
+                           kv_heads=0, dim=0, rotary=rotary, rotates=rotation is not None,
+                           rotation=rotation or "halves", softcap=0.0, scale=scale,
+                           rope_scale=self._rope_scale(angles) if rotation else 0.0, constants=tuple(parts.constants),
+                           multiplier=order.factor, parallel=order.kind.startswith("parallel"), mixer="mla",
+                           latent=replace(latent, order=stored), **ffn)
+            weights = tuple(parts.weights[own] for own in parse(form).weights)
+            found[rotation, stored, scale] = Spec(form, (latent.rank, latent.rope), rotation, weights,
+                                                  _parts_of(parts.layer), index, None, angles, is_latent=True)
+        return found
+
+    def _latent_attention(self, parts: _Parts, at: str, attention: nn.Module, children: set[str], output: str | None,
+                          latent: str) -> dict:
+        """Sizes of attention over a cache of latents, whose projection has that name."""
+        name = type(attention).__name__
+        expect_not_on_gpu(parts.layer, name)
+        by_latent = {"q_a_proj", "q_a_layernorm", "q_b_proj"}
+        inputs = children - {output, latent, "kv_a_layernorm", "kv_b_proj"}
+        if output is None or not {"kv_a_layernorm", "kv_b_proj"} <= children or inputs not in ({"q_proj"}, by_latent):
+            raise Unfit(f"layers: {name} has other parts than latent attention: {', '.join(sorted(children))}")
+        if others := {*attention._parameters, *attention._buffers}:
+            raise Unfit(f"layers: {name} has tensors of its own: {', '.join(sorted(others))}")
+        of_layer, parts.norms = parts.norms, set()
+        if inputs == by_latent:
+            parts.linear((at, "q_a_proj"), ("q_a",))
+            parts.norm((at, "q_a_layernorm"), "q_a_norm", self.known)
+            parts.linear((at, "q_b_proj"), ("q_b",))
+        else:
+            parts.linear((at, "q_proj"), ("q",))
+        parts.linear((at, latent), ("kv_a",))
+        parts.norm((at, "kv_a_layernorm"), "kv_a_norm", self.known)
+        parts.linear((at, "kv_b_proj"), ("kv_b",))
+        norms, parts.norms = parts.norms, of_layer
+        parts.linear((at, output), ("o",))
+        if biased := sorted(own for own in parts.weights if own.startswith(("b_q", "b_kv"))):
+            raise Unfit(f"layers: {name} has a bias in front of its latents, {biased[0]}, for which there is no kernel")
+        if len({norm.eps for norm in norms}) > 1 or {(norm.kind, norm.convention) for norm in norms} != {
+                ("rms", norm.convention) for norm in of_layer} or "kv_a_norm" in parts.constants:
+            raise Unfit(f"layers: norms of {name} that differ from the layer's, or from each other")
+        own = {weight: own.of(parts.layer) for weight, own in parts.weights.items()}
+        # There are heads * (nope + rope) rows of q, heads * (nope + v) of kv_b, and heads * v columns of the output.
+        rope = own["w_kv_a"].shape[0] - own["kv_a_norm"].shape[0]
+        of_nope = own["w_kv_b"].shape[0] - own["w_o"].shape[1]
+        of_rope = own["w_q_b" if inputs == by_latent else "w_q"].shape[0] - of_nope
+        if rope < 1 or of_nope < 1 or of_rope < 1 or of_rope % rope or of_nope % (of_rope // rope):
+            raise Unfit(f"layers: {name} has heads of sizes that are not known")
+        heads = of_rope // rope
+        return dict(heads=heads, latent=Latent.of(own, heads, next(iter(norms)).eps))
+
+    def _states_form(self, parts: _Parts, mixer: nn.Module, order: _Order, heads: dict, ffn: dict
+                     ) -> dict[tuple, Spec]:
+        """The one form of a layer whose mixer has states in the place of keys and values."""
+        norm, = parts.norms
+        index = getattr(mixer, "layer_idx", None)
+        if not isinstance(index, int):
+            raise Unfit(f"layers: {type(mixer).__name__} has no number")
+        states, numbers = heads.pop("states"), heads.pop("numbers", [{}])
+        found = {}
+        for own in numbers:
+            form = form_of(tuple(parts.weights), convention=norm.convention, eps=norm.eps, rotary=0, rotates=False,
+                           softcap=0.0, scale=0.0, rope_scale=0.0, constants=tuple(parts.constants),
+                           multiplier=order.factor, parallel=order.kind.startswith("parallel"), **own, **heads, **ffn)
+            weights = tuple(parts.weights[name] for name in parse(form).weights)
+            found[tuple(own.values())] = Spec(form, (heads["heads"], heads["dim"]), None, weights,
+                                              _parts_of(parts.layer), index, None, None, states=states)
+        return found
+
+    def _delta_net(self, parts: _Parts, at: str, mixer: nn.Module, net: DeltaNet) -> dict:
+        expect_not_on_gpu(parts.layer, type(mixer).__name__)
+        if mixer._buffers:
+            raise Unfit(f"layers: {type(mixer).__name__} has tensors of its own: {', '.join(sorted(mixer._buffers))}")
+        for name, owns, rows in net.products():
+            parts.linear((at, name), owns)
+            if rows is not None:
+                first, start = parts.weights[f"w_{owns[0]}"], 0
+                if first.transposed:
+                    raise Unfit(f"layers: {name} is {type(mixer._modules[name]).__name__}, not Linear")
+                for own, count in zip(owns, rows):
+                    parts.weights[f"w_{own}"] = replace(first, part=(sum(rows), start, count)) if net.grouped else \
+                        replace(first, rows=(start, start + count))
+                    start += count
+        if any(name.startswith("b_") for name in parts.weights):
+            raise Unfit(f"layers: {type(mixer).__name__} has biases of its projections")
+        parts.module((at, net.conv))
+        ends = list(itertools.accumulate(net.rows))
+        for own, rows in zip("qkv", zip([0, *ends], ends)):
+            parts.weights[f"w_conv_{own}"] = Weight((at, net.conv), "weight", rows, taps=True)
+        for name in ("A_log", "dt_bias"):
+            parts.weights[name] = Weight((at,), name)
+        norm = parts.module((at, net.norm))
+        parts.weights["mixer_norm"] = Weight((at, net.norm), "weight")
+        own_eps = [value for value in vars(norm).values() if isinstance(value, float)]
+        numbers = [dict(beta_scale=beta, mixer_eps=eps) for beta in (1.0, 2.0)
+                   for eps in dict.fromkeys((*own_eps, 1e-5, 1e-6))]
+        return dict(mixer="gated-delta-rule", heads=net.heads, kv_heads=net.heads, dim=net.dim, width=net.width,
+                    v_heads=net.v_heads, v_dim=net.v_dim, numbers=numbers,
+                    states=((2 * net.keys + net.values, net.width), (net.v_heads, net.dim, net.v_dim)))
+
+    def _convolution(self, parts: _Parts, at: str, mixer: nn.Module, conv: ShortConv) -> dict:
+        expect_not_on_gpu(parts.layer, type(mixer).__name__)
+        if mixer._buffers:
+            raise Unfit(f"layers: {type(mixer).__name__} has tensors of its own: {', '.join(sorted(mixer._buffers))}")
+        parts.linear((at, conv.inner), ("in",))
+        parts.linear((at, conv.outer), ("o",))
+        module = parts.module((at, conv.conv))
+        parts.weights["w_conv"] = Weight((at, conv.conv), "weight", taps=True)
+        if module.bias is not None:
+            parts.weights["b_conv"] = Weight((at, conv.conv), "bias")
+        if ("b_in" in parts.weights) != ("b_conv" in parts.weights):
+            raise Unfit(f"layers: {type(mixer).__name__} has a bias of its projection or of its convolution alone")
+        heads, dim = heads_of(conv.channels)
+        return dict(mixer="conv", heads=heads, kv_heads=heads, dim=dim, width=conv.width,
+                    states=((conv.channels, conv.width),))
+
     def _attention(self, parts: _Parts, at: str, attention: nn.Module, grouped: bool) -> dict | None:
         """Its heads; None where no weight has the rows of groups of heads together."""
         children = {n for n, child in attention.named_children()
@@ -728,17 +895,30 @@ class Recogniser:
         output = next((n for n in _OUTPUTS if n in children), None)
         dim = next((getattr(attention, name) for name in ("head_dim", "head_size")
                     if isinstance(getattr(attention, name, None), int)), None)
+        if latent := next((name for name in sorted(children) if name.startswith("kv_a_proj")), None):
+            return None if grouped else self._latent_attention(parts, at, attention, children, output, latent)
         if output is None or dim is None:
-            raise Unfit(f"layers: {type(attention).__name__} is not known")
+            raise Unfit(f"layers: {type(attention).__name__} has no {'output' if output is None else 'head_dim'} that "
+                        f"is known: {', '.join(sorted(children))}")
         norms = next((pair for pair in _NORMS_OF_HEADS if set(pair) <= children), ())
         inputs = children - {output, *norms}
+        gate = next((name for name in sorted(inputs) if name in _OUTPUT_GATES), None)
+        inputs -= {gate}
         parts.linear((at, output), ("o",))
         heads = parts.weights["w_o"].of(parts.layer).shape[1] // dim
+        head_gates = gate is not None and self._output_gate(parts, (at, gate), attention, heads, dim)
         if inputs == {"q_proj", "k_proj", "v_proj"}:
             if grouped:
                 return None
             for name in "qkv":
                 parts.linear((at, f"{name}_proj"), (name,))
+            own = parts.weights["w_q"]
+            if own.of(parts.layer).shape[0] == 2 * heads * dim:
+                expect_not_on_gpu(parts.layer, f"the output gate of {type(attention).__name__}")
+                if "b_q" in parts.weights or own.transposed or "w_g" in parts.weights:
+                    raise Unfit(f"layers: {type(attention).__name__} has an output gate, rows of q_proj, with a bias")
+                for name, first in (("w_q", 0), ("w_g", dim)):
+                    parts.weights[name] = replace(own, part=(2 * dim, first, dim))
             kv_heads = parts.weights["w_k"].of(parts.layer).shape[0] // dim
         elif len(inputs) == 1:
             name, = inputs
@@ -756,8 +936,9 @@ class Recogniser:
             else:
                 parts.linear((at, name), ("qkv",))
         else:
+            others = inputs - {"q_proj", "k_proj", "v_proj"}
             raise Unfit(f"layers: {type(attention).__name__} has other parts than q, k, v and an "
-                        f"output: {', '.join(sorted(children))}")
+                        f"output: {', '.join(sorted(others or inputs))}")
         if any(f"b_{name}" in parts.weights for name in "qkv"):
             for name in "qkv":
                 weight = parts.weights[f"w_{name}"]
@@ -777,7 +958,18 @@ class Recogniser:
         elif others:
             raise Unfit(f"layers: {type(attention).__name__} has tensors of its own: "
                         f"{', '.join(sorted(others))}")
-        return dict(heads=heads, kv_heads=kv_heads, dim=dim, norm_rows=norm_rows, grouped=grouped)
+        return dict(heads=heads, kv_heads=kv_heads, dim=dim, norm_rows=norm_rows, grouped=grouped,
+                    head_gates=head_gates)
+
+    def _output_gate(self, parts: _Parts, path: tuple[str, ...], attention: nn.Module, heads: int, dim: int) -> bool:
+        """Whether the gate that multiplies the output is one of each head, and not of their features."""
+        expect_not_on_gpu(parts.layer, f"the output gate of {type(attention).__name__}")
+        parts.linear(path, ("g",))
+        rows = parts.weights["w_g"].of(parts.layer).shape[0]
+        if "b_g" in parts.weights or rows not in (heads, heads * dim):
+            raise Unfit(f"layers: {type(attention).__name__} has an output gate, {path[-1]}, with a bias or of other "
+                        "features, for which the op has no kernel")
+        return rows == heads != heads * dim
 
     def _softcap(self, attention: nn.Module) -> float:
         """PyTorch's own attention, "sdpa", leaves it out."""
@@ -819,10 +1011,10 @@ class Recogniser:
             return dict(act=act)
         if "experts" in mlp._modules:
             return self._mixture(parts, at, mlp)
-        raise Unfit(f"layers: {type(mlp).__name__} is no MLP that is known")
+        raise Unfit(f"layers: {type(mlp).__name__} is no MLP that was replaced")
 
     def _mixture(self, parts: _Parts, at: tuple[str, ...], mlp: nn.Module) -> dict:
-        """A router and experts, both patched, and a network of all tokens beside them."""
+        """A router and experts, both patched, and a shared expert beside them."""
         children = {n: child for n, child in mlp.named_children()
                     if next(child.parameters(), None) is not None}
         routers = [name for name, child in children.items() if router_of(child) is not None]
@@ -831,7 +1023,9 @@ class Recogniser:
                  if type(child) is nn.Linear and child.out_features == 1 and child.bias is None]
         experts = experts_of(children["experts"]) if "experts" in children else None
         described = f"layers: a mixture of {', '.join(sorted(children))}"
-        if experts is None or len(routers) != 1 or len(shared) > 1 or len(gates) > len(shared) \
+        if experts is None or not routers:
+            raise Unfit(f"{described} has {'experts that were' if experts is None else 'a router that was'} not replaced")
+        if len(routers) > 1 or len(shared) > 1 or len(gates) > len(shared) \
                 or {"experts", *routers, *shared, *gates} != set(children) \
                 or mlp._parameters or mlp._buffers:
             raise Unfit(f"{described} is not known")
@@ -873,7 +1067,8 @@ class Recogniser:
             raise Unfit("layers: its frequencies change with the length")
         if not rotation_of(rotary):
             with trying("layers: its rotary embedding gives no cosines and sines that are known"):
-                remembered(self.known, (angles, kind_of(rotary)), lambda: layout_of(rotary, angles.kind))
+                remembered(self.known, (angles, kind_of(rotary)),
+                           lambda: is_complex_rotary(rotary, angles.kind) or layout_of(rotary, angles.kind))
         return 2 * frequencies(rotary, angles.kind).numel()
 
     def _rope_scale(self, angles: Angles) -> float:
@@ -890,16 +1085,24 @@ class Recogniser:
         own = stand_in(layer, sizes)
         rotary = None if spec.angles is None else stand_in(self._rotary_of(spec.angles))
         config = self.decoder.config
+        # Some models scale the queries of far positions. Others have tables of so many positions.
+        most = 100_000 if spec.is_latent else max(0, (getattr(config, "max_position_embeddings", 0) or 0) - _PLACES)
 
         def draw(numbers: Numbers) -> tuple:
             numbers.fill(own, buffers=[w.name for w in spec.weights if w.name not in own._parameters])
             like = spec.weights[0].of(own)
+            if spec.states:  # one token or two, in every other pair for sequences without a state
+                x = numbers(2, 1 + numbers.seed % 2, like.shape[-1])
+                past = [numbers(2, *shape) * (numbers.seed % 4 > 1) for shape in spec.states]
+                return x, past if numbers.seed % 4 > 1 else None
             x = numbers(2, 2, like.shape[-1])
-            return x, numbers(2, 2, _PLACES, *spec.heads)
+            shapes = [(1, width) for width in spec.heads] if spec.is_latent else [spec.heads] * 2
+            first = (0, most, most // 9)[numbers.seed % 3]
+            return x, (*(numbers(2, _PLACES, *shape) for shape in shapes), first)
 
         def agrees(ours, theirs):
-            x = theirs[3]
-            return all(map(_is_near, ours, theirs[:3], (x, None, None)))
+            *right, x = theirs
+            return all(map(_is_near, ours, right, (x, *[None] * (len(right) - 1))))
 
         run = lambda given: _run_layer(own, rotary, spec, config, *given)
         # All but its attention was traced before.
@@ -918,7 +1121,7 @@ class Recogniser:
         for name, weight in names.items():
             if name not in _OF_MLP:
                 kept |= set(weight.of(layer).shape)
-        kept |= {down.shape[-2], *spec.heads, down.shape[0]}
+        kept |= {down.shape[-2], *spec.heads, down.shape[0], *itertools.chain(*spec.states)}
         return {} if h <= 256 or {h, 2 * h} & kept else {h: 32, 2 * h: 64}
 
 
@@ -926,7 +1129,8 @@ class Recogniser:
 def _expect_analytic(attention: nn.Module, dtype: torch.dtype, run: Callable) -> None:
     """That all that the attention uses in run() is analytic, but its masks, the roots of its norms, and the maximum
     that a softmax with sinks subtracts."""
-    trace = Trace({INTEGERS, PATCHED, *(ROOTS if any(map(_is_norm, attention.children())) else ()),
+    of_rule = ("linalg_solve_triangular",) if delta_net_of(attention) else ()
+    trace = Trace({INTEGERS, PATCHED, *of_rule, *(ROOTS if any(map(_is_norm, attention.children())) else ()),
                    *(("max",) if "sinks" in attention._parameters else ())})
 
     def forward(*arguments, **options):
@@ -963,9 +1167,16 @@ def _run_token(spec: Spec, weights: list[Tensor], dtype: torch.dtype) -> None:
     norm = next((own[name] for name in ("attn_norm", "attn_post_norm", "ffn_norm") if name in own), None)
     x = torch.zeros(1, 1, len(own["w_o"] if norm is None else norm), dtype=dtype)
     heads, dim = spec.heads
-    caches = [torch.zeros(1, 8, heads, dim, dtype=dtype).transpose(1, 2) for _ in range(2)]
+    if spec.states:
+        caches = [torch.zeros(1, *shape, dtype=dtype) for shape in spec.states]
+        if len(caches) > 1:
+            caches[1] = caches[1].float()
+        call(OPS.layer, x, None, None, slots_of(spec, 1, x.device), None, None, weights, caches, spec.form, None, None)
+        return
+    caches = [torch.zeros(1, 8, heads + dim, dtype=dtype)] if spec.is_latent else \
+        [torch.zeros(1, 8, heads, dim, dtype=dtype).transpose(1, 2) for _ in range(2)]
     place = torch.zeros(1, 1, dtype=torch.int32)
-    rows, angles = (None, None) if spec.rotation is None else (place, torch.zeros(1, form.get("rotary", dim)))
+    rows, angles = (None, None) if spec.rotation is None else (place, torch.zeros(1, form.rotary))
     call(OPS.layer, x, rows, angles, place, place[0] + 1, None, weights, caches, spec.form, None, None)
 
 
@@ -981,25 +1192,33 @@ def _is_near(ours: Tensor, theirs: Tensor, x: Tensor | None) -> bool:
     return bool(error <= torch.finfo(torch.float32).eps * (64 * change + 2 * theirs.double().norm()))
 
 
-def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, x: Tensor, past: Tensor
-               ) -> tuple[Tensor, ...]:
-    """(y, keys, values, x) of the layer itself over a static cache."""
+def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, x: Tensor,
+               past: tuple | list[Tensor] | None) -> tuple[Tensor, ...]:
+    """(y, keys, values, x) of the layer itself over a static cache; or its states in the place of keys and values."""
     from transformers import StaticCache
     from transformers.cache_utils import StaticLayer
 
     batch, s = x.shape[:2]
+    if spec.states:
+        cache = StaticCache(config=config, max_cache_len=_PLACES)
+        kv = cache.layers[spec.index] = new_cache_layer(spec, past)
+        options = {"attention_mask": None, "use_cache": True, "position_embeddings": None, **as_option(cache, own)}
+        y = _first(own(x, **_accepted(own, options)))
+        return y, *states_of(kv, spec, batch, x), x
     kv = StaticLayer(_PLACES)
     if not hasattr(kv, "cumulative_length"):
         raise Unfit("the static cache of this transformers does not count its tokens: whole layers need "
                     "version 5")
+    *past, first = past  # the position of the cache's first row
     keys, values = (t.clone().transpose(1, 2) for t in past)
     kv.lazy_initialization(keys, values)
     kv.keys, kv.values = keys, values
     kv.cumulative_length.fill_(_BEFORE)
     cache = StaticCache(config=config, max_cache_len=_PLACES)
     cache.layers[spec.index] = kv
-    position_ids = torch.arange(_BEFORE, _BEFORE + s)[None]
-    mask = torch.arange(_PLACES) <= position_ids[0][:, None]
+    places = torch.arange(_BEFORE, _BEFORE + s)[None]
+    position_ids = places + first
+    mask = torch.arange(_PLACES) <= places[0][:, None]
     mask = mask.expand(batch, 1, s, _PLACES)
     if config._attn_implementation == attentions.EAGER:
         mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)
@@ -1007,27 +1226,40 @@ def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, x: 
     if rotary is not None:
         options["position_embeddings"] = rotary(
             x, position_ids, *(() if spec.angles.kind is None else (spec.angles.kind,)))
-    parameters = inspect.signature(type(own).forward).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        options = {name: value for name, value in options.items() if name in parameters}
-    y = _first(own(x, **options))
+    y = _first(own(x, **_accepted(own, options)))
     return y, kv.keys, kv.values, x
+
+
+def _accepted(own: nn.Module, options: dict) -> dict:
+    """The options that a layer's forward takes."""
+    parameters = inspect.signature(type(own).forward).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return options
+    return {name: value for name, value in options.items() if name in parameters}
 
 
 def _run_reference(own: nn.Module, rotary: nn.Module | None, spec: Spec):
     def compute(given) -> tuple[Tensor, ...]:
         x, past = given
         batch, s = x.shape[:2]
-        caches = [t.clone().transpose(1, 2) for t in past]
+        if spec.states:
+            states = [x.new_zeros(batch, *shape) for shape in spec.states] if past is None else \
+                [t.clone() for t in past]
+            y = reference.layer(x, None, None, slots_of(spec, batch, x.device), None, None,
+                                [w.of(own) for w in spec.weights], states, spec.form)
+            return y, *states
+        *past, first = past
+        caches = [torch.cat([t[:, :, 0] for t in past], -1)] if spec.is_latent else \
+            [t.clone().transpose(1, 2) for t in past]
         places = torch.arange(_BEFORE, _BEFORE + s, dtype=torch.int32)
         rows = angles = None
         if spec.rotation is not None:
-            pairs = places[:, None].float() * frequencies(rotary, spec.angles.kind)
+            pairs = (places + first)[:, None].float() * frequencies(rotary, spec.angles.kind)
             angles = angles_of(pairs, spec.rotation)
             rows = torch.arange(s, dtype=torch.int32).expand(batch, -1)
         slots = places + torch.arange(batch, dtype=torch.int32)[:, None] * _PLACES
         lengths = torch.full((batch,), _BEFORE + s, dtype=torch.int32)
         y = reference.layer(x, rows, angles, slots, lengths, None, [w.of(own) for w in spec.weights], caches,
                             spec.form)
-        return y, *caches
+        return y, *([t[:, None] for t in caches[0].split(spec.heads, -1)] if spec.is_latent else caches)
     return compute

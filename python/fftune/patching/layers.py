@@ -6,7 +6,8 @@ transformers hands through as it is. At that the first of the layers that one op
 all, and the others give back what they are given. All other calls run as before.
 
 The op reads keys and values of all heads of a token next to each other. A static cache keeps its
-shape, [batch, heads, tokens, features], but lies in memory as [batch, tokens, heads, features].
+shape, [batch, heads, tokens, features], but lies in memory as [batch, tokens, heads, features]. Latents and
+rotated keys, of layers with latent attention, lie together in rows, [batch, tokens, rank + rope].
 """
 import inspect
 import operator
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .._custom import OPS, call
+from .._layer_form import dtype_of, parse
 from .._ops.layer import has_layout
 from .._versions import CACHE_NAMES, cache_of, is_known
 from . import attention as attentions
@@ -23,10 +25,11 @@ from .mxfp4 import is_packed_mixture
 from .fp8_experts import is_rounded_experts
 from .fp8_linear import MERGED, is_rounded_fp8, stays_merged
 from .quantised import is_quantised
-from .layer_specs import Part, Recogniser, Spec, Weight
+from .layer_mixers import can_write, mark_as_written, slots_of, states_of
+from .layer_specs import Part, Recogniser, Spec, Weight, calls_of_layers
 from .recognise import (PatchReport, Unfit, expect_methods, has_hooks, has_kernels, method_of,
                         try_to, undoable, watched)
-from .rotary import angles_of, frequencies, rotation_of, turn_of
+from .rotary import angles_of, frequencies, rotation_of, rope_of
 
 _MERGED = ("q_proj", "k_proj", "v_proj")  # whose packed weights are rows of one
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
@@ -40,9 +43,16 @@ _OPTIONS = {*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds", "us
 class _Group:
     """Layers next to each other that differ in their weights alone."""
 
-    def __init__(self, layers: list[nn.Module], specs: list[Spec], rotary: nn.Module | None):
-        self.layers, self.specs, self.rotary = layers, specs, rotary
-        self.rotary_part = rotary and Part.of((), rotary)
+    def __init__(self, rotary: nn.Module | None):
+        self.layers: list[nn.Module] = []
+        self.specs: list[Spec] = []
+        self.typed: list[dict[tuple[str, ...], list[str]]] = []
+        self.rotary, self.rotary_part = rotary, rotary and Part.of((), rotary)
+
+    def add(self, layer: nn.Module, spec: Spec) -> None:
+        self.layers.append(layer)
+        self.specs.append(spec)
+        self.typed.append(_of_tokens_type(spec))
 
     def is_as_recognised(self, decoder: nn.Module) -> bool:
         """Whether no module was changed since, or exchanged, by an adapter say, and nobody watches any."""
@@ -52,7 +62,8 @@ class _Group:
                 or not self.rotary_part.is_as_recognised(self.rotary)
                 or not self.specs[0].is_told and (not rotation_of(self.rotary) or torch.compiler.is_compiling())):
             return False
-        for layer, spec in zip(self.layers, self.specs):
+        dtype = decoder.get_input_embeddings().weight.dtype
+        for layer, spec, typed in zip(self.layers, self.specs, self.typed):
             modules = []
             for part in spec.parts:
                 path, module = part.path, layer
@@ -67,6 +78,8 @@ class _Group:
                 if path in spec.rounded and not is_rounded_experts(module) and not (
                         is_rounded_fp8(module) and module.weight.dtype == torch.float8_e4m3fn):
                     return False
+                if any(module._parameters[name].dtype != dtype for name in typed.get(path, ())):
+                    return False  # one weight got another type
                 modules.append(module)
             if watched(*modules) or spec.rounded and not _is_merged(layer, spec):
                 return False
@@ -75,6 +88,8 @@ class _Group:
     def run(self, x: Tensor, kv: list, embeddings, position_ids: Tensor | None) -> Tensor:
         first = self.specs[0]
         batch, s, _ = x.shape
+        if first.states:
+            return self._run_with_states(x, [kv[spec.index] for spec in self.specs])
         rows, angles = self._angles(x, embeddings, position_ids, first)
         caches = [kv[spec.index] for spec in self.specs]
         start = 0
@@ -87,7 +102,8 @@ class _Group:
             weights = [w.of(self.layers[at]) for at in range(start, end)
                        for w in self.specs[at].weights]
             start = end
-            tensors = [t for cache in own for t in (cache.keys, cache.values)]
+            tensors = [_rows_of(cache) for cache in own] if first.is_latent else \
+                [t for cache in own for t in (cache.keys, cache.values)]
             x = call(OPS.layer, x, rows, angles, slots, lengths, None, weights, tensors,
                      first.form, None, None)
             torch._foreach_add_([cache.cumulative_length for cache in own], s)
@@ -96,17 +112,36 @@ class _Group:
                     cache.cumulative_length_int += s
         return x
 
+    def _run_with_states(self, x: Tensor, caches: list) -> Tensor:
+        weights = [w.of(layer) for layer, spec in zip(self.layers, self.specs) for w in spec.weights]
+        states = [t for own, spec in zip(caches, self.specs) for t in states_of(own, spec, x.shape[0], x)]
+        slots = slots_of(self.specs[0], x.shape[0], x.device)
+        x = call(OPS.layer, x, None, None, slots, None, None, weights, states, self.specs[0].form, None, None)
+        for own in caches:
+            mark_as_written(own)
+        return x
+
     def _angles(self, x, embeddings, position_ids, spec) -> tuple[Tensor | None, Tensor | None]:
         """The row of every token [batch, tokens], and the angles of the rows."""
         if spec.rotation is None:
             return None, None
         batch, s, _ = x.shape
-        if spec.rotation == rotation_of(self.rotary) and (turn := turn_of(embeddings)) is not None:
-            return turn.rows, turn.angles.flatten(0, 1)
+        if spec.rotation == rotation_of(self.rotary) and (rope := rope_of(embeddings)) is not None:
+            return rope.rows, rope.angles.flatten(0, 1)
         pairs = position_ids[..., None].float() * frequencies(self.rotary, spec.angles.kind)
         angles = angles_of(pairs, spec.rotation).flatten(0, 1)
         rows = torch.arange(angles.shape[0], dtype=torch.int32, device=x.device)
         return rows.view(-1, s).expand(batch, -1).contiguous(), angles
+
+
+def _of_tokens_type(spec: Spec) -> dict[tuple[str, ...], list[str]]:
+    """The parameters of a layer's modules that the op takes in the type of its tokens alone, by their paths."""
+    form, found = parse(spec.form), {}
+    for name, weight in zip(form.weights, spec.weights):
+        if dtype_of(form, name, torch.bfloat16) == torch.bfloat16 and weight.path not in spec.packed | spec.rounded:
+            found.setdefault(weight.path, set()).add("weight" if weight.zeros else weight.name)
+    parameters = {part.path: part.parameters for part in spec.parts}
+    return {path: sorted(names & parameters[path]) for path, names in found.items()}
 
 
 def _is_merged(layer: nn.Module, spec: Spec) -> bool:
@@ -121,7 +156,9 @@ def _is_merged(layer: nn.Module, spec: Spec) -> bool:
 class Layers:
     """Those of a decoder, and what its forward was before."""
 
-    def __init__(self, groups: list[_Group], own: nn.ModuleList, inner, decoder: nn.Module):
+    def __init__(self, groups: list[_Group], own: nn.ModuleList, inner, decoder: nn.Module,
+                 masks: tuple[str, ...] = ()):
+        self.masks = masks  # the kinds of layers by which the decoder takes masks, where one mask does not reach all
         self.groups, self.own, self.count, self.inner = groups, own, len(own), inner
         self.attention = decoder.config._attn_implementation
         self.config = attentions.config_read_by(decoder)
@@ -163,8 +200,10 @@ class Layers:
                 or given.is_floating_point() and given.dtype != dtype:
             return False
         batch, s = given.shape[:2]
-        specs = [spec for group in self.groups for spec in group.specs]
-        if any(type(kv[spec.index]).__name__ not in attentions.STATIC_LAYERS for spec in specs):
+        every = [spec for group in self.groups for spec in group.specs]
+        specs = [spec for spec in every if not spec.states]
+        if any(type(kv[spec.index]).__name__ not in attentions.STATIC_LAYERS for spec in specs) \
+                or any(spec.states and not can_write(kv[spec.index], spec, batch, embedding) for spec in every):
             return False
         for spec in specs:
             _lay_out(kv[spec.index], batch, spec, embedding)
@@ -178,12 +217,13 @@ class Layers:
             own = kv[spec.index]
             # A cache of a window's size is in the order of the tokens until it is full.
             if (own.keys.dtype != dtype or own.keys.device != device or own.keys.shape[0] != batch
-                    or not has_layout(own.keys) or not has_layout(own.values)
+                    or not _lies_as_read(own, spec)
                     or getattr(own, "cumulative_length_int", 0) + s > own.max_cache_len
                     or spec.window is not None and own.max_cache_len > spec.window):
                 return False
-        return (attentions.masks_nothing_else(options.get("attention_mask"),
-                                              kv[specs[0].index].cumulative_length, s)
+        mask = options.get("attention_mask")
+        return ((mask is None if not specs else
+                 attentions.masks_nothing_else(mask, kv[specs[0].index].cumulative_length, s))
                 and self.are_as_recognised(decoder))
 
     def are_as_recognised(self, decoder: nn.Module) -> bool:
@@ -193,15 +233,17 @@ class Layers:
 
 def _lay_out(kv, batch: int, spec: Spec, like: Tensor) -> None:
     """Keys and values in memory as the op reads them."""
-    is_new = not kv.is_initialized
-    if is_new:
-        heads, dim = spec.heads
-        nothing = like.new_empty(batch, heads, 0, dim)
-        kv.lazy_initialization(nothing, nothing)
-    elif has_layout(kv.keys) and has_layout(kv.values):
+    if not kv.is_initialized:
+        shapes = [(1, 0, width) for width in spec.heads] if spec.is_latent else [(spec.heads[0], 0, spec.heads[1])] * 2
+        kv.lazy_initialization(*(like.new_empty(batch, *shape) for shape in shapes))
+    elif _lies_as_read(kv, spec):
         return
     elif torch.compiler.is_compiling() or kv.keys.is_cuda \
             and torch.cuda.is_current_stream_capturing():
+        return
+    if spec.is_latent:
+        if not torch.compiler.is_compiling():
+            _lay_in_rows(kv)
         return
     for name in ("keys", "values"):
         given = getattr(kv, name)
@@ -213,6 +255,41 @@ def _lay_out(kv, batch: int, spec: Spec, like: Tensor) -> None:
         if not torch.compiler.is_compiling():
             torch._dynamo.mark_static_address(tensor)
         setattr(kv, name, tensor)
+
+
+def _lies_as_read(kv, spec: Spec) -> bool:
+    """Whether keys and values lie in memory as the op reads them."""
+    if not spec.is_latent:
+        return has_layout(kv.keys) and has_layout(kv.values)
+    # A compiler does not know that both are parts of one tensor.
+    if torch.compiler.is_compiling() or kv.keys.shape[1] != 1 or kv.keys.shape[:3] != kv.values.shape[:3]:
+        return False
+    batch, _, size, rank = kv.keys.shape
+    width = rank + kv.values.shape[3]
+    return (kv.keys.stride() == kv.values.stride() == (size * width, size * width, width, 1)
+            and kv.keys.untyped_storage().data_ptr() == kv.values.untyped_storage().data_ptr()
+            and kv.values.storage_offset() == kv.keys.storage_offset() + rank
+            and kv.values.data_ptr() == kv.keys.data_ptr() + rank * kv.keys.element_size())
+
+
+def _lay_in_rows(kv) -> None:
+    """Latents and rotated keys become parts of the rows of one tensor."""
+    batch, _, size, rank = kv.keys.shape
+    width = rank + kv.values.shape[3]
+    rows = torch.cat((kv.keys, kv.values), -1).contiguous()
+    for name, first, features in (("keys", 0, rank), ("values", rank, width - rank)):
+        # Not a view: with gradients nobody may write to one that was made without them.
+        tensor = rows.new_empty(0).set_(rows.untyped_storage(), first, (batch, 1, size, features),
+                                        (size * width, size * width, width, 1))
+        torch._dynamo.mark_static_address(tensor)
+        setattr(kv, name, tensor)
+
+
+def _rows_of(kv) -> Tensor:
+    """The rows [batch, tokens, rank + rope] whose parts are keys and values."""
+    batch, _, size, rank = kv.keys.shape
+    width = rank + kv.values.shape[3]
+    return kv.keys.as_strided((batch, size, width), (size * width, width, 1))
 
 
 # For every place in a cache: lengths and slots [cache, 2, sequences] of a token that goes there.
@@ -262,7 +339,8 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
     if not arguments and given is not None and layers.serve(self, given, options):
         mask = options.get("attention_mask")
         mark = torch.empty(_MARK, dtype=torch.int32, device=given.device)
-        options["attention_mask"] = dict.fromkeys(mask, mark) if isinstance(mask, dict) else mark
+        kinds = mask if isinstance(mask, dict) else layers.masks
+        options["attention_mask"] = dict.fromkeys(kinds, mark) if kinds else mark
         known = True
     else:
         known = torch.compiler.is_compiling() or not _is_static(cache_of(options)) or layers.are_as_recognised(self)
@@ -297,7 +375,7 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
     lists = [(name, child) for name, child in decoder.named_children()
              if isinstance(child, nn.ModuleList) and next(child.parameters(), None) is not None]
     if len(lists) != 1:
-        raise Unfit(f"layers: {type(decoder).__name__} has {len(lists)} lists of layers")
+        raise Unfit(f"layers: {type(decoder).__name__} has {len(lists) or 'no'} lists of layers of its own")
     (name, layers), = lists
     expect_methods(decoder, "forward")
     if getattr(decoder.config, "is_causal", True) is not True:
@@ -320,9 +398,9 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
         last = groups[-1].specs[-1] if groups else None
         if last is None or (last.form, last.angles) != (spec.form, spec.angles):
             rotary = recogniser.rotaries[spec.angles.path] if spec.angles else None
-            groups.append(_Group([], [], rotary))
-        groups[-1].layers.append(layer)
-        groups[-1].specs.append(spec)
+            groups.append(_Group(rotary))
+        groups[-1].add(layer, spec)
+    masks = _masks_of(decoder, name, recogniser) if any(spec.states for spec in specs) else ()
     for layer, spec in zip(layers, specs):
         for weight in spec.weights:
             if weight.transposed:
@@ -334,10 +412,20 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
             layer.__dict__["_fftune_layers"] = (inner, names, group, layer is group.layers[0])
             layer.__dict__["forward"] = method_of(layer, _layer_forward)
     inner = getattr(decoder.__dict__.get("forward"), "__func__", None)
-    decoder.__dict__["_fftune_layers"] = Layers(groups, layers, inner, decoder)
+    decoder.__dict__["_fftune_layers"] = Layers(groups, layers, inner, decoder, masks)
     decoder.__dict__["forward"] = method_of(decoder, _decoder_forward)
     return (f"{len(layers)} layers of {type(decoder).__name__} by layer in calls of at most "
             f"{MOST_TOKENS} tokens with a static cache")
+
+
+def _masks_of(decoder: nn.Module, name: str, recogniser: Recogniser) -> tuple[str, ...]:
+    """The kinds of layers by which a decoder takes masks that it hands to its layers as they are."""
+    kinds = tuple(dict.fromkeys(getattr(decoder.config, "layer_types", None) or ()))
+    mark = torch.empty(_MARK, dtype=torch.int32)
+    calls, _ = calls_of_layers(decoder, name, recogniser.rotaries, attention_mask=dict.fromkeys(kinds, mark))
+    if not kinds or any(given.get("attention_mask") is not mark for given in calls):
+        raise Unfit(f"layers: {type(decoder).__name__} does not hand the mask of a kind of layers to these")
+    return kinds
 
 
 def restore_layers(module: nn.Module) -> None:
@@ -376,7 +464,7 @@ def _parameters_of(module: nn.Module) -> list[str]:
 def patch_whole_layers(model: nn.Module, report: PatchReport) -> None:
     decoders = [(name, m) for name, m in model.named_modules() if attentions.makes_causal_mask(m)]
     if not decoders:
-        report.left.append(("", "layers: there is no decoder that is known"))
+        report.left.append(("", "layers: no decoder in it makes its mask by transformers' create_causal_mask alone"))
     if not decoders or not attentions.is_available():
         return
     before = {m: m.config for m in model.modules() if hasattr(m, "config")}

@@ -1,6 +1,6 @@
 """MLPs by ffn: with a gate, and of two layers with an activation between them."""
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from .fp8_linear import has_bias_for, is_rounded_fp8, rounds_alike, scales_of, s
 from .quantised import fits, has_codes, is_quantised, ordered, packed_of
 from .recognise import (KNOWN_ACTIVATIONS, SCALES, Elsewhere, Foreign, Numbers, Options, Unfit, activation_name,
                         activation_of, are_plain, calls_dropout, drops, expect_configured_activation,
-                        expect_no_hooks, expect_plain, has_kernels, identify, is_patched, kind_of,
+                        expect_no_hooks, expect_plain, has_fast_products, has_kernels, identify, is_patched, kind_of,
                         original, parts_watched, remembered, stand_in, undoable,
                         view_of)
 
@@ -101,7 +101,8 @@ def patch_gated_mlp(module: nn.Module, known: dict, options: Options) -> str | N
     if any(child.bias is not None for name, child in linears.items()
            if all(name != down for _, _, down in roles)):
         raise Unfit("gate and up have biases, for which there is no kernel")
-    form = remembered(known, kind_of(module), lambda: _gated_form(module, linears, roles, options, known))
+    form = replace(remembered(known, kind_of(module), lambda: _gated_form(module, linears, roles, known)),
+                   recompute=options.recompute)
     if linears[form.gate].bias is not None or form.up and linears[form.up].bias is not None:
         raise Unfit("gate and up have biases, for which there is no kernel")
     expect_no_hooks(*list(module.modules())[1:])
@@ -124,7 +125,7 @@ def _holds_two_layers(linears: dict[str, nn.Module]) -> bool:
     return first == second[::-1]
 
 
-def _gated_form(module: nn.Module, linears: dict, roles: list, options: Options, known: dict) -> GatedMLP:
+def _gated_form(module: nn.Module, linears: dict, roles: list, known: dict) -> GatedMLP:
     d, h = linears[roles[0][2]].weight.shape
     own = stand_in(module, _small_sizes(d, h))
     at = own.get_submodule
@@ -142,7 +143,7 @@ def _gated_form(module: nn.Module, linears: dict, roles: list, options: Options,
     for role in roles:
         for up_first in ((False, True) if role[1] is None else (False,)):
             for name, act in KNOWN_ACTIVATIONS.items():
-                form = GatedMLP(*role, name, up_first, options.recompute)
+                form = GatedMLP(*role, name, up_first)
                 key = Foreign(f"an MLP with {name.name}", form) if isinstance(name, Foreign) else form
                 forms[key] = gated(*role, act, up_first)
     found = identify(own, forms, _draw(own, width), subject=type(module).__name__, elsewhere=_elsewhere(own),
@@ -175,7 +176,7 @@ def gated_weights(mlp: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor | None
 def gated_mlp_forward(self, *arguments, **options) -> Tensor:
     weights = gated_weights(self)
     if weights is None or len(arguments) != 1 or options or drops(self) \
-            or not has_kernels(arguments[0]):
+            or not has_fast_products(arguments[0]):
         return original(self, *arguments, **options)
     form = self._fftune[0]
     return ops.ffn(arguments[0], *weights, act=form.act, recompute=form.recompute)
@@ -201,8 +202,8 @@ def patch_coded_mlp(module: nn.Module, known: dict, options: Options) -> str | N
         raise Unfit("its forward was replaced already")
     activation_name(activation_of(module), known)
     view = view_of(module, {tuple(name.split(".")): linear for name, linear in dense.items()})
-    form = remembered(known, ("packed", kind_of(module)),
-                      lambda: _gated_form(view, dense, roles, options, known))
+    form = replace(remembered(known, ("packed", kind_of(module)), lambda: _gated_form(view, dense, roles, known)),
+                   recompute=options.recompute)
     gate, up, down = (layers[name] for name in (form.gate, form.up, form.down))
     if gate.bias is not None or up.bias is not None:
         raise Unfit("gate and up have biases, for which there is no kernel")
@@ -337,7 +338,7 @@ def plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | Non
             or type(first) is not nn.Linear or type(second) is not nn.Linear \
             or parts_watched(mlp) or first.bias is not None and second.bias is None \
             or first.in_features != second.out_features \
-            or not x.dtype == first.weight.dtype == second.weight.dtype or not has_kernels(x):
+            or not x.dtype == first.weight.dtype == second.weight.dtype or not has_fast_products(x):
         return None
     return first, second
 

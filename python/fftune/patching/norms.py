@@ -8,7 +8,7 @@ from .. import ops, reference
 from .recognise import (SCALES, Elsewhere, Foreign, Numbers, Options, Unfit, are_plain, expect_plain, has_kernels,
                         identify, is_close, kind_of, original, remembered, stand_in, undoable)
 
-from .trial import hidden, replace_forward
+from .trial import Trial, hidden, replace_forward, tokens_of
 
 
 def _name_of_eps(module: nn.Module) -> str | None:
@@ -33,8 +33,11 @@ def patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     if name is None:
         return None
     expect_plain(module)
-    if len(inspect.signature(type(module).forward).parameters) != 2:
-        raise Unfit(f"{type(module).__name__} takes more than hidden states, a gate say")
+    parameters = list(inspect.signature(type(module).forward).parameters)
+    if parameters[2:] == ["gate"]:
+        return _patch_gated(module, name, known)
+    if len(parameters) != 2:
+        raise Unfit(f"{type(module).__name__} takes more than hidden states")
     convention = remembered(known, kind_of(module), lambda: _convention(module, getattr(module, name)))
     replace_forward(module, norm_forward, (convention, name), hidden(module.weight.numel()), known)
     return f"{type(module).__name__} by rmsnorm ({convention})"
@@ -128,6 +131,68 @@ def norm_forward(self, hidden_states: Tensor) -> Tensor:
         return original(self, hidden_states)
     convention, eps = settings_of(self)
     return ops.rmsnorm(hidden_states, self.weight, eps=eps, convention=convention)
+
+
+def _patch_gated(module: nn.Module, name_of_eps: str, known: dict) -> str:
+    size = module.weight.numel()
+    group = getattr(module, "group_size", size)
+    if not isinstance(group, int) or group < 1 or size % group:
+        raise Unfit(f"{type(module).__name__} has groups of another size than parts of its weight")
+    rules = remembered(known, ("gated", kind_of(module)),
+                       lambda: _gated_rules(module, getattr(module, name_of_eps), size // group))
+    width = module.weight.numel()
+    trial = Trial(lambda numbers, like: (numbers(*tokens_of(width, like), width), numbers(*tokens_of(width, like), width)))
+    replace_forward(module, gated_norm_forward, (rules, name_of_eps), trial, known)
+    order, gate, convention, _ = rules
+    return f"{type(module).__name__} by gated_rmsnorm ({gate} {order} the norm, {convention})"
+
+
+def _gated_rules(module: nn.Module, eps: float, groups: int) -> tuple[str, str, str, int]:
+    """The order, the gate's activation and the convention: what it does in float32, and in bf16 how it rounds."""
+    subject = type(module).__name__
+
+    def draw(numbers: Numbers, own: nn.Module) -> tuple[Tensor, Tensor]:
+        x = _draw_rows(own, eps, numbers)
+        return x, numbers(*x.shape, like=x) * (1.0, 4.0, 0.1)[numbers.seed % 3]
+
+    def compute(own, order, gate, convention, eps=eps, groups=groups, offset=0):
+        return lambda given: reference.gated_rmsnorm(*given, own.weight + offset, eps, order, gate, convention, groups)
+
+    own = stand_in(module)
+    # In float32 nothing is rounded between.
+    known = {(order, gate): compute(own, order, gate, "t5") for order in ("after", "before")
+             for gate in ("silu", "sigmoid")}
+    for order, gate in list(known):
+        for other in (0.0, 1e-8, 1e-6, 1e-5, eps * 10):
+            if other != eps:
+                known[Foreign(f"eps of {other:g}, {order} {gate}")] = compute(own, order, gate, "t5", eps=other)
+        known[Foreign(f"1 added to the weight, {order} {gate}")] = compute(own, order, gate, "t5", offset=1)
+        if groups > 1:
+            known[Foreign(f"one group, {order} {gate}")] = compute(own, order, gate, "t5", groups=1)
+    known[Foreign("a norm that does not look at the gate")] = lambda given: reference.rmsnorm(given[0], own.weight, eps, "t5")
+    order, gate = identify(lambda given: own(*given), known, lambda numbers: draw(numbers, own), subject=subject,
+                           least=12, elsewhere=Elsewhere(own))
+    given = draw(Numbers(99), own)
+    if not is_close(ops.gated_rmsnorm(*given, own.weight, eps=eps, order=order, gate=gate, groups=groups), own(*given)):
+        raise Unfit(f"{subject} is no norm that gated_rmsnorm computes")
+    narrow = stand_in(module, dtype=torch.bfloat16)
+    roundings = {convention: compute(narrow, order, gate, convention) for convention in ("llama", "t5")}
+    convention = identify(lambda given: narrow(*given), roundings, lambda numbers: draw(numbers, narrow),
+                          subject=f"the rounding of {subject}",
+                          agrees=lambda ours, theirs: ours.dtype == theirs.dtype and ours.shape == theirs.shape
+                          and (ours != theirs).float().mean() < 0.03)
+    return order, gate, convention, groups
+
+
+@undoable
+def gated_norm_forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+    if torch.compiler.is_compiling() or gate is None or not hidden_states.dtype == gate.dtype == self.weight.dtype \
+            or hidden_states.shape != gate.shape or not has_kernels(hidden_states) \
+            or not are_plain(self.weight, hidden_states, gate):
+        return original(self, hidden_states, gate)
+    (order, activation, convention, groups), name_of_eps = self._fftune
+    return ops.gated_rmsnorm(hidden_states, gate, self.weight, eps=getattr(self, name_of_eps), order=order,
+                             gate=activation, convention=convention, groups=groups)
 
 
 def _patch_layernorm(module: nn.LayerNorm, known: dict) -> str:

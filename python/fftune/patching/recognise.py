@@ -178,6 +178,15 @@ def has_kernels(x: Tensor) -> bool:
                                  or torch.get_autocast_dtype(device) in types)
 
 
+def has_fast_products(x: Tensor) -> bool:
+    """Whether ops run on such tensors and multiply matrices no slower than PyTorch. Products of float32 have no tensor
+    cores on CUDA: fftune's are fallbacks, slower from some hundreds of features on."""
+    if not has_kernels(x):
+        return False
+    dtype = torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
+    return not x.is_cuda or dtype != torch.float32 or x.shape[-1] < 256
+
+
 def address_of(tensor: Tensor) -> int | None:
     """Where it lies in memory; None for a tensor of a transform of torch.func, whose place is another's."""
     return None if is_transformed(tensor) else tensor.data_ptr()

@@ -16,8 +16,8 @@ from .fp8_linear import fp8_linear, is_rounded_fp8, merge_fp8, merged_fp8_of, se
 from .quantised import (fits, is_quantised, merge, merged_of, numbers_of, ordered,
                         quantised_linear)
 from .recognise import (Elsewhere, Foreign, Numbers, are_plain, Options, PatchReport, Unfit, drops, expect_alike,
-                        expect_no_hooks, expect_plain, has_kernels, identify, is_close, is_patched, kind_of, original,
-                        remembered, set_forward, stand_in, take_back, try_to, trying, undoable,
+                        expect_no_hooks, expect_plain, has_fast_products, has_kernels, identify, is_close,
+                        is_patched, kind_of, original, remembered, set_forward, stand_in, take_back, try_to, trying, undoable,
                         watched)
 from .trial import Trial, expect_to_run, replace_forward, shadow, tokens_of
 
@@ -172,11 +172,11 @@ def _attention_function(kind: type, rotary: nn.Module, layout: str):
     scale = float(rotary.attention_scaling)
 
     def apply_rotary_pos_emb(q, k, cos, sin, *arguments, **options):
-        turn = turn_of((cos, sin))
-        if turn is None or (turn.rotation, turn.scale) != (rotation, scale) or not has_kernels(q) \
+        rope = rope_of((cos, sin))
+        if rope is None or (rope.rotation, rope.scale) != (rotation, scale) or not has_kernels(q) \
                 or q.dtype != cos.dtype and not torch.is_autocast_enabled(q.device.type):
             return theirs(q, k, cos, sin, *arguments, **options)
-        return rotate(q, k, turn)
+        return rotate(q, k, rope)
 
     # Without a name of the module torch.compile looks globals up here, not in the module.
     scope = {name: value for name, value in forward.__globals__.items() if name != "__name__"}
@@ -218,6 +218,28 @@ def layout_of(rotary: nn.Module, kind: str | None = None) -> str:
                     else "", elsewhere=Elsewhere(own, types=()))
 
 
+def is_complex_rotary(rotary: nn.Module, kind: str | None = None) -> bool:
+    """Whether it gives the complex numbers of positions times its frequencies, cosines and sines of each pair."""
+    own, kinds = stand_in(rotary), () if kind is None else (kind,)
+    with torch.no_grad():
+        given = own(torch.zeros(1), torch.arange(3)[None], *kinds)
+    if not isinstance(given, Tensor) or not given.is_complex():
+        return False
+
+    def draw(numbers: Numbers) -> Tensor:
+        return torch.randint(0, 4096, (1, 7), generator=numbers.generator)
+
+    def computed(sign: float):
+        def compute(position_ids):
+            angles = sign * _pairs(own, position_ids, kind)
+            return torch.view_as_real(torch.polar(torch.ones_like(angles), angles) * scaling(own, kind))
+        return compute
+
+    return identify(lambda position_ids: torch.view_as_real(own(torch.zeros(1), position_ids, *kinds)),
+                    {True: computed(1.0), Foreign("a rotation the other way"): computed(-1.0)}, draw,
+                    subject=type(rotary).__name__, elsewhere=Elsewhere(own, types=()))
+
+
 def _has_axes(rotary: nn.Module) -> bool:
     """Whether it takes features of a token from positions [axes, rows, tokens], those of pictures and
     films say. Others keep the axes."""
@@ -233,7 +255,7 @@ def _pairs(rotary: nn.Module, position_ids: Tensor, kind: str | None = None) -> 
     return position_ids[..., None].float() * frequencies(rotary, kind).to(position_ids.device, torch.float)
 
 
-class Turn:
+class Rope:
     """The angles of cosines and sines, which carry them to readers that rotate by the ops. All others have the
     cosines and sines as the model makes them."""
 
@@ -259,10 +281,10 @@ class Turn:
         return type(None), ()  # copies are cosines alone
 
 
-def carry(cos: Tensor, turn: Turn) -> None:
+def carry(cos: Tensor, rope: Rope) -> None:
     """Gives cosines the angles that they are of."""
-    turn.versions = _versions((cos, turn.sin))
-    cos._fftune_turn = turn
+    rope.versions = _versions((cos, rope.sin))
+    cos._fftune_rope = rope
 
 
 def _versions(tensors: tuple[Tensor, ...]) -> list[int]:
@@ -270,14 +292,14 @@ def _versions(tensors: tuple[Tensor, ...]) -> list[int]:
     return [0 if t.is_inference() else t._version for t in tensors]
 
 
-def turn_of(embeddings) -> Turn | None:
+def rope_of(embeddings) -> Rope | None:
     """The angles of cosines and sines that a replaced rotary embedding gave, if they are as it gave them. A compiler
     fuses the rotation with what is around it, and cannot look into an op."""
     if torch.compiler.is_compiling() or not isinstance(embeddings, (tuple, list)) or len(embeddings) != 2:
         return None
     cos, sin = embeddings
-    turn = getattr(cos, "_fftune_turn", None)
-    return turn if turn is not None and turn.sin is sin and turn.versions == _versions((cos, sin)) else None
+    rope = getattr(cos, "_fftune_rope", None)
+    return rope if rope is not None and rope.sin is sin and rope.versions == _versions((cos, sin)) else None
 
 
 @undoable
@@ -298,7 +320,7 @@ def rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tenso
         return own, rows.view(own.shape[:-1]).expand(batch, -1).contiguous()
 
     cos, sin = embeddings
-    carry(cos, Turn(rotation, scale, sin, angles))
+    carry(cos, Rope(rotation, scale, sin, angles))
     return embeddings
 
 
@@ -326,9 +348,9 @@ def _trial_of(attention: nn.Module, rotary: nn.Module) -> Trial:
     return Trial(given)
 
 
-def rotate(q: Tensor, k: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+def rotate(q: Tensor, k: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
     """q, k [batch, heads, tokens, features]."""
-    angles, options = turn.angles, dict(scale=turn.scale, rotation=turn.rotation)
+    angles, options = rope.angles, dict(scale=rope.scale, rotation=rope.rotation)
     q, k = q.transpose(1, 2), k.transpose(1, 2)
     batch, rotary = q.shape[0], angles.shape[-1]  # features behind those stay as they are
     if angles.shape[0] == 1:
@@ -483,7 +505,7 @@ def _expect_attention(module: nn.Module, own: nn.Module) -> bool:
         angles = angles_of(numbers(1, 3, module.head_dim // 2), rotation)
         rows = torch.arange(3, dtype=torch.int32).repeat(2, 1)
         embeddings = angles.cos() * scale, angles.sin() * scale
-        carry(embeddings[0], Turn(rotation, scale, embeddings[1], lambda: (angles, rows)))
+        carry(embeddings[0], Rope(rotation, scale, embeddings[1], lambda: (angles, rows)))
         caches = [_Kept(), _Kept()]
         kept = [as_option(cache, module) if name_of_cache(type(module).forward) else {} for cache in caches]
 
@@ -511,7 +533,7 @@ def projects(attention: nn.Module, x: Tensor, options: dict) -> bool:
     # In the module itself: a wrapper that passes attributes on has to be called.
     settings = attention.__dict__.get("_fftune")
     if settings is None or not settings[1] or drops(attention) or in_forward_mode() \
-            or turn_of(options.get("position_embeddings")) is None and not (
+            or rope_of(options.get("position_embeddings")) is None and not (
                 torch.compiler.is_compiling() and options.get("position_embeddings") is not None):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
@@ -520,6 +542,7 @@ def projects(attention: nn.Module, x: Tensor, options: dict) -> bool:
                 for layer in layers) and not watched(attention, *layers)
             and attention.config._attn_implementation in _BESIDE
             and (settings[1] is True or not torch.is_grad_enabled()
+                 and (any(map(_has_codes, layers)) or has_fast_products(x))
                  and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
 
 
@@ -549,9 +572,9 @@ def _is_over_all_heads(norm: nn.Module, layer: nn.Linear) -> bool:
 
 def _heads(attention: nn.Module, x: Tensor, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v [batch, heads, tokens, features], normalised and rotated."""
-    layers, turn = (attention.q_proj, attention.k_proj, attention.v_proj), turn_of(embeddings)
+    layers, rope = (attention.q_proj, attention.k_proj, attention.v_proj), rope_of(embeddings)
     scale, _, rotation, theirs, _ = attention._fftune
-    norms = None if turn is None else _head_norms(attention)
+    norms = None if rope is None else _head_norms(attention)
     biases = [layer.bias for layer in layers]
     merged, rounded = merged_of(attention, layers), merged_fp8_of(attention, layers, x)
     if (rounded is not None or merged is not None and fits(merged[0], x)) and norms is not None \
@@ -561,7 +584,7 @@ def _heads(attention: nn.Module, x: Tensor, embeddings: tuple[Tensor, Tensor]) -
         w, w_scale, bias = rounded or (merged[0], None, merged[1])
         heads, kv_heads = (layer._fftune[0].n // attention.head_dim for layer in layers[:2])
         parts = ops.qkv(x if rounded else ordered(layers[0], x), w, heads, kv_heads, bias=bias, norms=weights,
-                        eps=eps, positions=turn.rows, angles=turn.angles.flatten(0, 1), rotary=turn.angles.shape[-1],
+                        eps=eps, positions=rope.rows, angles=rope.angles.flatten(0, 1), rotary=rope.angles.shape[-1],
                         scale=scale, rotation=rotation, w_scale=w_scale)
         return tuple(t.transpose(1, 2) for t in parts)
     if norms is not None and not torch.is_grad_enabled() \
@@ -570,8 +593,8 @@ def _heads(attention: nn.Module, x: Tensor, embeddings: tuple[Tensor, Tensor]) -
         heads, kv_heads = (layer.out_features // attention.head_dim for layer in layers[:2])
         parts = ops.qkv(x, tuple(layer.weight for layer in layers), heads, kv_heads,
                         bias=None if biases[0] is None else tuple(biases), norms=weights, eps=eps,
-                        positions=turn.rows, angles=turn.angles.flatten(0, 1),
-                        rotary=turn.angles.shape[-1], scale=scale, rotation=rotation)
+                        positions=rope.rows, angles=rope.angles.flatten(0, 1),
+                        rotary=rope.angles.shape[-1], scale=scale, rotation=rotation)
         return tuple(t.transpose(1, 2) for t in parts)
 
     def project(layer: nn.Linear, norm: str) -> Tensor:
@@ -584,7 +607,7 @@ def _heads(attention: nn.Module, x: Tensor, embeddings: tuple[Tensor, Tensor]) -
 
     q, k, v = (project(layer, f"{name}_norm").transpose(1, 2)
                for name, layer in zip("qkv", layers))
-    return *(theirs(q, k, *embeddings) if turn is None else rotate(q, k, turn)), v
+    return *(theirs(q, k, *embeddings) if rope is None else rotate(q, k, rope)), v
 
 
 def attend(self: nn.Module, hidden_states: Tensor, residual: Tensor | None,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from .. import _run as running
 from .._library import Error
 from .._versions import pytree
 from .recognise import CodedLayer, Numbers, Unfit, kind_of, original, remembered, set_forward
@@ -73,11 +74,16 @@ def _expect_to_run(module: nn.Module, forward, settings: tuple, trial: Trial) ->
     dtype = trial.dtype or (coded[0].dtype if coded else next(
         (t.dtype for t in tensors if t.dtype in (torch.float32, torch.bfloat16, torch.float16)), torch.float32))
     device = tensors[0].device if tensors else torch.device("cpu")
-    if device.type == "cuda":
-        _try(module, forward, settings, trial, device, dtype, _MODES[:1])
-    if device.type in ("cpu", "cuda"):
-        dtype = torch.bfloat16 if device.type == "cuda" and dtype == torch.float16 else dtype
-        _try(module, forward, settings, trial, torch.device("cpu"), dtype, _MODES)
+    with running.tried() as problems:
+        if device.type == "cuda":
+            _try(module, forward, settings, trial, device, dtype, _MODES[:1])
+        if device.type in ("cpu", "cuda"):
+            on_cpu = torch.bfloat16 if device.type == "cuda" and dtype == torch.float16 else dtype
+            _try(module, forward, settings, trial, torch.device("cpu"), on_cpu, _MODES)
+    slower = [text for text in (running.slower_fallback(*problem) for problem in problems.values()) if text]
+    # Under autocast modules of float32 run by the kernels of bf16; without it the op warns.
+    if slower and dtype != torch.float32:
+        raise Unfit(f"{type(module).__name__}: {slower[0]}")
     return True
 
 
@@ -138,7 +144,7 @@ def _plain(device: torch.device):
 
 
 def _as_input(t: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    if not t.is_floating_point() or hasattr(t, "_fftune_turn"):
+    if not t.is_floating_point() or hasattr(t, "_fftune_rope"):
         return t.to(device)
     return t.to(device, dtype).requires_grad_(torch.is_grad_enabled())
 

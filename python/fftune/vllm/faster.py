@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -55,9 +55,21 @@ class Choice:
                          for rows, (own, mine) in sorted(self.times.items()))
 
 
-def milliseconds(*runs: Callable[[], object]) -> list[float]:
+class Alone:
+    """A process that measures by itself. The ranks of tensor parallelism have another: they run in step."""
+
+    def all(self, own) -> list:
+        """The values of `own` on all ranks."""
+        return [own]
+
+    def capturing(self) -> AbstractContextManager:
+        """The context of a capture."""
+        return nullcontext()
+
+
+def milliseconds(*runs: Callable[[], object], among: Alone = Alone()) -> list[float]:
     """The time of each run as a CUDA graph: the median of rounds in turns. Each has run before, so nothing compiles."""
-    graphs = [_captured(run) for run in runs]
+    graphs = [_captured(run, among) for run in runs]
     times: list[list[float]] = [[] for _ in runs]
     repeats = [1] * len(runs)
     for turn in range(_ROUNDS + 1):
@@ -72,15 +84,15 @@ def milliseconds(*runs: Callable[[], object]) -> list[float]:
             if turn:
                 times[i].append(taken)
             else:  # the first turn warms up, and says how many replays a round takes
-                repeats[i] = max(1, min(50, round(_LEAST * 1e3 / max(taken, 1e-3))))
+                repeats[i] = max(among.all(max(1, min(50, round(_LEAST * 1e3 / max(taken, 1e-3))))))
     return [sorted(own)[_ROUNDS // 2] for own in times]
 
 
-def _captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+def _captured(run: Callable[[], object], among: Alone) -> torch.cuda.CUDAGraph:
     # Without torch.cuda.graph(), which collects garbage first: that takes longer than the capture.
     graph, stream = torch.cuda.CUDAGraph(), _stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with among.capturing(), torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             run()
@@ -104,7 +116,7 @@ def key_of(*parts: object) -> str:
     from .._library import library_path
 
     # Kernels are built into the library, and a search writes presets.
-    files = [library_path(), *(file for folder in _preset_folders() for file in sorted(folder.rglob("*.json")))]
+    files = [library_path(), *_presets()]
     stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     own = torch.cuda.get_device_name(), torch.version.cuda, vllm.__version__, stamps
     return hashlib.sha256(repr((own, parts)).encode()).hexdigest()[:32]
@@ -114,10 +126,12 @@ def _home(variable: str, otherwise: str) -> Path:
     return Path(os.environ.get(variable) or Path.home() / otherwise) / "fftune"
 
 
-def _preset_folders() -> list[Path]:
-    """The folders that the user's searches write into."""
-    given = [Path(folder) for folder in os.environ.get("FFTUNE_PRESETS", "").split(":") if folder]
-    return given or [_home("XDG_DATA_HOME", ".local/share") / "presets"]
+def _presets() -> list[Path]:
+    """The presets that the library reads besides its own: in the entries of FFTUNE_PRESETS, which are folders or files,
+    and in the user's folder."""
+    entries = [Path(entry) for entry in os.environ.get("FFTUNE_PRESETS", "").split(":") if entry]
+    entries.append(_home("XDG_DATA_HOME", ".local/share") / "presets")
+    return [file for entry in entries for file in ([entry] if entry.is_file() else sorted(entry.rglob("*.json")))]
 
 
 def _file(key: str) -> Path:
@@ -148,23 +162,25 @@ def store(key: str, what: str, choice: Choice) -> None:
 
 @same_random_numbers()
 def choice_of(what: str, both: Callable[[int], AbstractContextManager[tuple[Callable, Callable]]], rows: Iterable[int],
-              *key: object, outside: Callable[[], float] = lambda: 0.0) -> Choice:
+              *key: object, outside: Callable[[], float] = lambda: 0.0, among: Alone = Alone()) -> Choice:
     """The choice of an earlier start, or the times that are measured now.
 
     `both(rows)` gives the computations, vLLM's first. Numbers of rows for which no time is left are left out.
-    `outside()` gives milliseconds of vLLM's time that are no part of its graphs."""
+    `outside()` gives milliseconds of vLLM's time that are no part of its graphs. Ranks of tensor parallelism make the
+    same choice: the slowest of them counts."""
     name = key_of(what, *key)
     choice = load(name)
-    if choice is None:
+    kept = among.all(None if choice is None else choice.times)
+    if choice is None or any(times != kept[0] for times in kept):
         choice, end, part = Choice(), time.monotonic() + BUDGET, None
         for count in dict.fromkeys(rows):
-            if choice.times and time.monotonic() > end:
+            if any(among.all(bool(choice.times) and time.monotonic() > end)):
                 break
             with both(count) as runs:
                 for run in runs:
                     run()  # compiles
-                own, mine = milliseconds(*runs)
-            part = outside() if part is None else part
+                own, mine = map(max, zip(*among.all(tuple(milliseconds(*runs, among=among)))))
+            part = max(among.all(outside())) if part is None else part
             choice.times[count] = max(own - part, 1e-6), mine
         store(name, what, choice)
     return choice

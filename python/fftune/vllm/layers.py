@@ -2,8 +2,8 @@
 
 `__call__` of vLLM's inner models, such as LlamaModel, is wrapped. The layers run by fftune's ops: qkv
 into vLLM's pages, attention over them, linear with the residual, and the network with its norm and
-residual. Where every request of a batch has one new token, the op `layer` runs all of them at once if
-it computes them. Batches with prompts of models without mixtures are vLLM's if FFTUNE_VLLM has no `prompts`,
+residual. Where every request of a batch has one new token, the op `layer` runs all of them at once, or a run
+of those that are alike and whose caches vLLM hands out together, if it computes them. Batches with prompts of models without mixtures are vLLM's if FFTUNE_VLLM has no `prompts`,
 and so are all other calls. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay
 calls nothing here.
 
@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -112,6 +112,9 @@ def _own_run(original, model: nn.Module, arguments: tuple, named: dict, parts: t
     if state.reason:
         return None
     context = _context()
+    positions = arguments[1] if len(arguments) > 1 else named.get("positions")
+    if positions is not None and not is_capturing(positions):
+        state.model.refresh()
     # vLLM captures its compiled pieces in these calls, or replays them, which starts faster than op by op.
     of_pieces = _mode_of(context) == "PIECEWISE" and not (BATCH_INVARIANT and _has_pieces(state, context))
     batch = None if of_pieces or has_adapters(model) else _batch_of(state, *arguments, **named)
@@ -120,7 +123,7 @@ def _own_run(original, model: nn.Module, arguments: tuple, named: dict, parts: t
     if batch.offsets is not None and not _serves_prompts(state, parts) or _is_profiled(state, model):
         return None
     # A stream that is being captured cannot be waited for.
-    is_captured = is_capturing(batch.slots)
+    is_captured = is_capturing(batch.positions)
     if batch.kind not in state.tested and not is_captured:
         _test(original, state, model, context, batch)
     if batch.kind not in state.tested:
@@ -188,7 +191,7 @@ def _serves_prompts(state: _State, parts: tuple[str, ...]) -> bool:
     """Whether batches with prompts run here: those of mixtures, which are faster than vLLM's; others if FFTUNE_VLLM
     names `prompts`."""
     model = state.model
-    return not (state.without_prompts or model.is_packed) and (
+    return model.has_ops and not state.without_prompts and (
         "prompts" in parts or all(layer.experts is not None for layer in model.layers))
 
 
@@ -232,7 +235,10 @@ def _give_up(state: _State, model: nn.Module, batch: "_Batch", reason: str) -> N
 
 # the test
 
-_BLOCKS = 8  # of the caches, in which a batch that is made up has its keys
+_SEQUENCES = 8  # of a batch that is made up, at most: each has its new keys in a block of its own
+# Blocks behind those of the first sequence, which has keys outside of windows: earlier keys of it, and such keys.
+_EARLIER, _UNSEEN = 8, 9
+_BLOCKS = 10  # of the caches, in which a batch that is made up has its keys
 
 
 @contextmanager
@@ -246,8 +252,8 @@ def _in_context_of(state: _State, context, trial: "_Batch"):
 
     def begin() -> None:
         vars(context).update(kept)
-        context.attn_metadata = {layer.name: trial.metadata for layer in state.model.layers}
-        context.slot_mapping = {layer.name: trial.slots for layer in state.model.layers}
+        context.attn_metadata = trial.by_layer(state, lambda group: group.metadata)
+        context.slot_mapping = trial.by_layer(state, lambda group: group.slots)
         _mark_padding(context, trial.rows, trial.tokens)
         if trial.offsets is not None:  # of other sizes than the graphs of this batch
             mode = getattr(context, "cudagraph_runtime_mode", None)
@@ -256,6 +262,7 @@ def _in_context_of(state: _State, context, trial: "_Batch"):
     try:
         for cache in caches:
             cache[:_BLOCKS].normal_(generator=generator)
+            cache[_UNSEEN:_BLOCKS].mul_(100)  # a key that is seen nevertheless decides the result
         yield begin
     finally:
         vars(context).clear()
@@ -292,8 +299,11 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
                 begin()
                 with ranks.summing():
                     results.append(_together(run(), real))
-                written.append(torch.stack([_cache_of(layer)[:_BLOCKS] for layer in state.model.layers]))
+                written += [torch.cat([_cache_of(layer)[:_SEQUENCES].flatten() for layer in state.model.layers])]
             reason = difference("results", *results) or difference("keys and values", *written)
+            if reason == "" and any(layer.window and layer.mixture is None for layer in state.model.layers):
+                # The first sequence has keys in front of windows. One whose experts are others by rounding says nothing.
+                reason = difference("results", *(result[:batch.queries] for result in results))
     except Exception as error:
         reason = reason_of(error)
     if state.model.reduce is not None:
@@ -345,32 +355,44 @@ _KEYS = 1024  # of a sequence
 
 def _choose(original, state: _State, model: nn.Module, context, batch: "_Batch") -> None:
     """Measures for how many sequences fftune's ops are faster than vLLM's layers on this device, once."""
-    cache, config = _cache_of(state.model.layers[0]), model.vllm_config
+    config = model.vllm_config
     if not _is_measured(state) or batch.queries in state.choices:
         return
+    caches = [_cache_of(state.model.layers[group.places[0]]) for group in batch.groups]
     # A sequence has a block at least, beside the one that vLLM gives to none.
-    most = min(max(state.graphed, batch.rows) // batch.queries, len(cache) - 1)
-    block = _pages_of(state, state.model.layers[0]).block
+    most = min(max(state.graphed, batch.rows) // batch.queries, *(len(cache) - 1 for cache in caches))
 
     @contextmanager
     def both(count: int):
-        trial = _timed(batch, count, min(_KEYS, batch.table.shape[1] * block, (cache.shape[0] - 1) // count * block), block,
-                       cache.shape[0], _vocabulary(config))
+        trial = _timed(state, batch, count, _vocabulary(config))
         with _in_context_of(state, context, trial) as begin:
             def own():
                 begin()
-                original(model, *_arguments_of(trial))
+                with nullcontext() if is_capturing(trial.positions) else ranks.summing():
+                    original(model, *_arguments_of(trial))
 
             def mine():
                 begin()
-                _run(state, model, trial)
+                if is_capturing(trial.positions):
+                    _run(state, model, trial)
+                else:
+                    with ranks.summing():
+                        _on_all(state, lambda: _run(state, model, trial))
 
             yield own, mine
 
-    choice = faster.choice_of(f"layers of {type(model).__name__}", both,
-                              [count for count in (*_TIMED, batch.rows // batch.queries) if count <= most],
-                              _description(config), batch.queries, cache.shape[1:],
-                              outside=lambda: _outside(original, state, model, context, batch))
+    among = faster.Alone() if state.model.reduce is None else ranks.Together()
+    try:
+        choice = faster.choice_of(f"layers of {type(model).__name__}", both,
+                                  [count for count in (*_TIMED, batch.rows // batch.queries) if count <= most],
+                                  _description(config), batch.queries, [cache.shape[1:] for cache in caches],
+                                  outside=lambda: _outside(original, state, model, context, batch, among), among=among)
+    except Exception as error:
+        if state.model.reduce is not None and not isinstance(error, Unfit):
+            if state.model.group is not None:
+                state.model.group.close()  # ends the peers' waits
+            among.fail(one_line(error))
+        raise
     state.choices[batch.queries] = choice
     log(f"{_layers_of(state, model)} run by fftune's ops in batches {batch.kind} where they are faster; vLLM's time "
         f"divided by fftune's, by sequences: {choice.words()}")
@@ -382,8 +404,8 @@ def _vocabulary(config) -> int:
 
 
 def _is_measured(state: _State) -> bool:
-    """Whether a measurement decides. With batch invariance one kind of kernels runs all batches, and ranks run in step."""
-    return _cache_of(state.model.layers[0]).is_cuda and state.model.reduce is None and not BATCH_INVARIANT
+    """Whether a measurement decides. With batch invariance one kind of kernels runs all batches."""
+    return _cache_of(state.model.layers[0]).is_cuda and not BATCH_INVARIANT
 
 
 def _layers_of(state: _State, model: nn.Module) -> str:
@@ -399,23 +421,25 @@ def _description(config) -> list[tuple[str, str]]:
         ("quantisation", getattr(config.model_config, "quantization", None))) if not name.startswith("_"))
 
 
-def _outside(original, state: _State, model: nn.Module, context, batch: "_Batch") -> float:
+def _outside(original, state: _State, model: nn.Module, context, batch: "_Batch", among: faster.Alone) -> float:
     """Milliseconds of the schedules that FlashAttention makes within a graph for a batch that is made up. vLLM makes
     one for all layers, outside of the graph."""
-    if getattr(batch.metadata, "scheduler_metadata", None) is None:
+    if not any(getattr(group.metadata, "scheduler_metadata", None) is not None for group in batch.groups):
         return 0.0
-    within = copy.copy(batch.metadata)
-    within.scheduler_metadata = None
+    within = replace(batch, groups=tuple(replace(group, metadata=copy.copy(group.metadata)) for group in batch.groups))
+    for group in within.groups:
+        group.metadata.scheduler_metadata = None
     with _in_context_of(state, context, batch) as begin:
-        def run(metadata) -> None:
+        def run(own: "_Batch") -> None:
             begin()
-            context.attn_metadata = {layer.name: metadata for layer in state.model.layers}
-            original(model, *_arguments_of(batch))
+            context.attn_metadata = own.by_layer(state, lambda group: group.metadata)
+            with nullcontext() if is_capturing(batch.positions) else ranks.summing():
+                original(model, *_arguments_of(batch))
 
-        runs = [functools.partial(run, metadata) for metadata in (within, batch.metadata)]
+        runs = [functools.partial(run, own) for own in (within, batch)]
         for one in runs:
             one()
-        longer, shorter = faster.milliseconds(*runs)
+        longer, shorter = faster.milliseconds(*runs, among=among)
     return max(0.0, longer - shorter)
 
 
@@ -438,51 +462,83 @@ def _recorded(state: _State, model: nn.Module, batch: "_Batch") -> Tensor:
 
 
 def _made_up(state: _State, batch: "_Batch") -> tuple["_Batch", int]:
-    """A batch of the same kind, and how many of its rows belong to a sequence. Each of up to _BLOCKS sequences has
+    """A batch of the same kind, and how many of its rows belong to a sequence. Each of up to _SEQUENCES sequences has
     fewer keys than the one before, in a block of its own, and writes its last ones; the others are padded rows as
-    vLLM has them. A batch of pure decoding keeps its rows; one with prompts has a prompt of a block and a sequence
-    that decodes."""
-    cache, block = _cache_of(state.model.layers[0]), _pages_of(state, state.model.layers[0]).block
-    queries = [batch.queries] * (batch.tokens // batch.queries) if batch.offsets is None else [block, 1]
-    real = min(len(queries), _BLOCKS, len(cache))
+    vLLM has them. A batch of pure decoding keeps its rows; one with prompts has a sequence that decodes and a prompt
+    of a block. Where layers have windows, the first sequence has keys before them."""
+    blocks = [_pages_of(state, state.model.layers[group.places[0]]).block for group in batch.groups]
+    block = min(blocks)
+    queries = [batch.queries] * (batch.tokens // batch.queries) if batch.offsets is None else [1, block]
+    caches = [len(_cache_of(state.model.layers[group.places[0]])) for group in batch.groups]
+    real = min(len(queries), _SEQUENCES, *caches)
     lengths = [max(own, block - i) for i, own in enumerate(queries[:real])]
+    windows = [layer.window for layer in state.model.layers]
+    long = max(windows) + queries[0] + 2 * max(blocks)
+    if max(windows) and min(caches) >= _BLOCKS and long <= min(
+            len(state.model.layers[0].angles), *(own * group.table.shape[1] for own, group in zip(blocks, batch.groups))):
+        lengths[0] = long
     # The places of the new tokens in their sequences.
     places = [place for length, own in zip(lengths, queries) for place in range(length - own, length)]
     owners = [i for i, own in enumerate(queries[:real]) for _ in range(own)]
     rest = sum(queries[real:])
-    table = torch.zeros(len(queries), batch.table.shape[1], dtype=batch.table.dtype)
-    table[:real, 0] = torch.arange(real)
-    made = _batch_of_sequences(batch, queries, lengths + [0] * (len(queries) - real), table,
-                               [i * block + place for i, place in zip(owners, places)] + [-1] * rest, places + [3] * rest)
+
+    def of_group(group: _Group, block: int) -> tuple[Tensor, list[int]]:
+        table = torch.zeros(len(queries), group.table.shape[1], dtype=group.table.dtype)
+        last = [(length - 1) // block for length in lengths]
+        window = windows[group.places[0]]
+        table[0, :last[0]] = _EARLIER
+        if window:  # the first query sees no key of these blocks
+            table[0, :max(0, lengths[0] - queries[0] - window + 1) // block] = _UNSEEN
+        table[torch.arange(real), last] = torch.arange(real, dtype=table.dtype)
+        return table, [i * block + place % block for i, place in zip(owners, places)] + [-1] * rest
+
+    made = _batch_of_sequences(batch, queries, lengths + [0] * (len(queries) - real), places + [3] * rest,
+                               list(map(of_group, batch.groups, blocks)))
     return made, len(places)
 
 
-def _timed(batch: "_Batch", count: int, keys: int, block: int, blocks: int, vocabulary: int) -> "_Batch":
-    """A batch of pure decoding of `count` sequences with so many keys all over the cache. None is written."""
-    queries, own = [batch.queries] * count, -(-keys // block)
-    table = torch.zeros(count, batch.table.shape[1], dtype=batch.table.dtype)
-    table[:, :own] = 1 + torch.arange(count * own).view(count, own) % (blocks - 1)
+def _timed(state: _State, batch: "_Batch", count: int, vocabulary: int) -> "_Batch":
+    """A batch of pure decoding of `count` sequences with up to _KEYS keys all over the caches. None is written."""
+    sizes = []
+    for group in batch.groups:
+        layer = state.model.layers[group.places[0]]
+        sizes.append((_pages_of(state, layer).block, len(_cache_of(layer))))
+    keys = min(_KEYS, *(size for group, (block, blocks) in zip(batch.groups, sizes)
+                        for size in (group.table.shape[1] * block, (blocks - 1) // count * block)))
     rows = count * batch.queries
-    return _batch_of_sequences(batch, queries, [keys] * count, table, [-1] * rows, [keys - 1] * rows, vocabulary)
+
+    def of_group(group: _Group, block: int, blocks: int) -> tuple[Tensor, list[int]]:
+        own = -(-keys // block)
+        table = torch.zeros(count, group.table.shape[1], dtype=group.table.dtype)
+        table[:, :own] = 1 + torch.arange(count * own).view(count, own) % (blocks - 1)
+        return table, [-1] * rows
+
+    return _batch_of_sequences(batch, [batch.queries] * count, [keys] * count, [keys - 1] * rows,
+                               [of_group(group, *size) for group, size in zip(batch.groups, sizes)], vocabulary)
 
 
-def _batch_of_sequences(batch: "_Batch", queries: list[int], lengths: list[int], table: Tensor, slots: list[int],
-                        positions: list[int], vocabulary: int = 16) -> "_Batch":
-    """With the metadata of `batch`, and ids below `vocabulary`: many tokens choose many experts."""
-    device, rows = batch.slots.device, len(slots)
-    metadata = copy.copy(batch.metadata)
-    metadata.num_actual_tokens = rows
-    metadata.max_query_len, metadata.max_seq_len = max(queries), max(lengths)
-    metadata.query_start_loc = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32, device=device)
-    metadata.slot_mapping = torch.tensor(slots, dtype=batch.slots.dtype, device=device)
-    metadata.seq_lens = torch.tensor(lengths, dtype=batch.lengths.dtype, device=device)
-    metadata.block_table = table.to(device)
-    metadata.scheduler_metadata = None  # of other lengths
+def _batch_of_sequences(batch: "_Batch", queries: list[int], lengths: list[int], positions: list[int],
+                        of_groups: list[tuple[Tensor, list[int]]], vocabulary: int = 16) -> "_Batch":
+    """With the metadata of `batch`, and ids below `vocabulary`: many tokens choose many experts. `of_groups`: the tables
+    and the slots of each group of layers."""
+    device, rows = batch.positions.device, len(positions)
+    starts = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32, device=device)
+    groups = []
+    for group, (table, slots) in zip(batch.groups, of_groups):
+        metadata = copy.copy(group.metadata)
+        metadata.num_actual_tokens = rows
+        metadata.max_query_len, metadata.max_seq_len = max(queries), max(lengths)
+        metadata.query_start_loc = starts
+        metadata.slot_mapping = torch.tensor(slots, dtype=group.slots.dtype, device=device)
+        metadata.seq_lens = torch.tensor(lengths, dtype=batch.lengths.dtype, device=device)
+        metadata.block_table = table.to(device)
+        metadata.scheduler_metadata = None  # of other lengths
+        groups.append(_Group(group.places, metadata.slot_mapping, metadata.block_table, metadata))
     embeddings = None if batch.embeddings is None else batch.embeddings[:1].repeat(rows, 1)
     ids = None if batch.ids is None else (torch.arange(rows, device=device) * 37 % vocabulary).to(batch.ids.dtype)
     return _Batch(rows, rows, ids, embeddings, torch.tensor(positions, dtype=torch.int32, device=device),
-                  metadata.slot_mapping, metadata.seq_lens, metadata.block_table, metadata,
-                  None if batch.offsets is None else metadata.query_start_loc, queries=batch.queries)
+                  groups[0].metadata.seq_lens, tuple(groups), None if batch.offsets is None else starts,
+                  queries=batch.queries)
 
 
 def _examine(model: nn.Module, with_ranks: bool) -> _State:
@@ -490,15 +546,20 @@ def _examine(model: nn.Module, with_ranks: bool) -> _State:
     try:
         found = expect_known(model)
         if found.reduce is not None and not with_ranks:
-            raise Unfit("tensor parallelism, which FFTUNE_VLLM=experts,layers,ranks turns on")
+            raise Unfit("tensor parallelism, which needs ranks in FFTUNE_VLLM")
+        if BATCH_INVARIANT and not found.has_ops:
+            raise Unfit("batch invariance, for layers that the op layer alone computes")
     except Exception as error:  # another vLLM than the one that is known, if it is not Unfit
         reason = reason_of(error)
     reason = ranks.common_reason(reason)
     if reason:
         log(f"layers of {type(model).__name__} stay vLLM's: {reason}")
         return _State(reason=reason)
-    if found.reduce is not None and found.is_alike and not BATCH_INVARIANT:
+    if found.reduce is not None and found.is_one_op and not BATCH_INVARIANT:
         found.group = ranks.group_of(model.vllm_config.scheduler_config.max_num_seqs, model.norm.weight)
+    if found.reduce is not None and found.group is None and not found.has_ops:  # on all ranks
+        log(f"layers of {type(model).__name__} stay vLLM's: no group of ranks runs them by one op")
+        return _State(reason="no group of ranks")
     config = model.vllm_config
     compilation = config.compilation_config
     graphed = (getattr(compilation, "max_cudagraph_capture_size", None) or 0) if compilation.cudagraph_mode else 0
@@ -507,6 +568,16 @@ def _examine(model: nn.Module, with_ranks: bool) -> _State:
 
 
 # a batch
+
+@dataclass
+class _Group:
+    """Layers whose caches vLLM hands out together: a sequence has the same blocks in each."""
+
+    places: tuple[int, ...]  # of its layers
+    slots: Tensor      # of vLLM
+    table: Tensor      # [sequences, blocks of a sequence], of vLLM
+    metadata: object   # of vLLM
+
 
 @dataclass
 class _Batch:
@@ -518,13 +589,15 @@ class _Batch:
     ids: Tensor | None
     embeddings: Tensor | None
     positions: Tensor
-    slots: Tensor      # of vLLM
     lengths: Tensor
-    table: Tensor      # [sequences, blocks of a sequence], of vLLM
-    metadata: object   # of vLLM
+    groups: tuple[_Group, ...]
     offsets: Tensor | None = None  # int32 [sequences + 1] of rows; None in pure decoding
     queries: int = 1  # of each sequence in pure decoding: more than one where drafts are verified
     behind: int = 0  # rows of no sequence, the last ones
+
+    def by_layer(self, state: _State, value) -> dict[str, object]:
+        """value(group) by the names of all layers, as vLLM has it."""
+        return {state.model.layers[place].name: value(group) for group in self.groups for place in group.places}
 
     @property
     def kind(self) -> str:
@@ -548,27 +621,37 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
             or positions is None or positions.dim() != 1 \
             or any(value is not None for value in others.values()):
         return None
-    found = metadata.get(state.model.layers[0].name)
     # The layers of one group of caches have one object.
-    if found is None or any(metadata.get(layer.name) is not found for layer in state.model.layers):
-        return None
-    rows = found.num_actual_tokens
-    # vLLM writes keys and values by these, not by those of the metadata.
-    slots = context.slot_mapping.get(state.model.layers[0].name)
-    sequences, queries = found.seq_lens.shape[0], found.max_query_len
+    places: dict[int, list[int]] = {}
+    for place, layer in enumerate(state.model.layers):
+        own = metadata.get(layer.name)
+        if own is None or id(own) not in places and not _is_served(own):
+            return None
+        places.setdefault(id(own), []).append(place)
+    found = metadata[state.model.layers[0].name]
+    rows, sequences, queries = found.num_actual_tokens, found.seq_lens.shape[0], found.max_query_len
+    groups = []
+    for own in places.values():
+        name = state.model.layers[own[0]].name
+        # vLLM writes keys and values by these, not by those of the metadata.
+        slots, one = context.slot_mapping.get(name), metadata[name]
+        if slots is None or (one.num_actual_tokens, one.seq_lens.shape[0], one.max_query_len) != (rows, sequences, queries):
+            return None
+        groups.append(_Group(tuple(own), slots[:rows], one.block_table[:sequences], one))
     is_uniform = queries in (1, state.queries) and rows == sequences * queries
     offsets = None if is_uniform else found.query_start_loc
-    if (slots is None or rows == 0 or queries == 1 and not is_uniform
-            or offsets is not None and offsets.shape[0] != sequences + 1
-            or getattr(found, "use_cascade", False) or found.causal is not True
-            or getattr(found, "dcp_context_kv_lens", None) is not None
-            or getattr(found, "mm_prefix_range_tensor", None) is not None
-            or getattr(found, "mm_prefix_query_range_tensor", None) is not None):  # of 0.33
+    if rows == 0 or queries == 1 and not is_uniform or offsets is not None and offsets.shape[0] != sequences + 1:
         return None
     part = lambda tensor: None if tensor is None else tensor[:rows]
-    return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds),
-                  positions[:rows], slots[:rows], found.seq_lens,
-                  found.block_table[:sequences], found, offsets, queries=queries if is_uniform else 1)
+    return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds), positions[:rows], found.seq_lens,
+                  tuple(groups), offsets, queries=queries if is_uniform else 1)
+
+
+def _is_served(metadata) -> bool:
+    """Whether attention is that over pages, causal for all sequences."""
+    others = ("dcp_context_kv_lens", "mm_prefix_range_tensor", "mm_prefix_query_range_tensor")  # the last one is of 0.33
+    return not getattr(metadata, "use_cascade", False) and metadata.causal is True \
+        and all(getattr(metadata, name, None) is None for name in others)
 
 
 # the layers
@@ -582,18 +665,17 @@ def _run(state: _State, module: nn.Module, batch: _Batch) -> Tensor | tuple[Tens
     if batch.offsets is not None:
         batch = _rounded(batch)
     x = module.embed_input_ids(batch.ids) if batch.embeddings is None else batch.embeddings
-    own = [_pages_of(state, layer) for layer in state.model.layers]
-    slots, table = own[0].slots(batch.slots), own[0].table(batch.table)
+    own = _blocks_of(state, batch)
     whole = batch.offsets is None and _is_one_op(state.model)
     of_layers = _run_whole if whole else _run_ops
     try:
         if any(layer.mixture is not None and layer.experts is None for layer in state.model.layers):
             _mark_padding(context, rows, batch.rows)  # vLLM's blocks run the rows of this batch
-        added, x, hidden = of_layers(state.model, own, batch, x, slots, table, marks)
+        added, x, hidden = of_layers(state.model, own, batch, x, marks)
     finally:
         if given is not None:
             context.is_padding = given
-    results = [_norm(added, x, module.norm)[0], *hidden]
+    results = [_norm(added, x, module.norm, state.model.layers[0].convention)[0], *hidden]
     if batch.tokens != len(results[0]):
         results = [F.pad(y[:rows], (0, 0, 0, batch.tokens - rows)) for y in results]
     return (results[0], results[1:]) if marks else results[0]
@@ -606,7 +688,7 @@ def _rows(rows: int) -> int:
 
 def _sizes(batch: _Batch) -> tuple[int, int]:
     """Rows and sequences of a batch with prompts, rounded up."""
-    sequences = batch.table.shape[0]
+    sequences = batch.lengths.shape[0]
     return _rows(batch.rows), sequences + -sequences % max(1, (1 << sequences.bit_length()) // 8)
 
 
@@ -648,7 +730,7 @@ def _rounded(batch: _Batch) -> _Batch:
     are empty: the numbers of a batch with prompts are hardly ever the same twice, and each has a plan
     of its own."""
     rows, sequences = _sizes(batch)
-    rows, sequences = rows - batch.rows, sequences - batch.table.shape[0]
+    rows, sequences = rows - batch.rows, sequences - batch.lengths.shape[0]
 
     def longer(tensor: Tensor | None, more: int, value: int = 0) -> Tensor | None:
         return None if tensor is None else F.pad(
@@ -656,42 +738,60 @@ def _rounded(batch: _Batch) -> _Batch:
 
     return replace(batch, rows=batch.rows + rows, behind=rows, ids=longer(batch.ids, rows),
                    embeddings=longer(batch.embeddings, rows), positions=longer(batch.positions, rows),
-                   slots=longer(batch.slots, rows, -1), lengths=longer(batch.lengths, sequences),
-                   table=longer(batch.table, sequences),
+                   lengths=longer(batch.lengths, sequences),
+                   groups=tuple(replace(group, slots=longer(group.slots, rows, -1), table=longer(group.table, sequences))
+                                for group in batch.groups),
                    offsets=longer(batch.offsets, sequences, batch.rows))
 
 
 def _is_one_op(model: Model) -> bool:
     """Whether the op `layer` computes the layers. It is not batch-invariant."""
-    return model.is_alike and not BATCH_INVARIANT and (model.reduce is None or model.group is not None)
+    return model.is_one_op and not BATCH_INVARIANT and (model.reduce is None or model.group is not None)
 
 
-def _run_whole(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor, table: Tensor,
-               marks: tuple[int, ...]) -> tuple[None, Tensor, list[Tensor]]:
-    """All layers at once; where hidden states are read, the layers between two of these places."""
+@dataclass
+class _Blocks:
+    """The cache of a layer, and where the new keys and all keys of the sequences are in it."""
+
+    group: int
+    pages: Pages
+    slots: Tensor
+    table: Tensor
+
+
+def _blocks_of(state: _State, batch: _Batch) -> list[_Blocks]:
+    """By layer."""
+    found: dict[int, _Blocks] = {}
+    for number, group in enumerate(batch.groups):
+        first, layers = _pages_of(state, state.model.layers[group.places[0]]), state.model.layers
+        slots, table = first.slots(group.slots), first.table(group.table)
+        found |= {place: _Blocks(number, _pages_of(state, layers[place]), slots, table) for place in group.places}
+    return [found[place] for place in range(len(state.model.layers))]
+
+
+def _run_whole(model: Model, blocks: list[_Blocks], batch: _Batch, x: Tensor, marks: tuple[int, ...]
+               ) -> tuple[None, Tensor, list[Tensor]]:
+    """All layers at once if they are alike and have one group of caches; else each run of such layers. Where hidden
+    states are read, another run begins."""
     of_sequences, hidden = (-1, batch.queries), []
-    slots, table = slots.unflatten(0, of_sequences).int(), table.int()
-    places = sorted({0, *marks, len(model.layers)})
-    for begin, end in itertools.pairwise(places):
+    x, positions = x.unflatten(0, of_sequences), batch.positions.unflatten(0, of_sequences)
+    int32 = {own.group: (own.slots.unflatten(0, of_sequences).int(), own.table.int()) for own in blocks}
+    begins = {run.start for run in model.runs} | {place for place in range(1, len(blocks))
+                                                  if blocks[place].group != blocks[place - 1].group}
+    for begin, end in itertools.pairwise(sorted({0, *marks, *begins, len(blocks)})):
         if begin in marks:
-            hidden.append(x)
-        x = _run_layers(model, range(begin, end), pages, batch, x, slots, table).flatten(0, 1)
-    return None, x, hidden + [x] * (len(model.layers) in marks)
+            hidden.append(x.flatten(0, 1))
+        first, places = blocks[begin], range(begin, end)
+        slots, table = int32[first.group]
+        x = ops.layer(x, [model.layers[i].weights() for i in places], [blocks[i].pages.pages for i in places],
+                      batch.lengths, slots=slots, pages=table, positions=positions, group=model.group,
+                      **model.layers[begin].options())
+    x = x.flatten(0, 1)
+    return None, x, hidden + [x] * (len(blocks) in marks)
 
 
-def _run_layers(model: Model, places: range, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor,
-                table: Tensor) -> Tensor:
-    first, of_sequences = model.layers[0], (-1, batch.queries)
-    return ops.layer(x.unflatten(0, of_sequences), [model.layers[i].weights() for i in places],
-                     [pages[i].pages for i in places], batch.lengths, first.heads, first.kv_heads,
-                     slots=slots, pages=table, positions=batch.positions.unflatten(0, of_sequences),
-                     angles=first.angles, eps=first.attn_norm.variance_epsilon, scale=first.scale,
-                     rope_scale=first.rope_scale, rotation=first.rotation, group=model.group,
-                     **(first.experts.options() if first.experts else {}))
-
-
-def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: Tensor, table: Tensor,
-             marks: tuple[int, ...]) -> tuple[Tensor | None, Tensor, list[Tensor]]:
+def _run_ops(model: Model, blocks: list[_Blocks], batch: _Batch, x: Tensor, marks: tuple[int, ...]
+             ) -> tuple[Tensor | None, Tensor, list[Tensor]]:
     """The summand of the residual stream, that stream, and the hidden states that are read."""
     added, hidden = None, []  # what is to be added to x, the stream of the residual
 
@@ -699,19 +799,22 @@ def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: 
         if place in marks:
             hidden.append(x if added is None else x + added)
 
-    for place, (layer, own) in enumerate(zip(model.layers, pages)):
+    for place, (layer, own) in enumerate(zip(model.layers, blocks)):
         note(place)
         normed, x = _norm(added, x, layer.attn_norm)
         q = ops.qkv(normed, layer.w_qkv, layer.heads, layer.kv_heads, bias=layer.b_qkv,
                     norms=layer.head_norms, eps=layer.head_eps, positions=batch.positions,
                     angles=layer.angles, rotation=layer.rotation, scale=layer.rope_scale,
-                    rotary=layer.rotary, caches=own.rows, slots=slots)
-        of_batch = dict(pages=table, lengths=batch.lengths, scale=layer.scale)
+                    rotary=layer.rotary, caches=own.pages.rows, slots=own.slots)
+        of_batch = dict(pages=own.table, lengths=batch.lengths, scale=layer.scale, softcap=layer.softcap,
+                        sinks=layer.sinks)
         if batch.offsets is None:
-            y = ops.attention(q.unflatten(0, (-1, batch.queries)), *own.pages, causal=batch.queries > 1, **of_batch)
+            y = ops.attention(q.unflatten(0, (-1, batch.queries)), *own.pages.pages,
+                              causal=batch.queries > 1, window=layer.window, **of_batch)
             y = y.flatten(0, 1).flatten(1)
         else:
-            y = ops.attention(q, *own.pages, offsets=batch.offsets, causal=True, **of_batch).flatten(1)
+            y = ops.attention(q, *own.pages.pages, offsets=batch.offsets, causal=True, window=layer.window,
+                              **of_batch).flatten(1)
             if batch.behind and layer.mixture is not None:
                 y[-batch.behind:] = 0  # nothing was written, and routers need numbers
         if model.reduce is None:
@@ -722,11 +825,11 @@ def _run_ops(model: Model, pages: list[Pages], batch: _Batch, x: Tensor, slots: 
             normed, x = _norm(added, x, layer.ffn_norm)
             added = _mixture(layer, normed)
         elif model.reduce is None:
-            x = ops.ffn_block(x, None, layer.ffn_norm.weight, layer.w_gate, layer.w_up, layer.w_down,
+            x = ops.ffn_block(x, None, layer.ffn_norm.weight, layer.w_gate, layer.w_up, layer.w_down, act=layer.act,
                               eps=layer.ffn_norm.variance_epsilon)
         else:
             normed, x = _norm(added, x, layer.ffn_norm)
-            added = model.reduce(ops.ffn(normed, layer.w_gate, layer.w_up, layer.w_down))
+            added = model.reduce(ops.ffn(normed, layer.w_gate, layer.w_up, layer.w_down, act=layer.act))
     note(len(model.layers))
     return added, x, hidden
 
@@ -737,15 +840,18 @@ def _mixture(layer: Layer, x: Tensor) -> Tensor:
     if own is None:
         return layer.mixture(x)
     weights = own.weights()
-    ids, shares = ops.moe_route(ops.linear(x, weights["w_router"]), own.top_k, renormalise=own.renormalise)
-    return ops.moe_ffn(x, ids, shares, weights["w_gate_up"], None, weights["w_down"])
+    ids, shares = ops.moe_route(ops.linear(x, weights["w_router"], weights["b_router"]), own.top_k, order=own.order,
+                                renormalise=own.renormalise)
+    return ops.moe_ffn(x, ids, shares, weights["w_gate_up"], None, weights["w_down"], biases=own.biases, act=own.act,
+                       packing=own.packing)
 
 
-def _norm(added: Tensor | None, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+def _norm(added: Tensor | None, x: Tensor, norm: nn.Module, convention: str = "llama") -> tuple[Tensor, Tensor]:
     """The norm of x (+ added), and that sum."""
+    options = dict(eps=norm.variance_epsilon, convention=convention)
     if added is None:
-        return ops.rmsnorm(x, norm.weight, eps=norm.variance_epsilon), x
-    return ops.add_rmsnorm(added, x, norm.weight, eps=norm.variance_epsilon)
+        return ops.rmsnorm(x, norm.weight, **options), x
+    return ops.add_rmsnorm(added, x, norm.weight, **options)
 
 
 def _cache_of(layer: Layer) -> Tensor:

@@ -16,9 +16,12 @@ from .logs import Unfit
 from .products import PACKED, Halves, Product, names_of, serve
 
 
-def fuse(network: nn.Module, most: int) -> None:
-    """Makes vLLM's network with a SiLU one op of fftune, for batches of up to `most` tokens. Unfit if that computes
-    something else, or if its weights are no packed ones of one format."""
+_GATES = {"silu": F.silu, "gelu": F.gelu, "gelu-tanh": functools.partial(F.gelu, approximate="tanh")}
+
+
+def fuse(network: nn.Module, act: str, most: int) -> None:
+    """Makes vLLM's network one op of fftune, for batches of up to `most` tokens. Unfit if that computes something else,
+    or if its weights are no packed ones of one format."""
     both, down = (getattr(module, PACKED, None) for module in (network.gate_up_proj, network.down_proj))
     if both is None or down is None or format_of(both) != format_of(down):
         raise Unfit("quantised weights of a network in several formats")
@@ -28,13 +31,13 @@ def fuse(network: nn.Module, most: int) -> None:
     dtype = gate.scale.dtype if gate.format == "int4" else torch.bfloat16
 
     def run(x, *weights_and_bias):
-        return op.kernel(x, *weights_and_bias, None, h, word, "silu")
+        return op.kernel(x, *weights_and_bias, None, h, word, act)
 
     def own(x: Tensor) -> Tensor:
         gated, plain = ops.linear(x, both).chunk(2, -1)
-        return ops.linear(F.silu(gated) * plain, down)
+        return ops.linear(_GATES[act](gated) * plain, down)
 
-    kind = f"network of {gate.format} {h} x {d}, {gate.scale.dtype}, groups {word}" \
+    kind = f"network of {gate.format} {h} x {d}, {act}, {gate.scale.dtype}, groups {word}" \
            f"{'' if gate.zero is None else ' with zero points'}"
     serve(network, Product(kind, run, tensors, d, d), own, dtype, most,
           measured=False)

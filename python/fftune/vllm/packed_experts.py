@@ -85,7 +85,7 @@ class Experts:
         else:
             parts = [[None if t is None else t[:, i * h:(i + 1) * h] for t in both] for i in range(2)]
         self.weights = [packed(*part, k) for part, k in zip((*parts, down), (d, d, h))]
-        biases = [_bias_of(layer, f"{part}_bias") for part in _PARTS]
+        biases = [_bias_of(method, layer, f"{part}_bias") for part in _PARTS]
         self.biases = None
         if biases[0] is not None:
             own = biases[0].data
@@ -238,10 +238,12 @@ class Experts:
             f"they are faster; vLLM's time divided by fftune's, by tokens: {_choices[kind].words()}")
 
 
-def _bias_of(layer: nn.Module, name: str) -> Tensor | None:
-    """The checkpoint's bias. vLLM 0.33 makes zeros for GPTQ, and drops those that no checkpoint filled."""
-    loaded = getattr(layer, "_loaded_expert_biases", None)
-    return None if loaded is not None and name not in loaded else getattr(layer, name, None)
+def _bias_of(method, layer: nn.Module, name: str) -> Tensor | None:
+    """The checkpoint's bias. vLLM 0.33 makes zeros for GPTQ, and drops those that no checkpoint filled. Other methods do
+    not: gpt-oss loads its own."""
+    if type(method).__name__ == "AutoGPTQMoEMethod" and name not in getattr(layer, "_loaded_expert_biases", (name,)):
+        return None
+    return getattr(layer, name, None)
 
 
 def _pack_integers(dtype: torch.dtype, bits: int, codes: Tensor, scale: Tensor, zero: Tensor | None, k: int

@@ -10,7 +10,8 @@ import torch
 
 from .._library import Error
 from ..distributed import Group, host
-from .logs import log, one_line
+from . import faster
+from .logs import Unfit, log, one_line
 
 # Seconds that a kernel waits for a peer: as long as vLLM waits for a step
 # (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS). So an engine whose step fails has ended.
@@ -52,6 +53,38 @@ def summing():
     finally:
         if was:
             custom._IS_CAPTURING = True
+
+
+class Together(faster.Alone):
+    """The ranks as they measure: in step. Where one of them fails, all of them do."""
+
+    def all(self, own) -> list:
+        found = of_all(("", own))
+        for rank, (reason, _) in enumerate(found):
+            if reason:
+                raise Unfit(f"{reason} on rank {rank}")
+        return [value for _, value in found]
+
+    @staticmethod
+    def fail(reason: str) -> None:
+        """Tells the peers, which are in all(), or will be."""
+        of_all((reason, None))
+
+    @contextmanager
+    def capturing(self):
+        """vLLM's custom all-reduce gives the peers the buffers of a capture when it ends."""
+        from vllm.distributed import get_tp_group
+
+        custom = getattr(getattr(get_tp_group(), "device_communicator", None), "ca_comm", None)
+        if custom is None or getattr(custom, "disabled", True):
+            yield
+            return
+        was = custom._IS_CAPTURING
+        try:
+            with custom.capture():
+                yield
+        finally:
+            custom._IS_CAPTURING = was
 
 
 def group_of(rows: int, like: torch.Tensor) -> Group | None:

@@ -1,6 +1,7 @@
 """The parts of a model of vLLM: the classes, options and tensors for which fftune's ops compute the
 same as its layers, and the caches of its attention as the ops take them."""
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Callable
 
@@ -14,16 +15,35 @@ from .networks import fuse
 from .products import PACKED, Halves
 
 _MODELS = "vllm.model_executor.models."
-# The classes of a decoder layer, its attention and its network, by the class of the model.
+@dataclass(frozen=True)
+class _Known:
+    """The classes of a decoder layer, of its attention and of its network, and the names of its parts."""
+
+    layer: str
+    attention: str
+    networks: tuple[str, ...]
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")  # before attention and the network
+    behind: tuple[str, ...] = ()  # norms of what both add
+    norm: str = "RMSNorm"
+    home: str = "self_attn"
+
+
+_GEMMA = dict(norms=("input_layernorm", "pre_feedforward_layernorm"), norm="GemmaRMSNorm",
+              behind=("post_attention_layernorm", "post_feedforward_layernorm"))
+# By the class of the model.
 _CLASSES = {
-    "LlamaModel": ("llama.LlamaDecoderLayer", "llama.LlamaAttention", "llama.LlamaMLP"),
-    "MistralModel": ("mistral.MistralDecoderLayer", "mistral.MistralAttention", "llama.LlamaMLP"),
-    "Qwen2Model": ("qwen2.Qwen2DecoderLayer", "qwen2.Qwen2Attention", "qwen2.Qwen2MLP"),
-    "Qwen3Model": ("qwen3.Qwen3DecoderLayer", "qwen3.Qwen3Attention", "qwen2.Qwen2MLP"),
-    "Qwen3MoeModel": ("qwen3_moe.Qwen3MoeDecoderLayer", "qwen3_moe.Qwen3MoeAttention",
-                      "qwen3_moe.Qwen3MoeMLP"),
+    "LlamaModel": _Known("llama.LlamaDecoderLayer", "llama.LlamaAttention", ("llama.LlamaMLP",)),
+    "MistralModel": _Known("mistral.MistralDecoderLayer", "mistral.MistralAttention", ("llama.LlamaMLP",)),
+    "Qwen2Model": _Known("qwen2.Qwen2DecoderLayer", "qwen2.Qwen2Attention", ("qwen2.Qwen2MLP",)),
+    "Qwen3Model": _Known("qwen3.Qwen3DecoderLayer", "qwen3.Qwen3Attention", ("qwen2.Qwen2MLP",)),
+    "Qwen3MoeModel": _Known("qwen3_moe.Qwen3MoeDecoderLayer", "qwen3_moe.Qwen3MoeAttention",
+                            ("qwen3_moe.Qwen3MoeMLP", "qwen3_moe.Qwen3MoeSparseMoeBlock")),
+    "GptOssModel": _Known("gpt_oss.TransformerBlock", "gpt_oss.OAIAttention", ("gpt_oss.MLPBlock",), home="attn"),
+    "Gemma2Model": _Known("gemma2.Gemma2DecoderLayer", "gemma2.Gemma2Attention", ("gemma2.Gemma2MLP",), **_GEMMA),
+    "Gemma3Model": _Known("gemma3.Gemma3DecoderLayer", "gemma3.Gemma3Attention", ("gemma3.Gemma3MLP",), **_GEMMA),
 }
-_MIXTURE = "qwen3_moe.Qwen3MoeSparseMoeBlock"
+# The names of routers, by the class of a mixture.
+_MIXTURES = {"Qwen3MoeSparseMoeBlock": "gate", "MLPBlock": "router"}
 # Rotary embeddings that differ only in their table.
 _ROTARY = ("RotaryEmbedding", "LinearScalingRotaryEmbedding", "DynamicNTKScalingRotaryEmbedding",
            "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding")
@@ -32,28 +52,50 @@ _DTYPE = torch.bfloat16
 
 @dataclass
 class Experts:
-    """A mixture that the op `layer` computes: a softmax of all logits, and the best experts' networks."""
+    """A mixture that the op `layer` computes: a softmax of all logits, or of the chosen ones, and the best experts'
+    networks."""
 
     gate: nn.Module
-    # w13_weight [experts, 2h, d], per expert gate rows first, and w2_weight [experts, d, h]; or packed weights
+    # w13_weight [experts, 2h, d], per expert gate rows first, or gate and up in turn, and w2_weight [experts, d, h]; or
+    # packed weights
     routed: nn.Module
     top_k: int
     renormalise: bool
+    act: str
+    order: str
 
-    def weights(self) -> dict[str, Tensor | PackedWeight]:
-        router, packed = self.gate.weight.data, getattr(self.routed, PACKED, None)
-        if packed is not None:
-            return dict(zip(("w_router", "w_gate", "w_up", "w_down"), (router, *packed.weights)))
-        return dict(w_router=router, w_gate_up=self.routed.w13_weight.data, w_down=self.routed.w2_weight.data)
+    @property
+    def packed(self):
+        return getattr(self.routed, PACKED, None)
+
+    @property
+    def packing(self) -> str:
+        return "interleaved" if self.act == "swiglu-oai" else "halves"
+
+    @property
+    def biases(self) -> tuple[Tensor, ...] | None:
+        """Those of gate and up, in the order of the weights, and of down."""
+        if self.packed is not None:
+            return None if self.packed.biases is None else tuple(self.packed.biases)
+        own = getattr(self.routed, "w13_bias", None)
+        return None if own is None else (own.data, self.routed.w2_bias.data)
+
+    def weights(self) -> dict[str, Tensor | PackedWeight | None]:
+        found = dict(w_router=self.gate.weight.data, b_router=None if self.gate.bias is None else self.gate.bias.data)
+        if self.packed is not None:
+            return found | dict(zip(("w_gate", "w_up", "w_down"), self.packed.weights)) | dict(
+                zip(("b_gate", "b_up", "b_down"), self.biases or ()))
+        return found | dict(w_gate_up=self.routed.w13_weight.data, w_down=self.routed.w2_weight.data) | dict(
+            zip(("b_gate_up", "b_down"), self.biases or ()))
 
     def options(self) -> dict:
-        return dict(top_k=self.top_k, renormalise=self.renormalise, packing="halves")
+        return dict(top_k=self.top_k, renormalise=self.renormalise, packing=self.packing, order=self.order, act=self.act)
 
 
 @dataclass
 class Layer:
     """One decoder layer: its modules, and options of the ops. Weights are looked up at each use:
-    vLLM may load others."""
+    vLLM may load others. Sinks are in float32, as the ops read them: see Model.refresh()."""
 
     name: str  # of its attention, in vLLM's metadata
     attention: nn.Module  # vLLM's Attention, which has the cache
@@ -61,6 +103,7 @@ class Layer:
     out: nn.Module
     attn_norm: nn.Module
     ffn_norm: nn.Module
+    behind: tuple[nn.Module, nn.Module] | None  # norms of what attention and the network add
     head_norm_modules: tuple[nn.Module, nn.Module] | None
     gate_up: nn.Module | None
     down: nn.Module | None
@@ -74,6 +117,11 @@ class Layer:
     rope_scale: float
     rotary: int
     rotation: str
+    act: str  # of the network
+    convention: str  # of the norms
+    window: int
+    softcap: float
+    sinks: Tensor | None
 
     @property
     def w_qkv(self) -> Tensor | PackedWeight:
@@ -124,12 +172,27 @@ class Layer:
         """As the op `layer` calls them: all ranks have the same names."""
         q_norm, k_norm = self.head_norms or (None, None)
         found = dict(attn_norm=self.attn_norm.weight.data, w_qkv=self.w_qkv, b_qkv=self.b_qkv,
-                     q_norm=q_norm, k_norm=k_norm, w_o=self.w_o,
+                     q_norm=q_norm, k_norm=k_norm, sinks=self.sinks, w_o=self.w_o,
                      b_o=self._no_bias if self.b_o is None else self.b_o,
                      ffn_norm=self.ffn_norm.weight.data)
+        if self.behind is not None:
+            found |= dict(zip(("attn_post_norm", "ffn_post_norm"), (norm.weight.data for norm in self.behind)))
         found |= (dict(w_gate=self.w_gate, w_up=self.w_up, w_down=self.w_down) if self.mixture is None else
                   self.experts.weights())
         return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def options(self) -> dict:
+        """Those of the op `layer`, which takes them once for all layers of a call."""
+        of_network = self.experts.options() if self.experts else dict(act=self.act)
+        return dict(heads=self.heads, kv_heads=self.kv_heads, angles=self.angles, eps=self.attn_norm.variance_epsilon,
+                    scale=self.scale, rope_scale=self.rope_scale, rotation=self.rotation, convention=self.convention,
+                    window=self.window, softcap=self.softcap, **of_network)
+
+    @property
+    def is_one_op(self) -> bool:
+        """Whether the op `layer` computes it: its network, or a mixture that is known, and norms of one epsilon."""
+        norms = self.attn_norm, self.ffn_norm, *(self.behind or ()), *(self.head_norm_modules or ())
+        return (self.mixture is None or self.experts is not None) and len({norm.variance_epsilon for norm in norms}) == 1
 
 
 @dataclass
@@ -137,6 +200,12 @@ class Model:
     layers: list[Layer]
     reduce: Callable[[Tensor], Tensor] | None  # vLLM's all-reduce under tensor parallelism
     group: Group | None = None  # of the ranks of tensor parallelism, where their devices make one
+
+    def refresh(self) -> None:
+        """Takes over sinks, which vLLM may have loaded again."""
+        own = [layer for layer in self.layers if layer.sinks is not None]
+        if own:
+            torch._foreach_copy_([layer.sinks for layer in own], [layer.attention.impl.sinks.data for layer in own])
 
     @functools.cached_property
     def is_packed(self) -> bool:
@@ -146,20 +215,25 @@ class Model:
                                   layer.experts and layer.experts.routed))
 
     @functools.cached_property
-    def is_alike(self) -> bool:
-        """Whether the layers are alike in all that the op `layer` takes once: networks, or mixtures
-        that it computes, with one epsilon."""
-        def shared(layer: Layer) -> tuple:
-            norms = layer.attn_norm, layer.ffn_norm, *(layer.head_norm_modules or ())
-            return (layer.heads, layer.kv_heads, layer.dim, layer.scale, layer.rope_scale,
-                    layer.rotation, id(layer.angles), {norm.variance_epsilon for norm in norms},
-                    layer.b_qkv is None, layer.out.bias is None, layer.head_norms is None,
-                    layer.experts and layer.experts.options())
+    def is_one_op(self) -> bool:
+        """Whether the op `layer` computes every layer."""
+        return all(layer.is_one_op for layer in self.layers)
 
-        first = shared(self.layers[0])
-        return (len(first[7]) == 1
-                and all((layer.mixture is None or layer.experts is not None) and shared(layer) == first
-                        for layer in self.layers))
+    @functools.cached_property
+    def has_ops(self) -> bool:
+        """Whether single ops compute the layers."""
+        return not self.is_packed and all(layer.behind is None and layer.convention == "llama" for layer in self.layers)
+
+    @functools.cached_property
+    def runs(self) -> list[range]:
+        """Layers that follow each other and have one kind: a call of `layer` each, if their caches are of one group."""
+        def kind(place: int) -> tuple:
+            layer = self.layers[place]
+            options = layer.options()
+            return id(options.pop("angles")), tuple(options.items()), tuple(layer.weights())
+
+        return [range(own[0], own[-1] + 1) for own in (list(places) for _, places in itertools.groupby(
+            range(len(self.layers)), kind))]
 
 
 @dataclass
@@ -215,9 +289,10 @@ def expect_known(model: nn.Module) -> Model:
     _expect_deployment(config)
     if model.start_layer != 0 or model.end_layer != len(model.layers):
         raise Unfit("it has a part of the layers")
-    _expect_norm(model.norm)
+    known = _CLASSES[type(model).__name__]
+    _expect_norm(model.norm, known.norm)
     tables: dict = {}
-    layers = [_layer_of(model, layer, config, tables) for layer in model.layers]
+    layers = [_layer_of(known, layer, config, tables) for layer in model.layers]
     if any(layer.mixture is not None and layer.experts is None for layer in layers):
         for layer in layers:  # vLLM counts the blocks that ran
             layer.experts = None
@@ -227,20 +302,22 @@ def expect_known(model: nn.Module) -> Model:
     found = Model(layers, reduce)
     if found.is_packed:
         _expect_packed(model, found)
+    elif not (found.is_one_op or found.has_ops):
+        raise Unfit("norms behind attention and the network, in layers that no one op computes")
     return found
 
 
 def _expect_packed(model: nn.Module, found: Model) -> None:
     """Packs the weights of networks as `layer` takes them."""
-    if not found.is_alike:
-        raise Unfit("quantised weights of layers that are not alike")
+    if not found.is_one_op:
+        raise Unfit("quantised weights of layers that no one op computes")
     if found.reduce is not None:
         raise Unfit("quantised weights under tensor parallelism")
     if model.vllm_config.lora_config is not None:
         raise Unfit("quantised weights with LoRA")
     for layer, own in zip(model.layers, found.layers):
         if own.mixture is None:
-            fuse(layer.mlp, model.vllm_config.scheduler_config.max_num_batched_tokens)
+            fuse(layer.mlp, own.act, model.vllm_config.scheduler_config.max_num_batched_tokens)
 
 
 def _expect_deployment(config) -> None:
@@ -280,7 +357,7 @@ def has_adapters(model: nn.Module) -> bool:
     """Whether sequences of this batch have LoRA adapters."""
     if model.vllm_config.lora_config is None:
         return False
-    linear = model.layers[0].self_attn.qkv_proj
+    linear = getattr(model.layers[0], _CLASSES[type(model).__name__].home).qkv_proj
     return type(linear).__name__.endswith("WithLoRA") and not bool(
         linear.punica_wrapper.token_mapping_meta.no_lora_flag_cpu[0])
 
@@ -291,9 +368,9 @@ def _expect_class(module: nn.Module, *names: str) -> None:
         raise Unfit(f"{cls.__name__} is not known")
 
 
-def _expect_norm(norm: nn.Module) -> None:
-    if type(norm).__name__ != "RMSNorm" or norm.variance_size_override is not None \
-            or not norm.has_weight:
+def _expect_norm(norm: nn.Module, name: str) -> None:
+    if type(norm).__name__ != name or name == "RMSNorm" and (norm.variance_size_override is not None
+                                                             or not norm.has_weight):
         raise Unfit(f"{type(norm).__name__} is not known")
     _expect_tensor("a norm", norm.weight)
 
@@ -325,42 +402,43 @@ def _expect_linear(linear: nn.Module, name: str, rows: int | None = None) -> Non
         _expect_tensor("a bias", linear.bias)
 
 
-def _layer_of(model: nn.Module, layer: nn.Module, config, tables: dict) -> Layer:
-    of_layer, of_attention, of_network = _CLASSES[type(model).__name__]
-    _expect_class(layer, of_layer)
-    own, network = layer.self_attn, layer.mlp
-    _expect_class(own, of_attention)
-    _expect_class(network, of_network, *[_MIXTURE] * (type(model).__name__ == "Qwen3MoeModel"))
+def _layer_of(known: _Known, layer: nn.Module, config, tables: dict) -> Layer:
+    _expect_class(layer, known.layer)
+    own, network = getattr(layer, known.home), layer.mlp
+    _expect_class(own, known.attention)
+    _expect_class(network, *known.networks)
     if getattr(layer, "ada_rms_norm_t_cond", None) is not None:
         raise Unfit("a norm with a condition")
     if getattr(own, "do_llama_4_scaling", False):
         raise Unfit("queries that are scaled by position")
     if getattr(own, "dual_chunk_attention_config", None) is not None:
         raise Unfit("attention in two chunks")
-    heads, kv_heads, dim = own.num_heads, own.num_kv_heads, own.head_dim
+    # gpt-oss has those of all ranks, too.
+    heads, kv_heads = (getattr(own, name, None) or getattr(own, other) for name, other in (
+        ("num_local_attention_heads", "num_heads"), ("num_local_key_value_heads", "num_kv_heads")))
+    dim, impl = own.head_dim, own.attn.impl
     _expect_attention(own.attn, heads, kv_heads, dim)
     qkv, out = _base_of(own.qkv_proj), _base_of(own.o_proj)
     _expect_linear(qkv, "QKVParallelLinear", (heads + 2 * kv_heads) * dim)
     _expect_linear(out, "RowParallelLinear")
-    for norm in (layer.input_layernorm, layer.post_attention_layernorm):
-        _expect_norm(norm)
+    before, behind = ([getattr(layer, name) for name in names] for names in (known.norms, known.behind))
     head_norms = None
     if getattr(own, "q_norm", None) is not None:
         head_norms = own.q_norm, own.k_norm
-        for norm in head_norms:
-            _expect_norm(norm)
         if own.q_norm.variance_epsilon != own.k_norm.variance_epsilon:
             raise Unfit("norms of heads with two epsilons")
-    mixture = network if type(network).__name__ == _MIXTURE.split(".")[1] else None
+    for norm in (*before, *behind, *(head_norms or ())):
+        _expect_norm(norm, known.norm)
+    mixture = network if type(network).__name__ in _MIXTURES else None
     gate_up = down = None
+    act = "silu"
     if mixture is None:
         gate_up, down = _base_of(network.gate_up_proj), _base_of(network.down_proj)
         _expect_linear(gate_up, "MergedColumnParallelLinear")
         _expect_linear(down, "RowParallelLinear")
         if gate_up.bias is not None or down.bias is not None:
             raise Unfit("biases of the network")
-        if type(network.act_fn).__name__ != "SiluAndMul" or getattr(network, "expert_gate", None):
-            raise Unfit("a network that is not known")
+        act = _activation_of(network)
     elif mixture.is_sequence_parallel:
         raise Unfit("sequence parallelism")
     experts = None
@@ -371,40 +449,61 @@ def _layer_of(model: nn.Module, layer: nn.Module, config, tables: dict) -> Layer
     if id(rotary) not in tables:
         tables[id(rotary)] = _angles_of(rotary, config.model_config.max_model_len)
     angles, rope_scale = tables[id(rotary)]
-    return Layer(own.attn.layer_name, own.attn, qkv, out, layer.input_layernorm,
-                 layer.post_attention_layernorm, head_norms, gate_up, down, mixture, experts,
-                 heads, kv_heads, dim, _scale_of(own.attn.impl.scale, dim), angles, rope_scale, rotary.rotary_dim,
-                 "halves" if rotary.is_neox_style else "interleaved")
+    return Layer(own.attn.layer_name, own.attn, qkv, out, *before, tuple(behind) or None, head_norms, gate_up, down,
+                 mixture, experts, heads, kv_heads, dim, _scale_of(impl.scale, dim), angles, rope_scale,
+                 rotary.rotary_dim, "halves" if rotary.is_neox_style else "interleaved", act,
+                 "gemma" if known.norm == "GemmaRMSNorm" else "llama", own.attn.sliding_window or 0,
+                 float(impl.logits_soft_cap or 0), None if impl.sinks is None else impl.sinks.data.float().clone())
+
+
+def _activation_of(network: nn.Module) -> str:
+    act = network.act_fn
+    found = {"SiluAndMul": "silu", "GeluAndMul": {"tanh": "gelu-tanh", "none": "gelu"}.get(getattr(act, "approximate", ""))
+             }.get(type(act).__name__)
+    if found is None or getattr(network, "expert_gate", None):
+        raise Unfit("a network that is not known")
+    return found
 
 
 def _experts_of(mixture: nn.Module) -> Experts | None:
     """The mixture as the op `layer` computes it; None if it is another. Its experts have to be packed, or those in
     the place of TritonExperts, which keep the checkpoint's order of the weights."""
     try:
-        gate, runner = mixture.gate, mixture.experts
+        name = _MIXTURES[type(mixture).__name__]
+        gate, runner = getattr(mixture, name), mixture.experts
         router, routed = runner.router, runner.routed_experts
         _expect_router(gate)
+        of_gpt_oss = name == "router"  # it computes the logits, and its experts have biases
         is_known = (
-            runner.gate is gate and runner.shared_experts is None and gate.bias is None
+            runner.gate is (None if of_gpt_oss else gate) and runner.shared_experts is None
+            and (gate.bias is not None) == of_gpt_oss
             and type(router).__name__ == "FusedTopKRouter" and router.scoring_func == "softmax"
             and router.eplb_state is None and routed.expert_map is None
-            and routed.activation.value == "silu" and not routed.apply_router_weight_on_input
-            and getattr(routed, "w13_bias", None) is None and getattr(routed, "swiglu_limit", None) is None)
+            and routed.activation.value == ("swigluoai" if of_gpt_oss else "silu")
+            and not routed.apply_router_weight_on_input and (router.renormalize or not of_gpt_oss)
+            and getattr(routed, "swiglu_limit", None) is None)
         count, d = gate.weight.shape
         packed = getattr(routed, PACKED, None)
         if packed is not None:
-            is_known = is_known and packed.biases is None and packed.sizes[::2] == (count, d)
+            is_known = is_known and (packed.biases is not None) == of_gpt_oss and packed.sizes[::2] == (count, d)
         else:
-            w13, w2 = routed.w13_weight, routed.w2_weight
-            _expect_tensor("experts", w13)
-            _expect_tensor("experts", w2)
-            h = w2.shape[-1]
+            tensors = [routed.w13_weight, routed.w2_weight, *(
+                [routed.w13_bias, routed.w2_bias] if of_gpt_oss else ())]
+            for tensor in tensors:
+                _expect_tensor("experts", tensor)
+            h = tensors[1].shape[-1]
             is_known = (is_known and type(routed.quant_method).__name__ == "UnquantizedFusedMoEMethod"
                         and routed.quant_method.experts_cls.__name__ == "FFTuneExperts"
-                        and w13.shape == (count, 2 * h, d) and w2.shape == (count, d, h))
+                        and (of_gpt_oss or getattr(routed, "w13_bias", None) is None)
+                        and [tensor.shape for tensor in tensors] == [(count, 2 * h, d), (count, d, h), (count, 2 * h),
+                                                                     (count, d)][:len(tensors)])
     except (AttributeError, Unfit):  # another version, or another kind of mixture
         return None
-    return Experts(gate, routed, router.top_k, router.renormalize) if is_known else None
+    if not is_known:
+        return None
+    # A softmax of the chosen logits is that of all of them whose best ones add up to 1.
+    return Experts(gate, routed, router.top_k, router.renormalize and not of_gpt_oss,
+                   *(("swiglu-oai", "after") if of_gpt_oss else ("silu", "before")))
 
 
 def _expect_router(gate: nn.Module) -> None:
@@ -432,10 +531,7 @@ def _expect_attention(attention: nn.Module, heads: int, kv_heads: int, dim: int)
             (attention.kv_cache_dtype not in ("auto", "bfloat16"),
              f"a cache of {attention.kv_cache_dtype}"),
             (attention.kv_sharing_target_layer_name is not None, "layers that share a cache"),
-            (attention.sliding_window is not None, "a sliding window"),
-            (impl.alibi_slopes is not None, "ALiBi"),
-            (bool(impl.logits_soft_cap), "a soft cap"),
-            (impl.sinks is not None, "attention sinks")):
+            (impl.alibi_slopes is not None, "ALiBi")):
         if is_so:
             raise Unfit(reason)
 
@@ -449,7 +545,8 @@ def _angles_of(rotary: nn.Module, positions: int) -> tuple[Tensor, float]:
     """
     if type(rotary).__name__ not in _ROTARY:
         raise Unfit(f"{type(rotary).__name__} is not known")
-    table = rotary.cos_sin_cache[:positions]
+    # gpt-oss' is in float32 until vLLM first uses it.
+    table = rotary.cos_sin_cache[:positions].to(_DTYPE)
     cos, sin = table.double().chunk(2, -1)
     factor = torch.hypot(cos, sin).mean().item()
     # YaRN has a factor; without one rounding alone moves the mean from 1. 0 is the ops' word for 1.

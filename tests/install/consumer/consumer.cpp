@@ -1,7 +1,11 @@
-// Runs a small gated feed-forward layer on the CPU and compares it with plain loops.
+// Runs a small gated feed-forward layer on the CPU and compares it with plain loops; reads a tensor
+// of a safetensors file.
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <fftune/fftune.hpp>
+#include <fstream>
+#include <string>
 #include <vector>
 
 int main() {
@@ -32,5 +36,16 @@ int main() {
 
   for (int i = 0; i < m * d; ++i)
     if (!(std::abs(y[i] - expected[i]) <= 1e-6f)) return std::printf("y[%d] is wrong\n", i), 1;
+
+  const std::string header = R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  const std::uint64_t length = header.size();
+  std::ofstream("w.safetensors", std::ios::binary)
+      .write(reinterpret_cast<const char*>(&length), sizeof length)
+      .write(header.data(), static_cast<std::streamsize>(length))
+      .write(reinterpret_cast<const char*>(x.data()), 2 * sizeof x[0]);
+  const fftune::library::SavedModel model("w.safetensors");
+  float read[2] = {};
+  model.read("w", "f32", 0, 2, read);
+  if (read[0] != x[0] || read[1] != x[1]) return std::printf("w is wrong\n"), 1;
   std::printf("%s: y is right\n", fftune_version());
 }

@@ -60,10 +60,36 @@ class RMSNorm(nn.Module):
         return y if residual is None else (y, total)
 
 
+class GemmaRMSNorm(nn.Module):
+    """Its weight is kept as the distance from 1."""
+
+    def __init__(self, d, eps=1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(0.2 * torch.randn(d), requires_grad=False)
+        self.variance_epsilon = eps
+
+    def forward(self, x, residual=None):
+        total = x if residual is None else x + residual
+        wide = total if total.dtype is torch.float64 else total.float()
+        normed = wide * (wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+        y = (normed * (1 + self.weight.to(wide.dtype))).to(x.dtype)
+        return y if residual is None else (y, total)
+
+
 class SiluAndMul(nn.Module):
     def forward(self, x):
         gate, up = x.chunk(2, -1)
         return F.silu(gate) * up
+
+
+class GeluAndMul(nn.Module):
+    def __init__(self, approximate="none"):
+        super().__init__()
+        self.approximate = approximate
+
+    def forward(self, x):
+        gate, up = x.chunk(2, -1)
+        return F.gelu(gate, approximate=self.approximate) * up
 
 
 class RotaryEmbedding(nn.Module):
@@ -88,11 +114,10 @@ class RotaryEmbedding(nn.Module):
 
 
 class FlashAttentionImpl:
-    alibi_slopes = sinks = None
-    logits_soft_cap = 0
+    alibi_slopes = None
 
-    def __init__(self, scale):
-        self.scale = scale
+    def __init__(self, scale, softcap, sinks):
+        self.scale, self.logits_soft_cap, self.sinks = scale, softcap, sinks
 
 
 class Attention(nn.Module):
@@ -100,11 +125,12 @@ class Attention(nn.Module):
     features] as in 0.33."""
 
     attn_type, kv_cache_dtype = "decoder", "auto"
-    kv_sharing_target_layer_name = sliding_window = None
+    kv_sharing_target_layer_name = None
 
-    def __init__(self, name, heads, kv_heads, dim):
+    def __init__(self, name, heads, kv_heads, dim, scale=None, window=None, softcap=0, sinks=None):
         super().__init__()
-        self.layer_name, self.impl = name, FlashAttentionImpl(dim**-0.5)
+        self.layer_name, self.sliding_window = name, window
+        self.impl = FlashAttentionImpl(dim**-0.5 if scale is None else scale, softcap, sinks)
         self.num_heads, self.num_kv_heads, self.head_size = heads, kv_heads, dim
         self.kv_cache = torch.tensor([])
 
@@ -133,9 +159,18 @@ class Attention(nn.Module):
                             .repeat_interleave(self.num_heads // self.num_kv_heads, 1)
                             for part in parts)
             scores = torch.einsum("qhd,khd->hqk", q[first:last], keys) * self.impl.scale
-            places = torch.arange(length - (last - first), length)
-            scores.masked_fill_(torch.arange(length) > places[:, None], float("-inf"))
-            y[first:last] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+            if self.impl.logits_soft_cap:
+                scores = self.impl.logits_soft_cap * torch.tanh(scores / self.impl.logits_soft_cap)
+            places, seen = torch.arange(length - (last - first), length)[:, None], torch.arange(length)
+            scores.masked_fill_(seen > places, float("-inf"))
+            if self.sliding_window is not None:
+                scores.masked_fill_(seen <= places - self.sliding_window, float("-inf"))
+                # vLLM has given these blocks to others.
+                values = torch.where((seen > places[0] - self.sliding_window)[:, None, None], values, 0)
+            if self.impl.sinks is not None:
+                sinks = self.impl.sinks.to(scores.dtype)[:, None, None].expand(-1, last - first, 1)
+                scores = torch.cat((scores, sinks), -1)
+            y[first:last] = torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :length], values)
         return y
 
 

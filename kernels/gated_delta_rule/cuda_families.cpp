@@ -1,0 +1,684 @@
+// gated-delta-rule on CUDA, host side.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/least_cost.hpp"
+#include "kernels/common/stage_family.hpp"
+#include "kernels/common/struct_text.hpp"
+#include "kernels/gated_delta_rule/chunk_params.cuh"
+#include "kernels/gated_delta_rule/launch.hpp"
+#include "kernels/gemm/element.hpp"
+
+namespace fftune::gated_delta_rule {
+namespace {
+
+constexpr const char* recurrent_file = "gated_delta_rule/recurrent.cu";
+constexpr const char* backward_file = "gated_delta_rule/recurrent_backward.cu";
+constexpr const char* prepare_file = "gated_delta_rule/chunk_prepare.cu";
+constexpr const char* chunk_backward_file = "gated_delta_rule/chunk_backward.cu";
+constexpr const char* scan_file = "gated_delta_rule/chunk_scan.cu";
+
+/// Registers of a thread beside its part of the state, q and k.
+constexpr std::int64_t other_registers = 64;
+
+/// Whether neighbouring features, or rows of a state, can be accessed in one vector.
+bool fits_k_vector(const Layer& layer, std::int64_t vector) {
+  if (layer.dim % vector != 0 || layer.q_row % vector != 0 || layer.k_row % vector != 0)
+    return false;
+  return layer.key_major || !layer.indices || layer.state_block % vector == 0;
+}
+bool fits_v_vector(const Layer& layer, std::int64_t vector) {
+  if (!layer.key_major) return vector == 1;
+  return layer.v_dim % vector == 0 && layer.v_row % vector == 0 &&
+         (!layer.indices || layer.state_block % vector == 0);
+}
+
+std::int64_t features_of_lane(const Layer& layer, const Config& c) {
+  const std::int64_t step = c.at("lanes_k") * c.at("k_vector");
+  return quotient_up(layer.dim, step) * c.at("k_vector");
+}
+
+std::int64_t state_registers(const Layer& layer, const Config& c) {
+  return features_of_lane(layer, c) * c.at("rows");
+}
+
+/// Tokens of a chunk of the backward pass: the states before all chunks and those before a chunk's
+/// tokens are as many.
+std::int64_t chunk_of(const Layer& layer) {
+  const auto root = static_cast<std::int64_t>(std::sqrt(static_cast<double>(layer.s)));
+  return std::clamp<std::int64_t>(root, 8, 128);
+}
+
+}  // namespace
+
+Space recurrent_space(const Layer& layer, const DeviceFacts& facts) {
+  // The backward pass has a state and its gradient, and sums of 4 warps in shared memory.
+  const std::int64_t states = layer.backward ? 2 : 1;
+  Space space;
+  space
+      .parameter("warps", "warps of a CTA, each with rows of its own",
+                 layer.backward ? std::vector<std::int64_t>{1, 2, 4}
+                                : std::vector<std::int64_t>{1, 2, 4, 8})
+      .parameter("lanes_k", "lanes that share a row of a state", {4, 8, 16, 32})
+      .parameter("rows", "rows of a state that a lane has", {1, 2, 4, 8})
+      .parameter("k_vector", "neighbouring features of k that a lane has", {1, 2, 4, 8})
+      .parameter("v_vector", "neighbouring rows of a state [dim, v-dim] that a lane has",
+                 {1, 2, 4, 8})
+      .constraint("a vector must not leave its row, nor be unaligned",
+                  [layer](const Config& c) {
+                    return fits_k_vector(layer, c.at("k_vector")) &&
+                           fits_v_vector(layer, c.at("v_vector"));
+                  },
+                  {"k_vector", "v_vector"})
+      .constraint("a lane has whole vectors of rows",
+                  [](const Config& c) { return c.at("rows") % c.at("v_vector") == 0; },
+                  {"rows", "v_vector"})
+      .constraint("no lane is without features",
+                  [layer](const Config& c) {
+                    return c.get("lanes_k") == 4 ||
+                           c.at("lanes_k") / 2 * c.at("k_vector") < layer.dim;
+                  },
+                  {"lanes_k", "k_vector"})
+      .constraint("no warp is without rows",
+                  [layer](const Config& c) {
+                    const std::int64_t rows = c.at("rows") * (32 / c.at("lanes_k"));
+                    return (c.get("warps") == 1 || (c.at("warps") - 1) * rows < layer.v_dim) &&
+                           (c.at("rows") == c.at("v_vector") || rows / 2 < layer.v_dim);
+                  },
+                  {"warps", "lanes_k", "rows", "v_vector"})
+      .constraint("a lane's part of the state fits in registers, with q and k of two tokens",
+                  [layer, facts, states](const Config& c) {
+                    const std::int64_t needed = states * state_registers(layer, c) +
+                                                3 * features_of_lane(layer, c) + other_registers;
+                    return needed <= registers_of_thread(facts, 32 * c.at("warps"));
+                  },
+                  {"warps", "lanes_k", "rows", "k_vector"});
+  return space;
+}
+
+/// Vectors of 16 bytes of a state, and 64 elements of a state in each lane: as many bytes in
+/// flight.
+Config recurrent_default(const Layer& layer, const DeviceFacts& facts) {
+  const auto widest = [&](auto fits) {
+    std::int64_t vector = layer.state_dtype == DType::f32 ? 4 : 8;
+    while (!fits(layer, vector)) vector /= 2;
+    return vector;
+  };
+  const std::int64_t k_vector = widest(fits_k_vector), v_vector = widest(fits_v_vector);
+  const std::int64_t least_rows = std::max<std::int64_t>(4, v_vector);
+  // A row among 4 to 32 lanes.
+  const auto features = [&](std::int64_t lanes) {
+    return quotient_up(layer.dim, lanes * k_vector) * k_vector;
+  };
+  const auto has_features = [&](std::int64_t lanes) { return lanes / 2 * k_vector < layer.dim; };
+  std::int64_t lanes = 8;
+  while (lanes < 32 && has_features(2 * lanes) && features(lanes) * least_rows > 64) lanes *= 2;
+  while (lanes > 4 && !has_features(lanes)) lanes /= 2;
+  std::int64_t rows = least_rows;
+  while (rows > v_vector && (rows * (32 / lanes) / 2 >= layer.v_dim || features(lanes) * rows > 64))
+    rows /= 2;
+  // CTAs for all SMs come before CTAs of many warps.
+  const std::int64_t warp_rows = rows * (32 / lanes);
+  const auto fits = [&](std::int64_t warps) {
+    const std::int64_t ctas = layer.b * layer.v_heads * quotient_up(layer.v_dim, warps * warp_rows);
+    return (warps - 1) * warp_rows < layer.v_dim && ctas >= 2 * facts.multiprocessors;
+  };
+  std::int64_t warps = 4;
+  while (warps > 1 && !fits(warps)) warps /= 2;
+  return {{"warps", warps},
+          {"lanes_k", lanes},
+          {"rows", rows},
+          {"k_vector", k_vector},
+          {"v_vector", v_vector}};
+}
+
+std::string recurrent_argument(const Config& config) {
+  StructText text("delta_recurrent_config");
+  for (const char* field : {"warps", "lanes_k", "rows", "k_vector", "v_vector"})
+    text.set(field, config.get(field));
+  return text;
+}
+
+std::int64_t blocks_of_state(const Layer& layer, const Config& config) {
+  return quotient_up(layer.v_dim,
+                     config.at("warps") * config.at("rows") * (32 / config.at("lanes_k")));
+}
+
+KernelLaunch& append_launch(Program& program, const DeviceFacts& facts, const char* file,
+                            const std::string& expression, std::int64_t ctas, std::int64_t threads,
+                            ParameterStruct parameters) {
+  KernelLaunch& launch =
+      append_kernel(program, file, expression, {static_cast<std::uint32_t>(ctas)},
+                    static_cast<std::uint32_t>(threads), {});
+  launch.programmatic = facts.compute_capability >= 90;
+  launch.parameters = std::move(parameters);
+  return launch;
+}
+
+void append_walks(Program& program, ParameterStruct& parameters, const DeviceFacts& facts,
+                  const char* file, const std::string& prefix, const std::string& form,
+                  const Layer& layer, const Config& config) {
+  using Params = delta_backward_params;
+  const std::int64_t chunk = chunk_of(layer), threads = 32 * config.at("warps");
+  const std::int64_t ctas = layer.b * layer.v_heads * blocks_of_state(layer, config);
+  const std::int64_t most_chunks = layer.packed ? layer.tokens() / chunk + layer.b
+                                                : layer.b * quotient_up(layer.s, chunk) + layer.b;
+  for (const auto& [offset, floats] :
+       {std::pair{offsetof(Params, checkpoints), most_chunks * layer.state_elements()},
+        std::pair{offsetof(Params, history),
+                  ctas * chunk * state_registers(layer, config) * threads}}) {
+    parameters.fields.push_back({offset, ScratchArgument{program.scratch.size()}});
+    program.scratch.push_back({static_cast<std::size_t>(floats) * sizeof(float)});
+  }
+  parameters.fields.push_back({offsetof(Params, chunk), static_cast<std::int32_t>(chunk)});
+  for (const char* walk : {"checkpoints", "reverse"})
+    append_launch(program, facts, file,
+                  fmt::format("{}{}<{}, {}>", prefix, walk, form, recurrent_argument(config)), ctas,
+                  threads, parameters);
+}
+
+StageFamily recurrent_family(std::string_view pass, std::vector<std::string> sources,
+                             decltype(StageFamilyFacts::space) space,
+                             decltype(StageFamilyFacts::default_config) default_config,
+                             decltype(StageFamilyFacts::program) program) {
+  const bool is_backward = pass == "bwd";
+  return StageFamily(
+      {.name = is_backward ? "recurrent_backward" : "recurrent",
+       .summary = is_backward
+                      ? "token by token from the last on, with the states before each chunk in "
+                        "memory"
+                      : "token by token, rows of a state in the registers of a warp",
+       .pass = pass,
+       .sources = std::move(sources),
+       .is_fallback = true,
+       .space = space,
+       .default_config = default_config,
+       .program = program});
+}
+
+namespace {
+
+Program recurrent_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  Program program;
+  append_launch(program, facts, recurrent_file,
+                fmt::format("delta_rule_recurrent<{}, {}>", template_argument(layer),
+                            recurrent_argument(config)),
+                layer.b * layer.v_heads * blocks_of_state(layer, config), 32 * config.at("warps"),
+                parameters_of(problem));
+  return program;
+}
+
+/// Tensors of a delta_backward_params, each by add(offset, value).
+template <typename Add>
+void add_gradients(const Problem& problem, const TensorPlaces& places, const Add& add) {
+  using Params = delta_backward_params;
+  const Layer layer = layer_of(problem);
+  for (const auto& [offset, name] :
+       {std::pair{offsetof(Params, d_out), "d_out"},
+        std::pair{offsetof(Params, d_final_state), "d_final_state"},
+        std::pair{offsetof(Params, dq), "dq"}, std::pair{offsetof(Params, dk), "dk"},
+        std::pair{offsetof(Params, dv), "dv"},
+        std::pair{offsetof(Params, d_gate), layer.gate == Gate::log ? "dg" : "da"},
+        std::pair{offsetof(Params, dA_log), "dA_log"},
+        std::pair{offsetof(Params, ddt_bias), "ddt_bias"},
+        std::pair{offsetof(Params, d_beta), layer.sigmoid ? "dbeta_logits" : "dbeta"},
+        std::pair{offsetof(Params, d_initial_state), "d_initial_state"}})
+    if (places.at(name) != absent) add(offset, tensor_of(places, name));
+  add(offsetof(Params, all_tokens), layer.tokens());
+}
+
+/// The kernels that add up the partial sums of `blocks` CTAs of each state.
+void append_sums(Program& program, const DeviceFacts& facts, const Layer& layer,
+                 std::int64_t blocks, const ParameterStruct& parameters) {
+  const std::string form = template_argument(layer);
+  const auto add = [&](const std::string& expression, std::int64_t ctas) {
+    append_launch(program, facts, backward_file, "delta_rule_" + expression, ctas, 256, parameters);
+  };
+  const std::int64_t tokens = layer.tokens();
+  add(fmt::format("rows<{}, {}>", form, blocks), quotient_up(tokens * layer.heads, 8));
+  add(fmt::format("gates_backward<{}, {}>", form, blocks),
+      quotient_up(tokens * layer.v_heads * layer.decays(), 256));
+  if (layer.gate != Gate::log) add(fmt::format("parameters<{}>", form), layer.v_heads);
+}
+
+Program backward_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  using Params = delta_backward_params;
+  const Layer layer = layer_of(problem);
+  const TensorPlaces places(gated_delta_rule_op().tensors(problem));
+  const std::int64_t blocks = blocks_of_state(layer, config);
+  const std::int64_t of_heads = layer.tokens() * layer.v_heads;
+  Program program;
+  ParameterStruct parameters = parameters_of(problem);
+  parameters.bytes = sizeof(Params);
+  const auto add = [&](std::size_t offset, const Argument& value) {
+    parameters.fields.push_back({offset, value});
+  };
+  const auto scratch = [&](std::size_t offset, std::int64_t floats) {
+    program.scratch.push_back({static_cast<std::size_t>(floats) * sizeof(float)});
+    add(offset, ScratchArgument{program.scratch.size() - 1});
+  };
+  add_gradients(problem, places, add);
+  scratch(offsetof(Params, row_sums), blocks * of_heads * 2 * layer.dim);
+  scratch(offsetof(Params, gate_sums), blocks * of_heads * (1 + layer.decays()));
+  if (layer.gate != Gate::log) scratch(offsetof(Params, log_sums), of_heads * layer.decays());
+  append_walks(program, parameters, facts, backward_file, "delta_rule_", template_argument(layer),
+               layer, config);
+  append_sums(program, facts, layer, blocks, parameters);
+  return program;
+}
+
+Space space_of_problem(const Problem& problem, const DeviceFacts& facts) {
+  return recurrent_space(layer_of(problem), facts);
+}
+Config default_of_problem(const Problem& problem, const DeviceFacts& facts) {
+  return recurrent_default(layer_of(problem), facts);
+}
+
+// Chunks of 64 tokens, with wgmma.
+
+constexpr std::int64_t slab_bytes = delta_chunk * 128;  // of a tile: 64 tokens, 64 features
+
+/// Shared memory of delta_scan (chunk_walk.cuh).
+std::int64_t scan_bytes(const Layer& layer, const Config& c) {
+  const std::int64_t slabs = layer.dim / 64, warpgroups = c.at("warpgroups");
+  const std::int64_t stage = (2 * slabs + warpgroups + 2) * slab_bytes + 4 * delta_chunk_factors;
+  return c.at("stages") * (stage + 16) + warpgroups * slab_bytes;
+}
+/// Shared memory of delta_prepare (chunk_prepare.cu), a multiple of 1024.
+std::int64_t prepare_bytes(const Layer& layer) {
+  const std::int64_t slabs = layer.dim / 64, rows = delta_chunk;
+  const std::int64_t own = (std::max<std::int64_t>(slabs, 2) + slabs) * slab_bytes +
+                           2 * rows * (rows + 4) * 4 + 4 * rows * 4;
+  return quotient_up(own, 1024) * 1024;
+}
+std::int64_t chunk_slots(const Layer& layer) {
+  return layer.tokens() / delta_chunk + layer.b;
+}
+
+std::optional<std::string> refuse_chunks(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  if (facts.arch != "sm_90a") return "wgmma needs sm_90a, not " + facts.arch;
+  if (auto reason = refuse_chunks(layer)) return reason;
+  for (const auto& [name, row] :
+       {std::pair{"q", layer.q_row}, std::pair{"k", layer.k_row}, std::pair{"v", layer.v_row}})
+    if (row % 8 != 0) return fmt::format("rows of {}-row={} are not 16-byte aligned", name, row);
+  if (layer.tokens() >= std::int64_t{1} << 31)
+    return fmt::format("{} tokens in all exceed 2^31 - 1", layer.tokens());
+  return std::nullopt;
+}
+
+/// Chunks of a sequence; packed sequences count as equally long ones.
+std::int64_t chunks_of_sequence(const Layer& layer) {
+  return quotient_up(layer.packed ? quotient_up(layer.s, layer.b) : layer.s, delta_chunk);
+}
+
+/// CTAs of the walk, or of the walk that finds what the segments but the last do to a state.
+std::int64_t scan_ctas(const Layer& layer, std::int64_t warpgroups, std::int64_t segments) {
+  return layer.b * layer.v_heads * segments * (layer.v_dim / (64 * warpgroups));
+}
+/// Two where they have whole CTAs: they share what they load, and take no longer than one.
+std::int64_t transfer_warpgroups(const Layer& layer) {
+  return layer.dim % 128 == 0 && layer.v_dim % 128 == 0 ? 2 : 1;
+}
+std::int64_t transfer_ctas(const Layer& layer, std::int64_t warpgroups, std::int64_t segments) {
+  return layer.b * layer.v_heads * (segments - 1) * ((layer.v_dim + layer.dim) / (64 * warpgroups));
+}
+
+/// About how many microseconds the walks take on an H200, where a chunk takes 1.05 with one MMA
+/// warpgroup and 1.25 with two, and without out a quarter less.
+double walk_cost(const Layer& layer, const DeviceFacts& facts, const Config& c) {
+  const std::int64_t warpgroups = c.at("warpgroups"), segments = c.at("segments");
+  const auto walk = [&](std::int64_t own, std::int64_t ctas) {
+    const std::int64_t waves = quotient_up(ctas, std::max(facts.multiprocessors, 1));
+    const std::int64_t chunks = quotient_up(chunks_of_sequence(layer), segments);
+    return static_cast<double>(waves * chunks) * (own > 1 ? 1.25 : 1.05);
+  };
+  double cost = walk(warpgroups, scan_ctas(layer, warpgroups, segments));
+  if (segments > 1) {
+    const std::int64_t own = transfer_warpgroups(layer);
+    cost += 0.75 * walk(own, transfer_ctas(layer, own, segments));
+    cost += 6 + 1.5 * static_cast<double>(segments);  // launches, and one sum after the other
+  }
+  return cost;
+}
+
+Space chunk_space(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  Space space;
+  space.parameter("warpgroups", "MMA warpgroups of a CTA, each with 64 rows of a state", {1, 2})
+      .parameter("stages", "chunks in shared memory", {2, 3, 4})
+      .parameter("segments", "segments of a sequence whose walks run side by side",
+                 {1, 2, 3, 4, 6, 8, 12, 16, 24, 32})
+      .constraint("the rows of a state are whole CTAs'",
+                  [layer](const Config& c) { return layer.v_dim % (64 * c.at("warpgroups")) == 0; },
+                  {"warpgroups"})
+      .constraint("a segment has at least 4 chunks",
+                  [layer](const Config& c) {
+                    return c.get("segments") == 1 ||
+                           4 * c.at("segments") <= chunks_of_sequence(layer);
+                  },
+                  {"segments"})
+      .constraint("segments are for sequences and heads that leave SMs idle",
+                  [layer, facts](const Config& c) {
+                    return c.get("segments") == 1 ||
+                           scan_ctas(layer, c.at("warpgroups"), c.at("segments") / 2) <
+                               2 * facts.multiprocessors;
+                  },
+                  {"warpgroups", "segments"})
+      .constraint("the stages must fit in shared memory",
+                  [layer, facts](const Config& c) {
+                    return scan_bytes(layer, c) <= facts.shared_bytes_per_block;
+                  },
+                  {"warpgroups", "stages"});
+  return space;
+}
+
+/// Three stages: one that is computed, and two on their way.
+Config chunk_default(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  return least_cost(chunk_space(problem, facts), "chunks_sm90", [&](const Config& config) {
+    return std::pair(walk_cost(layer, facts, config), std::abs(config.get("stages") - 3));
+  });
+}
+
+/// Whether sequences have chunks that are about full.
+bool has_chunks(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  return layer.s >= 32 * (layer.packed ? layer.b : 1);
+}
+
+/// Boxes of 64 tokens and 64 features of a tensor with rows of `row` elements.
+TensorMapArgument tokens_map(const Layer& layer, TensorArgument tensor, std::int64_t row) {
+  return {.matrix = tensor,
+          .dtype = layer.dtype,
+          .rows = layer.tokens(),
+          .columns = row,
+          .box_rows = delta_chunk,
+          .box_columns = 64};
+}
+
+/// A delta_chunk_params, with the first scratch areas of the program.
+ParameterStruct chunk_parameters(const Problem& problem, Program& program) {
+  using Params = delta_chunk_params;
+  const Layer layer = layer_of(problem);
+  const TensorPlaces places(gated_delta_rule_op().tensors(problem));
+  ParameterStruct parameters = parameters_of(problem);
+  parameters.bytes = sizeof(Params);
+  const std::int64_t chunks = chunk_slots(layer) * layer.v_heads;
+  program.scratch = {{static_cast<std::size_t>(chunks * delta_image_bytes)},
+                     {static_cast<std::size_t>(chunks * delta_chunk_factors * 4)}};
+  parameters.fields.push_back({offsetof(Params, images), ScratchArgument{0}});
+  parameters.fields.push_back({offsetof(Params, factors), ScratchArgument{1}});
+  for (const auto& [offset, name, row] : {std::tuple{offsetof(Params, q), "q", layer.q_row},
+                                          std::tuple{offsetof(Params, k), "k", layer.k_row},
+                                          std::tuple{offsetof(Params, v), "v", layer.v_row}})
+    parameters.fields.push_back({offset, tokens_map(layer, tensor_of(places, name), row)});
+  return parameters;
+}
+
+void append_prepare(Program& program, const DeviceFacts& facts, const Layer& layer,
+                    const ParameterStruct& parameters) {
+  append_launch(program, facts, prepare_file,
+                fmt::format("delta_rule_prepare<{}>", template_argument(layer)),
+                chunk_slots(layer) * layer.heads, 128, parameters)
+      .shared_bytes = static_cast<std::uint32_t>(prepare_bytes(layer));
+}
+
+Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  Program program;
+  ParameterStruct parameters = chunk_parameters(problem, program);
+  if (const std::int64_t others = config.at("segments") - 1; others > 0) {
+    program.scratch.push_back({static_cast<std::size_t>(
+        layer.b * layer.v_heads * others * (layer.v_dim + layer.dim) * layer.dim * 4)});
+    parameters.fields.push_back({offsetof(delta_chunk_params, transfers), ScratchArgument{2}});
+  }
+  append_prepare(program, facts, layer, parameters);
+  const std::string form = template_argument(layer);
+  const std::int64_t warpgroups = config.at("warpgroups"), segments = config.at("segments");
+  const auto walk = [&](std::int64_t own, bool is_transfer, std::int64_t ctas) {
+    // The other walk's CTAs may be larger.
+    Config sized = {{"warpgroups", own}, {"stages", config.at("stages")}};
+    while (scan_bytes(layer, sized) > facts.shared_bytes_per_block)
+      sized = {{"warpgroups", own}, {"stages", sized.at("stages") - 1}};
+    append_launch(program, facts, scan_file,
+                  fmt::format("delta_rule_scan<{}, {}>", form,
+                              StructText("delta_scan_config", "warpgroups", own, "stages",
+                                         sized.get("stages"), "segments", segments)
+                                  .flags("transfer", is_transfer)),
+                  ctas, 128 * (own + 1), parameters)
+        .shared_bytes = static_cast<std::uint32_t>(scan_bytes(layer, sized));
+  };
+  if (segments > 1) {
+    const std::int64_t own = transfer_warpgroups(layer);
+    walk(own, true, transfer_ctas(layer, own, segments));
+    append_launch(program, facts, scan_file, fmt::format("delta_rule_join<{}, {}>", form, segments),
+                  layer.b * layer.v_heads * (layer.v_dim / 8), layer.dim, parameters);
+  }
+  walk(warpgroups, false, scan_ctas(layer, warpgroups, segments));
+  return program;
+}
+
+/// Shared memory of delta_tokens (chunk_backward.cu), a multiple of 1024.
+std::int64_t tokens_bytes(const Layer& layer) {
+  const std::int64_t k_slabs = layer.dim / 64, v_slabs = layer.v_dim / 64;
+  const std::int64_t tiles = 2 * v_slabs * k_slabs + 3 * v_slabs + 2 * k_slabs + 4;
+  const std::int64_t sums = (2 + 4 + 2 + 6 + 1) * delta_chunk + 8;
+  return tiles * slab_bytes + quotient_up(4 * (delta_chunk_factors + sums), 1024) * 1024;
+}
+/// Shared memory of delta_scan with `keeps`, or with `back`.
+std::int64_t keeping_bytes(const Layer& layer, const Config& c, bool is_back) {
+  return scan_bytes(layer, c) +
+         c.at("warpgroups") * (layer.dim / 64 + (is_back ? 1 : 0)) * slab_bytes;
+}
+
+std::optional<std::string> refuse_backward_chunks(const Problem& problem,
+                                                  const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  if (auto refusal = refuse_chunks(problem, facts)) return refusal;
+  if (tokens_bytes(layer) > facts.shared_bytes_per_block)
+    return fmt::format("a chunk's states of v-dim={} and dim={} do not fit in shared memory",
+                       layer.v_dim, layer.dim);
+  return std::nullopt;
+}
+
+Space backward_chunk_space(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  Space space;
+  space.parameter("warpgroups", "MMA warpgroups of a CTA, each with 64 rows of a state", {1, 2})
+      .parameter("stages", "chunks in shared memory", {2, 3})
+      .constraint("the rows of a state are whole CTAs'",
+                  [layer](const Config& c) { return layer.v_dim % (64 * c.at("warpgroups")) == 0; },
+                  {"warpgroups"})
+      .constraint("the stages must fit in shared memory",
+                  [layer, facts](const Config& c) {
+                    return keeping_bytes(layer, c, true) <= facts.shared_bytes_per_block;
+                  },
+                  {"warpgroups", "stages"});
+  return space;
+}
+
+Config backward_chunk_default(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  const bool fills = layer.v_dim % 128 == 0 &&
+                     2 * scan_ctas(layer, 2, 1) >= 3 * std::max(facts.multiprocessors, 1) / 2;
+  return {{"warpgroups", fills ? 2 : 1}, {"stages", 2}};
+}
+
+Program backward_chunk_program(const Problem& problem, const DeviceFacts& facts,
+                               const Config& config) {
+  using Params = delta_chunk_backward_params;
+  using Back = delta_backward_params;
+  const Layer layer = layer_of(problem);
+  const TensorPlaces places(gated_delta_rule_op().tensors(problem));
+  const std::int64_t chunks = chunk_slots(layer) * layer.v_heads;
+  const std::int64_t of_heads = layer.tokens() * layer.v_heads;
+  Program program;
+  // The kernels of chunks take one struct; those that end a backward pass take its part `back`.
+  ParameterStruct parameters = chunk_parameters(problem, program);
+  parameters.bytes = sizeof(Params);
+  ParameterStruct sums = parameters_of(problem);
+  sums.bytes = sizeof(Back);
+  const auto add = [&](std::size_t offset, const Argument& value) {
+    parameters.fields.push_back({offsetof(Params, back) + offset, value});
+    sums.fields.push_back({offset, value});
+  };
+  add_gradients(problem, places, add);
+  const auto scratch = [&](std::int64_t bytes) {
+    program.scratch.push_back({static_cast<std::size_t>(bytes)});
+    return ScratchArgument{program.scratch.size() - 1};
+  };
+  add(offsetof(Back, row_sums), scratch(of_heads * 2 * layer.dim * 4));
+  add(offsetof(Back, gate_sums), scratch(of_heads * 2 * 4));
+  if (layer.gate != Gate::log) add(offsetof(Back, log_sums), scratch(of_heads * 4));
+  const std::int64_t state_bytes = layer.v_dim * layer.dim * 2;
+  const std::int64_t delta_bytes = layer.v_dim * delta_chunk * 2;
+  const auto kept = [&](std::size_t offset, std::int64_t bytes) {
+    parameters.fields.push_back({offset, scratch(chunks * bytes)});
+  };
+  kept(offsetof(Params, chunk) + offsetof(delta_chunk_params, states), state_bytes);
+  kept(offsetof(Params, chunk) + offsetof(delta_chunk_params, deltas), delta_bytes);
+  kept(offsetof(Params, d_states), state_bytes);
+  kept(offsetof(Params, errors), delta_bytes);
+  parameters.fields.push_back(
+      {offsetof(Params, chunk) + offsetof(delta_chunk_params, d_out),
+       tokens_map(layer, tensor_of(places, "d_out"), layer.v_heads * layer.v_dim)});
+
+  ParameterStruct of_chunks = parameters;
+  of_chunks.bytes = sizeof(delta_chunk_params);
+  std::erase_if(of_chunks.fields, [](const ParameterStruct::Field& field) {
+    return field.offset >= sizeof(delta_chunk_params);
+  });
+  const std::string form = template_argument(layer);
+  const std::int64_t warpgroups = config.at("warpgroups");
+  append_prepare(program, facts, layer, of_chunks);
+  const auto walk = [&](const char* file, const char* kernel, bool is_back,
+                        const ParameterStruct& own) {
+    append_launch(program, facts, file,
+                  fmt::format("{}<{}, {}>", kernel, form,
+                              StructText("delta_scan_config", "warpgroups", warpgroups, "stages",
+                                         config.get("stages"), is_back ? "back" : "keeps", true)),
+                  scan_ctas(layer, warpgroups, 1), 128 * (warpgroups + 1), own)
+        .shared_bytes = static_cast<std::uint32_t>(keeping_bytes(layer, config, is_back));
+  };
+  walk(scan_file, "delta_rule_scan", false, of_chunks);
+  walk(chunk_backward_file, "delta_rule_walk_back", true, parameters);
+  append_launch(program, facts, chunk_backward_file, fmt::format("delta_rule_tokens<{}>", form),
+                chunks, 256, parameters)
+      .shared_bytes = static_cast<std::uint32_t>(tokens_bytes(layer));
+  append_sums(program, facts, layer, 1, sums);
+  return program;
+}
+
+}  // namespace
+
+std::string template_argument(const Layer& layer) {
+  constexpr std::string_view gates[] = {"log", "softplus", "bounded"};
+  return StructText("delta_rule_form", "type", element_text(element_of(layer.dtype)), "state",
+                    element_text(element_of(layer.state_dtype)), "dim", layer.dim, "v_dim",
+                    layer.v_dim)
+      .name("gate", "delta_gate", layer.gate, Gate::log, gates)
+      .flags("channels", layer.channels, "sigmoid", layer.sigmoid, "normed", layer.normed,
+             "key_major", layer.key_major);
+}
+
+void set_layer(const Layer& layer, std::size_t base, ParameterStruct& parameters) {
+  using Params = delta_rule_params;
+  const auto set = [&](std::size_t offset, Argument value) {
+    parameters.fields.push_back({base + offset, std::move(value)});
+  };
+  set(offsetof(Params, q_row), layer.q_row);
+  set(offsetof(Params, k_row), layer.k_row);
+  set(offsetof(Params, v_row), layer.v_row);
+  set(offsetof(Params, g_row), layer.g_row());
+  set(offsetof(Params, beta_row), layer.gate_row);
+  set(offsetof(Params, state_block), layer.indices ? layer.state_block : layer.state_elements());
+  const auto number = [&](std::size_t offset, std::int64_t value) {
+    set(offset, static_cast<std::int32_t>(value));
+  };
+  number(offsetof(Params, batch), layer.b);
+  number(offsetof(Params, tokens), layer.s);
+  number(offsetof(Params, heads), layer.heads);
+  number(offsetof(Params, v_heads), layer.v_heads);
+  number(offsetof(Params, states), layer.states);
+  number(offsetof(Params, null_index), layer.null_index);
+  set(offsetof(Params, scale), layer.scale);
+  set(offsetof(Params, beta_scale), layer.beta_scale);
+  set(offsetof(Params, gate_bound), layer.gate_bound);
+}
+
+ParameterStruct parameters_of(const Problem& problem) {
+  using Params = delta_rule_params;
+  const Layer layer = layer_of(problem);
+  const TensorPlaces places(gated_delta_rule_op().tensors(problem));
+  ParameterStruct parameters;
+  parameters.bytes = sizeof(Params);
+  const auto set = [&](std::size_t offset, Argument value) {
+    parameters.fields.push_back({offset, std::move(value)});
+  };
+  const auto tensor = [&](std::size_t offset, const char* name) {
+    if (places.at(name) != absent) set(offset, tensor_of(places, name));
+  };
+  tensor(offsetof(Params, q), "q");
+  tensor(offsetof(Params, k), "k");
+  tensor(offsetof(Params, v), "v");
+  tensor(offsetof(Params, gate), layer.gate == Gate::log ? "g" : "a");
+  tensor(offsetof(Params, A_log), "A_log");
+  tensor(offsetof(Params, dt_bias), "dt_bias");
+  tensor(offsetof(Params, beta), layer.sigmoid ? "beta_logits" : "beta");
+  tensor(offsetof(Params, state_in), layer.indices ? "states" : "initial_state");
+  tensor(offsetof(Params, state_out), layer.indices ? "states" : "final_state");
+  tensor(offsetof(Params, state_indices), "state_indices");
+  tensor(offsetof(Params, has_state), "has_state");
+  tensor(offsetof(Params, offsets), "offsets");
+  tensor(offsetof(Params, out), "out");
+  set_layer(layer, 0, parameters);
+  return parameters;
+}
+
+std::vector<const Family*> cuda_families() {
+  static const std::vector<StageFamily> families = [] {
+    std::vector<StageFamily> made;
+    made.emplace_back(StageFamilyFacts{
+        .name = "chunks_sm90",
+        .summary = "chunks of 64 tokens: their matrices at once, then the state's walk by wgmma",
+        .pass = "fwd",
+        .sources = {prepare_file, scan_file},
+        .is_preferred = has_chunks,
+        .refusal = refuse_chunks,
+        .space = chunk_space,
+        .default_config = chunk_default,
+        .program = chunk_program});
+    made.push_back(recurrent_family("fwd", {recurrent_file}, space_of_problem, default_of_problem,
+                                    recurrent_program));
+    made.emplace_back(StageFamilyFacts{
+        .name = "chunks_backward_sm90",
+        .summary = "chunks of 64 tokens: walks of states and of their gradients by wgmma, then all "
+                   "chunks' tokens at once",
+        .pass = "bwd",
+        .sources = {prepare_file, scan_file, chunk_backward_file, backward_file},
+        .is_preferred = has_chunks,
+        .refusal = refuse_backward_chunks,
+        .space = backward_chunk_space,
+        .default_config = backward_chunk_default,
+        .program = backward_chunk_program});
+    made.push_back(recurrent_family("bwd", {backward_file}, space_of_problem, default_of_problem,
+                                    backward_program));
+    return made;
+  }();
+  return addresses_of(families);
+}
+
+}  // namespace fftune::gated_delta_rule

@@ -1,0 +1,303 @@
+// gated-delta-rule: its fields, tensors and test data.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "core/saturated.hpp"
+#include "kernels/gated_delta_rule/gated_delta_rule.hpp"
+#include "kernels/gated_delta_rule/state_tensors.hpp"
+
+namespace fftune::gated_delta_rule {
+namespace {
+
+// Sizes that are left out (SizeField::when_absent).
+std::int64_t v_heads_of(const Problem& problem) {
+  return size_or(problem, "v-heads", size_or(problem, "heads", 0));
+}
+std::int64_t v_dim_of(const Problem& problem) {
+  return size_or(problem, "v-dim", 0);
+}
+std::optional<std::int64_t> usual_row(const Problem& problem) {
+  return saturated_product(size_or(problem, "heads", 0), size_or(problem, "dim", 0));
+}
+std::optional<std::int64_t> usual_v_row(const Problem& problem) {
+  return saturated_product(v_heads_of(problem), v_dim_of(problem));
+}
+std::optional<std::int64_t> usual_gate_row(const Problem& problem) {
+  return v_heads_of(problem);
+}
+std::optional<std::int64_t> usual_block(const Problem& problem) {
+  return saturated_product(saturated_product(v_heads_of(problem), v_dim_of(problem)),
+                           size_or(problem, "dim", 0));
+}
+
+/// Keys without a norm are shorter than 1: with longer ones an erase would overshoot, and states
+/// grow without bound.
+std::function<void(std::uint64_t, std::span<double>)> short_keys(std::int64_t dim) {
+  return each([most = 1 / std::sqrt(static_cast<double>(dim))](std::mt19937_64& random) {
+    return (2 * uniform(random) - 1) * most;
+  });
+}
+/// Log-decays: most forget slowly, some not at all, some at once, a few beyond the exponents of
+/// float.
+double drawn_decay(std::mt19937_64& random) {
+  const std::uint64_t kind = random() % 64;
+  if (kind < 4) return 0;
+  if (kind == 4) return random() % 4 == 0 ? -1e4 : -30;
+  return -0.2 * uniform(random);
+}
+double drawn_beta(std::mt19937_64& random) {
+  const std::uint64_t kind = random() % 32;
+  return kind == 0 ? 0 : kind == 1 ? 1 : kind == 2 ? 2 : uniform(random);
+}
+
+std::vector<TensorSpec> tensors_of(const Layer& layer) {
+  TensorList list(layer);
+  const std::int64_t heads = layer.heads, v_heads = layer.v_heads, dim = layer.dim;
+  if (layer.backward) {
+    list.rows("d_out", layer.dtype, Role::input, v_heads, layer.v_dim);
+    if (layer.final) list.states("d_final_state", Role::input).dtype = DType::f32;
+  }
+  list.rows("q", layer.dtype, Role::input, heads, dim, layer.q_row);
+  TensorSpec& k = list.rows("k", layer.dtype, Role::input, heads, dim, layer.k_row);
+  // Where values are given instead of drawn, they are as small.
+  if (!layer.normed) k.draw = short_keys(dim), k.scale = 0.5 / std::sqrt(static_cast<double>(dim));
+  list.rows("v", layer.dtype, Role::input, v_heads, layer.v_dim, layer.v_row);
+  if (layer.gate == Gate::log) {
+    TensorSpec& g = list.rows("g", DType::f32, Role::input, v_heads, layer.decays(), layer.g_row());
+    g.draw = each(drawn_decay), g.scale = 0.02, g.mean = -0.1;
+  } else {
+    list.rows("a", layer.dtype, Role::input, v_heads, layer.decays(), layer.g_row());
+    // A bounded gate multiplies both before its sigmoid, which float cannot hold below exp(-87).
+    const bool is_bounded = layer.gate == Gate::bounded;
+    list.add({"A_log", DType::f32, {v_heads}, Role::input, 0.3, is_bounded ? 0.5 : 1}).draw =
+        each([most = is_bounded ? 3 : 15](std::mt19937_64& random) {
+          return std::log(1 + most * uniform(random));
+        });
+    list.add({"dt_bias",
+              DType::f32,
+              {v_heads * layer.decays()},
+              Role::input,
+              0.5,
+              is_bounded ? -1.0 : -4.0})
+        .draw = each([first = is_bounded ? -1.5 : -7, width = is_bounded ? 1 : 5](
+                         std::mt19937_64& random) { return first + width * uniform(random); });
+  }
+  if (layer.sigmoid) {
+    list.rows("beta_logits", layer.dtype, Role::input, v_heads, 1, layer.gate_row);
+  } else {
+    TensorSpec& beta = list.rows("beta", DType::f32, Role::input, v_heads, 1, layer.gate_row);
+    beta.draw = each(drawn_beta), beta.scale = 0.1, beta.mean = 0.5;
+  }
+  list.add_cache();
+  list.add_sequences();
+  if (!layer.backward) {
+    list.rows("out", layer.dtype, Role::output, v_heads, layer.v_dim);
+    if (layer.final) list.states("final_state", Role::output);
+    return std::move(list).tensors();
+  }
+  list.rows("dq", layer.dtype, Role::output, heads, dim);
+  list.rows("dk", layer.dtype, Role::output, heads, dim);
+  list.rows("dv", layer.dtype, Role::output, v_heads, layer.v_dim);
+  if (layer.gate == Gate::log) {
+    list.rows("dg", DType::f32, Role::output, v_heads, layer.decays());
+  } else {
+    list.rows("da", layer.dtype, Role::output, v_heads, layer.decays());
+    list.add({"dA_log", DType::f32, {v_heads}, Role::output, 1});
+    list.add({"ddt_bias", DType::f32, {v_heads * layer.decays()}, Role::output, 1});
+  }
+  if (layer.sigmoid)
+    list.rows("dbeta_logits", layer.dtype, Role::output, v_heads, 1);
+  else
+    list.rows("dbeta", DType::f32, Role::output, v_heads, 1);
+  if (layer.initial) list.states("d_initial_state", Role::output).dtype = DType::f32;
+  return std::move(list).tensors();
+}
+
+std::vector<KnownModel> models() {
+  const std::map<std::string, std::string> options{
+      {"gate", "softplus"}, {"beta", "sigmoid"}, {"qk-norm", "l2"}};
+  const auto kimi = [&](std::string gate) {
+    auto own = options;
+    own["decay"] = "channel", own["gate"] = std::move(gate);
+    return own;
+  };
+  return {{"qwen3-next-80b-a3b",
+           {{"heads", 16}, {"v-heads", 32}, {"dim", 128}, {"v-dim", 128}},
+           options},
+          {"qwen3.5-27b", {{"heads", 16}, {"v-heads", 48}, {"dim", 128}, {"v-dim", 128}}, options},
+          {"qwen3.5-0.8b", {{"heads", 16}, {"dim", 128}, {"v-dim", 128}}, options},
+          {"kimi-linear-48b-a3b", {{"heads", 32}, {"dim", 128}, {"v-dim", 128}}, kimi("softplus")}};
+}
+
+std::vector<SizeField> sizes() {
+  std::vector<SizeField> sizes = {
+      {.name = "s",
+       .help = "tokens of a sequence; in layout thd of all sequences together",
+       .max = most_tokens,
+       .default_on_cuda = {1, 2048, 8192},
+       .default_on_cpu = {1, 128},
+       .example = 2048},
+      {.name = "b", .help = "sequences", .max = 65536, .example = 4},
+      {.name = "heads", .help = "heads of q and k", .max = most_heads, .example = 16},
+      {.name = "dim", .help = "features of a head of q and k", .max = most_dim, .example = 128},
+      {.name = "v-dim", .help = "features of a head of v", .max = most_dim, .example = 128},
+      rare_size("v-heads", "heads of v, a multiple of those of q and k; as many if left out",
+                most_heads, 32, same_as("heads"))};
+  append(sizes, cache_sizes("v-heads * v-dim * dim", usual_block));
+  append(sizes, {rare_size("q-row",
+                           "stride of q between tokens, in elements, for a part of a packed row; "
+                           "heads * dim if left out",
+                           most_stride, 8192, usual_row),
+                 rare_size("k-row", "as q-row, for k", most_stride, 8192, usual_row),
+                 rare_size("v-row", "as q-row, for v; v-heads * v-dim if left out", most_stride,
+                           8192, usual_v_row),
+                 rare_size("gate-row",
+                           "as q-row, for beta or beta_logits, and for g or a of decay=head; "
+                           "v-heads if left out",
+                           most_stride, 64, usual_gate_row)});
+  return sizes;
+}
+
+std::vector<OptionField> options() {
+  std::vector<OptionField> options = {
+      layout_option(),
+      rare_option("gate",
+                  "the log of the decay g, or its input a for -exp(A_log) softplus(a + "
+                  "dt_bias), or for gate-bound * sigmoid(exp(A_log) (a + dt_bias))",
+                  {"log", "softplus", "bounded"}),
+      rare_option("decay", "decays of a value head: one, or one for each feature of k",
+                  {"head", "channel"}),
+      rare_option("beta", "beta itself, or beta-scale * sigmoid(beta_logits)",
+                  {"given", "sigmoid"}),
+      rare_option("qk-norm", "whether q and k are divided by their l2 norm", {"none", "l2"})};
+  append(options, state_options());
+  append(options, {rare_option("state-layout", "states [v-dim, dim] or [dim, v-dim]", {"vk", "kv"}),
+                   rare_number("scale", "factor of out; 0: 1 / sqrt(dim)", "0", {0, 1e6}),
+                   rare_number("beta-scale", "factor of beta=sigmoid, 2 for negative eigenvalues",
+                               "1", {0, 2}),
+                   rare_number("gate-bound", "the least g of gate=bounded", "-5", {-100, 0}),
+                   null_index_option()});
+  return options;
+}
+
+OpFacts facts() {
+  return {.name = "gated-delta-rule",
+          .summary =
+              "linear attention with a state that decays, erases and writes: S = S exp(g), S += "
+              "beta (v - S k) k^T, out = scale * S q",
+          .sizes = sizes(),
+          .options = options(),
+          .token_size = "s",
+          .rows_are_alike = false,
+          .families = {cuda_families, cpu_families},
+          .reference = reference};
+}
+
+class GatedDeltaRule final : public DescribedOp {
+ public:
+  GatedDeltaRule() : DescribedOp(facts()) {}
+
+  std::vector<KnownModel> known_models() const override { return models(); }
+  std::vector<std::string> sharded_sizes() const override { return {"heads", "v-heads"}; }
+
+  std::string contradiction(const Problem& problem) const override;
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return tensors_of(layer_of(problem));
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors_of(layer));
+    skip_unread(layer, stage);
+    const std::int64_t sequence = layer.sequence_tokens();
+    stage.reduction_length = 4 * (layer.dim + layer.v_dim) + 16 * sequence;
+    if (layer.backward) stage.reduction_length += 16 * layer.tokens();
+    // Chunks of tokens on the tensor cores: the state, the error and delta, and a chunk's matrices;
+    // backward the gradients of these too. Their errors stay in states of f32 (docs/precision.md).
+    if (layer.dtype == DType::bf16 && sequence > 1) {
+      stage.inner_roundings = layer.backward ? 12 : 3;
+      stage.inner_values = std::numeric_limits<double>::infinity();
+    }
+    stage.flops = (layer.backward ? 16.0 : 6.0) * static_cast<double>(layer.tokens()) *
+                  static_cast<double>(layer.state_elements());
+    return {stage};
+  }
+};
+
+std::string GatedDeltaRule::contradiction(const Problem& problem) const {
+  const Layer layer = layer_of(problem);
+  if (layer.v_heads % layer.heads != 0)
+    return fmt::format("heads={} do not divide v-heads={}", layer.heads, layer.v_heads);
+  if (layer.normed && layer.dim == 1) return "qk-norm=l2 with dim=1: give a dim of at least 2";
+  for (const auto& [name, row, width] : {std::tuple{"q", layer.q_row, layer.heads * layer.dim},
+                                         std::tuple{"k", layer.k_row, layer.heads * layer.dim},
+                                         std::tuple{"v", layer.v_row, layer.v_heads * layer.v_dim},
+                                         std::tuple{"gate", layer.gate_row, layer.v_heads}})
+    if (row < width)
+      return fmt::format("{}-row={} is less than its heads * features = {}", name, row, width);
+  if (layer.gate != Gate::bounded && layer.gate_bound != -5)
+    return "gate-bound without gate=bounded";
+  if (!layer.sigmoid && layer.beta_scale != 1) return "beta-scale without beta=sigmoid";
+  return state_contradiction(problem, layer, "v-heads * v-dim * dim");
+}
+
+}  // namespace
+
+Layer layer_of(const Problem& problem) {
+  const Op& op = gated_delta_rule_op();
+  const auto number = [&](const char* name) {
+    return static_cast<float>(number_or_default(op, problem, name));
+  };
+  Layer layer;
+  layer.b = problem.size("b");
+  layer.s = problem.size("s");
+  layer.heads = problem.size("heads");
+  layer.v_heads = v_heads_of(problem);
+  layer.dim = problem.size("dim");
+  layer.v_dim = v_dim_of(problem);
+  layer.gate = problem.has("gate", "softplus")  ? Gate::softplus
+               : problem.has("gate", "bounded") ? Gate::bounded
+                                                : Gate::log;
+  layer.channels = problem.has("decay", "channel");
+  layer.sigmoid = problem.has("beta", "sigmoid");
+  layer.normed = problem.has("qk-norm", "l2");
+  layer.key_major = problem.has("state-layout", "kv");
+  layer.q_row = size_or(problem, "q-row", layer.heads * layer.dim);
+  layer.k_row = size_or(problem, "k-row", layer.heads * layer.dim);
+  layer.v_row = size_or(problem, "v-row", layer.v_heads * layer.v_dim);
+  layer.gate_row = size_or(problem, "gate-row", layer.v_heads);
+  layer.scale = number("scale");
+  if (layer.scale == 0)
+    layer.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(layer.dim)));
+  layer.beta_scale = number("beta-scale");
+  layer.gate_bound = number("gate-bound");
+  read_states(op, problem, layer);
+  return layer;
+}
+
+std::optional<std::string> refuse_chunks(const Layer& layer) {
+  if (layer.dtype != DType::bf16) return "it computes in bf16: states leave the range of fp16";
+  // One token's state is verified as one that no product of bf16 rounds.
+  if (layer.sequence_tokens() == 1) return "sequences of one token have no chunks";
+  if (layer.channels) return "decay=channel does not factor out of a chunk's products";
+  if (layer.dim != 64 && layer.dim != 128) return fmt::format("dim={} is not 64 or 128", layer.dim);
+  if (layer.v_dim % 64 != 0) return fmt::format("v-dim={} is no multiple of 64", layer.v_dim);
+  return std::nullopt;
+}
+
+}  // namespace fftune::gated_delta_rule
+
+const fftune::Op& fftune::gated_delta_rule_op() {
+  static const gated_delta_rule::GatedDeltaRule op;
+  return op;
+}

@@ -1,0 +1,123 @@
+#include "kernels/layer/mixer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/common/op_parts.hpp"
+#include "kernels/linear/linear.hpp"
+
+namespace fftune::layer {
+namespace {
+
+bool lists_field(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+}  // namespace
+
+PartList::PartList(const Problem& problem)
+    : problem_(problem), tokens_(problem.size("batch") * size_or(problem, "s", 1)) {}
+
+void PartList::add(const char* name, const Op& op, Sizes sizes, Options options, Names names,
+                   std::optional<DType> dtype) {
+  // The kind of device decides about dtypes alone: those that CUDA has not, no op has.
+  parts_.push_back({name, &op,
+                    canonical(op,
+                              {std::string(op.name()), "fwd", dtype.value_or(problem_.dtype),
+                               std::move(sizes), std::move(options)},
+                              DeviceKind::cuda),
+                    std::move(names)});
+}
+
+void PartList::add_format(Options& options) const {
+  for (const char* name : {"group", "zeros"})
+    if (problem_.options.contains(name)) options[name] = problem_.option(name);
+}
+
+std::string PartList::quantise() const {
+  return option_or(problem_, "quantise", "no");
+}
+
+std::string PartList::scales() const {
+  return option_or(problem_, "residual-scale", "no");
+}
+
+const std::vector<const Mixer*>& mixers() {
+  static const std::vector<const Mixer*> all{&attention_mixer(), &conv_mixer(), &mla_mixer(),
+                                             &gated_delta_mixer()};
+  return all;
+}
+
+const Mixer& mixer_of(const Problem& problem) {
+  for (const Mixer* mixer : mixers())
+    if (problem.has("mixer", std::string(mixer->name))) return *mixer;
+  return *mixers().front();
+}
+
+std::string contradiction_of_mixer(const Problem& problem) {
+  const Mixer& own = mixer_of(problem);
+  for (const std::string& name : own.needed)
+    if (!problem.sizes.contains(name))
+      return fmt::format("mixer={} without {}: give the size", own.name, name);
+  for (const Mixer* other : mixers()) {
+    if (other == &own) continue;
+    for (const auto* names : {&other->needed, &other->fields})
+      for (const std::string& name : *names) {
+        if (lists_field(own.needed, name) || lists_field(own.fields, name)) continue;
+        if (const auto size = problem.sizes.find(name); size != problem.sizes.end())
+          return fmt::format("{}={} is of mixer={}", name, size->second, other->name);
+        if (const auto option = problem.options.find(name); option != problem.options.end())
+          return fmt::format("{}={} is of mixer={}", name, option->second, other->name);
+      }
+  }
+  return own.contradiction == nullptr ? "" : own.contradiction(problem);
+}
+
+bool mixer_needs(const Problem& problem, const std::string& size) {
+  return lists_field(mixer_of(problem).needed, size);
+}
+
+void add_mixer_product(PartList& parts, const char* name, PartList::Sizes sizes,
+                       PartList::Options options, PartList::Names names, const std::string& w,
+                       const char* bias) {
+  const Problem& problem = parts.problem();
+  sizes["m"] = parts.tokens();
+  if (packs_attention(problem)) {
+    options["weights"] = problem.option("weights");
+    parts.add_format(options);
+  }
+  if (!has_dense_attention(problem)) options["quantise"] = parts.quantise();
+  const std::string x = names.at("x");
+  names.insert({{"x_quantised", x + "_quantised"},
+                {"x_scale", x + "_scale"},
+                {"w", w},
+                {"w_scale", w + "_scale"},
+                {"w_zero", w + "_zero"},
+                {"w_dense", w + "_dense"},
+                {"bias", bias}});
+  parts.add(name, linear_op(), std::move(sizes), std::move(options), std::move(names));
+}
+
+PartKind mixer_product_kind(const char* name) {
+  return {name, linear_op, {linear::stage_expand, linear::stage_quantise, linear::stage_product}};
+}
+
+void add_in_product(PartList& parts, const MixerPlace& place, std::int64_t columns,
+                    const std::string& bias) {
+  add_mixer_product(parts, "in", {{"k", parts.problem().size("d")}, {"n", columns}},
+                    {{"bias", bias}}, {{"x", place.x}, {"y", "projected"}}, "w_in", "b_in");
+}
+
+void add_out_product(PartList& parts, const MixerPlace& place, const char* x,
+                     std::int64_t features) {
+  add_mixer_product(parts, "out", {{"k", features}, {"n", parts.problem().size("d")}},
+                    {{"bias", option_or(parts.problem(), "out-bias", "no")},
+                     {"y-scale", parts.scales()},
+                     {"residual", place.adds ? "yes" : "no"}},
+                    {{"x", x}, {"y_scale", "residual_scale"}, {"residual", "x"}, {"y", place.y}},
+                    "w_o", "b_o");
+}
+
+}  // namespace fftune::layer

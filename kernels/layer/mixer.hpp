@@ -1,0 +1,107 @@
+// The token mixer of a layer: what is between the normalised x and the sum with the residual, such
+// as attention over a cache of keys and values. A mixer is a list of parts, with the fields of a
+// problem and the tensors that belong to it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/layer/layer.hpp"
+#include "registry/op.hpp"
+
+namespace fftune::layer {
+
+constexpr const char* usual_eps = "1e-06";
+
+/// The parts of a layer, in the order in which they are added.
+class PartList {
+ public:
+  using Sizes = std::map<std::string, std::int64_t>;
+  using Options = std::map<std::string, std::string>;
+  using Names = std::map<std::string, std::string>;  // of tensors that have another name here
+
+  explicit PartList(const Problem& problem);
+
+  const Problem& problem() const { return problem_; }
+  std::int64_t tokens() const { return tokens_; }
+  std::vector<OpPart> take() { return std::move(parts_); }
+
+  void add(const char* name, const Op& op, Sizes sizes, Options options, Names names,
+           std::optional<DType> dtype = std::nullopt);
+
+  /// Beside the option weights: groups and zero points of packed weights.
+  void add_format(Options& options) const;
+  std::string quantise() const;
+  /// Whether a vector multiplies what is added to the residual.
+  std::string scales() const;
+
+ private:
+  const Problem& problem_;
+  std::int64_t tokens_;
+  std::vector<OpPart> parts_;
+};
+
+/// Where a mixer stands in its layer.
+struct MixerPlace {
+  const char* x;  // the tensor that it reads
+  const char* y;  // the one that it writes
+  bool adds;      // whether its last product adds the layer's x
+};
+
+struct Mixer {
+  std::string_view name;  // the choice of the option `mixer`
+  std::string_view summary;
+  /// Sizes that it needs; and sizes and options that it may have. A mixer refuses those that other
+  /// mixers have and it has not.
+  std::vector<std::string> needed, fields;
+  /// Its tensors among those that all layers share, and those of a layer, in the buffers' order.
+  std::vector<const char*> shared_inputs, inputs;
+  void (*add_parts)(PartList& parts, const MixerPlace& place);
+  /// The kinds of its parts, but for the output product.
+  std::vector<PartKind> (*part_kinds)();
+  /// Why its fields do not go together; asked before its parts are made, and after.
+  std::string (*contradiction)(const Problem& problem) = nullptr;
+  std::string (*contradiction_of_parts)(const Problem& problem) = nullptr;
+  /// Test data of tensors that are no noise.
+  void (*set_draw)(const Problem& problem, TensorSpec& tensor) = nullptr;
+};
+
+/// The first is the default of the option.
+const std::vector<const Mixer*>& mixers();
+const Mixer& mixer_of(const Problem& problem);
+
+/// Why the problem has fields of other mixers, or lacks one; empty: it has its own.
+std::string contradiction_of_mixer(const Problem& problem);
+
+/// Whether the problem's mixer needs the size.
+bool mixer_needs(const Problem& problem, const std::string& size);
+
+/// A product within a mixer, whose weight `w` has the format of the layer's: linear with these
+/// fields and names of tensors.
+void add_mixer_product(PartList& parts, const char* name, PartList::Sizes sizes,
+                       PartList::Options options, PartList::Names names, const std::string& w,
+                       const char* bias);
+PartKind mixer_product_kind(const char* name);
+
+/// The product in front of a mixer without q, k and v, to `columns` of "projected", and its kind.
+void add_in_product(PartList& parts, const MixerPlace& place, std::int64_t columns,
+                    const std::string& bias);
+
+/// The product behind a mixer, of `x` [tokens, features].
+void add_out_product(PartList& parts, const MixerPlace& place, const char* x,
+                     std::int64_t features);
+
+/// Attention over a cache of keys and values: attention_mixer.cpp.
+const Mixer& attention_mixer();
+/// A gated short convolution: conv_mixer.cpp.
+const Mixer& conv_mixer();
+/// Latent attention over a cache of latents: mla_mixer.cpp.
+const Mixer& mla_mixer();
+/// Linear attention by the gated delta rule: gated_delta_mixer.cpp.
+const Mixer& gated_delta_mixer();
+
+}  // namespace fftune::layer

@@ -1,0 +1,309 @@
+// The CUDA families of mla: mma.sync over a cache that is read once, and the fallback.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/common/least_cost.hpp"
+#include "kernels/common/stage_family.hpp"
+#include "kernels/common/struct_text.hpp"
+#include "kernels/common/typed_space.hpp"
+#include "kernels/gemm/element.hpp"
+#include "kernels/mla/decode_config.cuh"
+#include "kernels/mla/mla.hpp"
+
+namespace fftune::mla {
+namespace {
+
+constexpr const char* decode_file = "mla/decode.cu";
+constexpr const char* simt_file = "mla/simt.cu";
+constexpr std::string_view decode_name = "mla_decode";
+constexpr std::int64_t most_decode_rank = 512;
+
+mla_form form_of(const Layer& layer) {
+  mla_form form;
+  form.type = element_of(layer.dtype);
+  form.rank = static_cast<int>(layer.rank);
+  form.rope = static_cast<int>(layer.rope);
+  form.paged = layer.page > 0;
+  form.lengths = layer.lengths;
+  form.lse = layer.lse;
+  return form;
+}
+
+std::string template_argument(const mla_form& form) {
+  return StructText("mla_form", "type", element_text(form.type), "rank", form.rank, "rope",
+                    form.rope)
+      .flags("paged", form.paged, "lengths", form.lengths, "lse", form.lse);
+}
+
+ParameterStruct parameters_of(const Problem& problem, const Layer& layer) {
+  using Params = mla_params;
+  const TensorPlaces places(mla_op().tensors(problem));
+  ParameterStruct parameters;
+  parameters.bytes = sizeof(Params);
+  const auto set = [&](std::size_t offset, Argument value) {
+    parameters.fields.push_back({offset, std::move(value)});
+  };
+  for (const auto& [offset, name] : {std::pair{offsetof(Params, q_latent), "q_latent"},
+                                     {offsetof(Params, q_rope), "q_rope"},
+                                     {offsetof(Params, cache), "cache"},
+                                     {offsetof(Params, pages), "pages"},
+                                     {offsetof(Params, lengths), "lengths"},
+                                     {offsetof(Params, out), "out"},
+                                     {offsetof(Params, lse), "lse"}})
+    if (places.at(name) != absent) set(offset, tensor_of(places, name));
+  set(offsetof(Params, row), layer.row);
+  set(offsetof(Params, block), layer.block);
+  for (const auto& [offset, value] : {std::pair{offsetof(Params, batch), layer.b},
+                                      {offsetof(Params, queries), layer.s},
+                                      {offsetof(Params, heads), layer.heads},
+                                      {offsetof(Params, kv_len), layer.kv},
+                                      {offsetof(Params, page), layer.page},
+                                      {offsetof(Params, page_count), layer.pages}})
+    set(offset, static_cast<std::int32_t>(value));
+  set(offsetof(Params, scale), layer.scale);
+  return parameters;
+}
+
+KernelLaunch& append(Program& program, const DeviceFacts& facts, const char* file,
+                     const std::string& expression, Dim3 grid, int threads,
+                     const ParameterStruct& parameters) {
+  auto& launch =
+      append_kernel(program, file, expression, grid, static_cast<std::uint32_t>(threads), {});
+  launch.programmatic = facts.compute_capability >= 90;
+  launch.parameters = parameters;
+  return launch;
+}
+
+// --- The fallback ---
+
+Program simt_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  const Layer layer = layer_of(problem);
+  Program program;
+  const std::int64_t blocks = std::min<std::int64_t>(layer.b * layer.rows(), 1 << 20);
+  append(program, facts, simt_file, fmt::format("mla_simt<{}>", template_argument(form_of(layer))),
+         {static_cast<std::uint32_t>(blocks), 1, 1}, 128, parameters_of(problem, layer));
+  return program;
+}
+
+// --- mma.sync ---
+
+using Point = mla_decode_config;
+using Points = TypedSpace<Point>;
+
+Point config_of(const Config& config) {
+  return {.row_warps = config.get("row_warps"),
+          .column_warps = config.get("column_warps"),
+          .m_tiles = config.get("m_tiles"),
+          .keys = config.get("keys"),
+          .stages = config.get("stages"),
+          .ctas_per_sm = config.get("ctas_per_sm"),
+          .least_tiles = config.get("least_tiles")};
+}
+
+std::string template_argument(const Point& config) {
+  return StructText("mla_decode_config", "row_warps", config.row_warps, "column_warps",
+                    config.column_warps, "m_tiles", config.m_tiles, "keys", config.keys, "stages",
+                    config.stages, "ctas_per_sm", config.ctas_per_sm);
+}
+
+mla_decode_grid grid_of(const Layer& layer, const DeviceFacts& facts, const Point& config) {
+  return mla_decode_grid_of(config, facts.multiprocessors, static_cast<int>(layer.b), layer.rows(),
+                            static_cast<int>(layer.kv), !layer.lengths);
+}
+
+/// Registers of a thread: its accumulators, the scores of its rows, and what addresses and
+/// fragments take.
+std::int64_t registers_of(const mla_form& form, const Point& config) {
+  return 76 + config.accumulators(form) + config.m_tiles * config.keys / 2;
+}
+
+bool fits_shared_memory(const DeviceFacts& facts, const mla_form& form, const Point& config) {
+  constexpr std::int64_t reserved = 1024;  // of each CTA, by the driver
+  const std::int64_t bytes = mla_decode_plan_of(form, config).shared_bytes;
+  return bytes <= facts.shared_bytes_per_block &&
+         config.ctas_per_sm * (bytes + reserved) <= facts.shared_bytes_per_multiprocessor;
+}
+
+Points points_of(const Layer& layer, const DeviceFacts& facts) {
+  const mla_form form = form_of(layer);
+  Points space{Point()};
+  space
+      .parameter("row_warps", "warps along the rows, queries times heads, of a CTA",
+                 Points::to<&Point::row_warps>, {1, 2, 4})
+      .parameter("column_warps", "warps along the latent features of the result",
+                 Points::to<&Point::column_warps>, {1, 2, 4, 8})
+      .parameter("m_tiles", "tiles of 16 rows of a warp", Points::to<&Point::m_tiles>, {1, 2})
+      .parameter("keys", "keys of a stage", Points::to<&Point::keys>, {16, 32, 64})
+      .parameter("stages", "stages of keys in shared memory", Points::to<&Point::stages>,
+                 {2, 3, 4, 5, 6})
+      .parameter("ctas_per_sm", "CTAs that share an SM", Points::to<&Point::ctas_per_sm>, {1, 2, 3})
+      .parameter("least_tiles", "stages of keys of a CTA at least, before another shares them",
+                 Points::to<&Point::least_tiles>, {1, 2, 4, 8});
+  const Points::Names all{"row_warps", "column_warps", "m_tiles", "keys", "stages", "ctas_per_sm"};
+  space.constraint("each warp has whole blocks of 8 keys, and accumulators in registers",
+                   {"row_warps", "column_warps", "m_tiles", "keys", "stages"},
+                   [form](const Point& c) { return mla_decode_misfit(form, c) == nullptr; });
+  space.constraint("a CTA has 2 to 8 warps", {"row_warps", "column_warps"},
+                   [](const Point& c) { return c.warps() >= 2 && c.warps() <= 8; });
+  space.constraint(
+      "more than half of the rows would be padding", {"row_warps", "m_tiles"},
+      [rows = layer.rows()](const Point& c) { return c.rows() == 16 || c.rows() < 2 * rows; });
+  space.constraint("an SM has 65,536 registers, and a thread at most 255 of them",
+                   {"row_warps", "column_warps", "m_tiles", "keys", "ctas_per_sm"},
+                   [form](const Point& c) {
+                     const std::int64_t needed = registers_of(form, c);
+                     return needed <= 255 && c.ctas_per_sm * c.threads() * needed <= 65536;
+                   });
+  space.constraint("the stages of an SM's CTAs must fit in its shared memory", all,
+                   [form, facts](const Point& c) { return fits_shared_memory(facts, form, c); });
+  return space;
+}
+
+/// Seconds of a launch: the larger of the time of the memory and that of the tensor cores, and the
+/// exchange of parts. A model that no measurement has fitted yet.
+double seconds(const Layer& layer, const DeviceFacts& facts, const Point& config) {
+  const mla_form form = form_of(layer);
+  const mla_decode_grid grid = grid_of(layer, facts, config);
+  const double sms = facts.multiprocessors, clock = facts.clock_hz;
+  const double ctas = static_cast<double>(grid.row_blocks) * grid.groups;
+  const double resident = std::clamp(ctas / sms, 1.0, static_cast<double>(config.ctas_per_sm));
+  const double waves = std::ceil(ctas / (sms * config.ctas_per_sm));
+  const double tiles = std::ceil(static_cast<double>(layer.kv) / config.keys) *
+                       static_cast<double>(layer.b) / grid.groups;
+  // Blocks of rows beside each other find the keys in L2.
+  const double reads = 1 + 0.3 * (grid.row_blocks - 1);
+  const double bytes = 2.0 * static_cast<double>(layer.b * layer.kv * layer.width()) * reads;
+  // Memory delivers at full speed with some 64 KiB of each SM in flight, and an SM takes 50 bytes a
+  // clock at most.
+  const double in_flight = resident * (config.stages - 1) * config.keys * layer.width() * 2.0;
+  const double speed = std::min(
+      0.9 * facts.memory_bandwidth * std::pow(std::min(1.0, in_flight / (64 * 1024)), 0.17),
+      50 * clock * std::min(sms, ctas));
+  const double stream = bytes / speed * std::ceil(tiles) / tiles;
+  // A scheduler of an SM has some 8 cycles for an MMA of its warps, and 5 for the scores of a row
+  // and a key; a tile has two barriers, and fragments to wait for.
+  const double mmas = config.m_tiles * (config.keys_of_warp() / 8.0 * form.width() / 16.0 +
+                                        config.keys / 16.0 * config.columns(form) / 8.0);
+  const double of_warp = 8 * mmas + 5.0 * config.keys * config.m_tiles;
+  const double of_scheduler = std::ceil(resident * config.warps() / 4) * of_warp;
+  const double compute = waves * std::ceil(tiles) * std::max(of_scheduler, of_warp + 800) / clock;
+  double exchange = 0;
+  if (grid.cuts) {
+    const double parts = std::ceil(grid.groups / static_cast<double>(layer.b)) + 1;
+    const double items = static_cast<double>(std::min<std::int64_t>(layer.rows(), config.rows())) *
+                         static_cast<double>(layer.rank) / 4 / parts;
+    exchange = 2e-6 + 0.7e-6 * std::ceil(items / config.threads()) * std::ceil(parts / 8);
+  }
+  return std::max(stream, compute) + 0.2 * std::min(stream, compute) + exchange + 3e-6;
+}
+
+std::optional<std::string> decode_refusal(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
+  if (layer.rank > most_decode_rank)
+    return fmt::format("rank={} exceeds {}: the result must fit in registers", layer.rank,
+                       most_decode_rank);
+  for (const auto& [name, value] : {std::pair{"rank", layer.rank},
+                                    {"rope", layer.rope},
+                                    {"kv-row", layer.row},
+                                    {"kv-block", layer.block}})
+    if (value % 8 != 0)
+      return fmt::format("{}={} is no multiple of 8: rows are loaded in 16 bytes", name, value);
+  if (points_of(layer, facts).is_empty())
+    return fmt::format("tiles of rank={} do not fit in the registers and shared memory of {}",
+                       layer.rank, facts.name);
+  return std::nullopt;
+}
+
+Space decode_space(const Problem& problem, const DeviceFacts& facts) {
+  return points_of(layer_of(problem), facts).space();
+}
+
+Config decode_default(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  return least_cost(points_of(layer, facts), decode_name,
+                    [&](const Point& config) { return seconds(layer, facts, config); });
+}
+
+Program decode_program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
+  const Layer layer = layer_of(problem);
+  const mla_form form = form_of(layer);
+  const Point config = config_of(values);
+  const mla_decode_grid grid = grid_of(layer, facts, config);
+  ParameterStruct parameters = parameters_of(problem, layer);
+  Program program;
+  if (grid.cuts) {
+    program.scratch = {{static_cast<std::size_t>(grid.partial_bytes(form, config)), false},
+                       {static_cast<std::size_t>(grid.counter_bytes()), true, true}};
+    parameters.fields.push_back({offsetof(mla_params, partials), ScratchArgument{0}});
+    parameters.fields.push_back({offsetof(mla_params, counters), ScratchArgument{1}});
+  }
+  KernelLaunch& launch = append(
+      program, facts, decode_file,
+      fmt::format("mla_decode<{}, {}>", template_argument(form), template_argument(config)),
+      {static_cast<std::uint32_t>(grid.row_blocks), static_cast<std::uint32_t>(grid.groups), 1},
+      config.threads(), parameters);
+  launch.shared_bytes = static_cast<std::uint32_t>(mla_decode_plan_of(form, config).shared_bytes);
+  launch.cooperative = grid.cuts;
+  if (grid.cuts) launch.programmatic = false;
+  return program;
+}
+
+/// A family with a cost model.
+class MlaFamily final : public StageFamily {
+ public:
+  MlaFamily(StageFamilyFacts facts,
+            double (*seconds)(const Problem&, const DeviceFacts&, const Config&))
+      : StageFamily(std::move(facts)), seconds_(seconds) {}
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    if (facts.memory_bandwidth <= 0 || facts.clock_hz <= 0 || facts.multiprocessors == 0)
+      return std::nullopt;
+    return seconds_(problem, facts, config);
+  }
+
+ private:
+  double (*seconds_)(const Problem&, const DeviceFacts&, const Config&);
+};
+
+}  // namespace
+
+std::vector<const Family*> cuda_families() {
+  static const std::vector<MlaFamily> families = [] {
+    std::vector<MlaFamily> made;
+    made.emplace_back(
+        StageFamilyFacts{.name = decode_name,
+                         .summary = "mma.sync, the keys of all sequences divided among the SMs",
+                         .sources = {decode_file},
+                         .refusal = decode_refusal,
+                         .space = decode_space,
+                         .default_config = decode_default,
+                         .program = decode_program},
+        [](const Problem& problem, const DeviceFacts& facts, const Config& config) {
+          return seconds(layer_of(problem), facts, config_of(config));
+        });
+    made.emplace_back(
+        StageFamilyFacts{.name = "mla_simt",
+                         .summary = "a warp for each key, a lane for every 32nd feature",
+                         .sources = {simt_file},
+                         .is_fallback = true,
+                         .program = simt_program},
+        [](const Problem& problem, const DeviceFacts& facts, const Config&) {
+          // A lane has some 4 FLOPs a clock between loads of one element.
+          const double flops = mla_op().stages(problem).front().flops;
+          return 3e-6 + flops / (128.0 * facts.multiprocessors * facts.clock_hz);
+        });
+    return made;
+  }();
+  return addresses_of(families);
+}
+
+}  // namespace fftune::mla

@@ -1,0 +1,221 @@
+// mla: its fields, tensors and test data.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "core/saturated.hpp"
+#include "kernels/attention/test_data.hpp"
+#include "kernels/mla/mla.hpp"
+
+namespace fftune::mla {
+namespace {
+
+constexpr std::int64_t most_stride = std::int64_t{1} << 34;
+constexpr std::int64_t most_tokens = std::int64_t{1} << 24;
+constexpr std::int64_t most_heads = 1024;
+constexpr std::int64_t most_queries = 512;
+
+// Sizes that are left out (SizeField::when_absent).
+std::int64_t width_of(const Problem& problem) {
+  return size_or(problem, "rank", 0) + size_or(problem, "rope", 0);
+}
+std::optional<std::int64_t> usual_pages(const Problem& problem) {
+  const std::int64_t page = size_or(problem, "page", 0);
+  if (page == 0) return std::nullopt;
+  const std::int64_t kv = size_or(problem, "kv", 0);
+  return saturated_product(size_or(problem, "b", 0), kv / page + (kv % page != 0));
+}
+std::optional<std::int64_t> usual_row(const Problem& problem) {
+  return width_of(problem);
+}
+std::optional<std::int64_t> usual_block(const Problem& problem) {
+  const std::int64_t keys = size_or(problem, "page", size_or(problem, "kv", 0));
+  return saturated_product(keys, size_or(problem, "kv-row", width_of(problem)));
+}
+
+TensorSpec cache_of(const Layer& layer) {
+  const std::int64_t keys = layer.keys_of_block();
+  TensorSpec spec{"cache", layer.dtype, {layer.blocks(), keys, layer.row}, Role::input, 1};
+  if (layer.block != keys * layer.row) spec.shape = {layer.blocks(), layer.block};
+  spec.behind = layer.block - (keys - 1) * layer.row - layer.width();
+  return spec;
+}
+
+std::vector<TensorSpec> tensors_of(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  std::vector<TensorSpec> tensors;
+  const auto add = [&](TensorSpec spec) -> TensorSpec& {
+    return tensors.emplace_back(std::move(spec));
+  };
+  const auto rows = [&](const char* name, Role role, std::int64_t features) -> TensorSpec& {
+    return add({name, layer.dtype, {layer.b, layer.s, layer.heads, features}, role, 1});
+  };
+  rows("q_latent", Role::input, layer.rank);
+  if (layer.rope > 0) rows("q_rope", Role::input, layer.rope);
+  add(cache_of(layer));
+  if (layer.page > 0)
+    add({"pages", DType::i32, {layer.b, layer.pages_of_sequence()}}).draw =
+        [all = layer.pages](std::uint64_t seed, std::span<double> values) {
+          attention::draw_pages(seed, all, values);
+        };
+  if (layer.lengths)
+    add({"lengths", DType::i32, {layer.b}}).draw = [most = layer.usual_kv()](
+                                                       std::uint64_t, std::span<double> values) {
+      attention::draw_lengths(most, values);
+    };
+  // Rows are averages over as many keys as there are for them. Few features may all cancel: a
+  // token's heads count together then, or all rows.
+  const std::int64_t row = layer.heads * layer.rank;
+  rows("out", Role::output, layer.rank).alike = layer.rank > 4 ? layer.rank : row >= 8 ? row : 0;
+  if (layer.lse) add({"lse", DType::f32, {layer.b, layer.heads, layer.s}, Role::output, 1});
+  return tensors;
+}
+
+void complete(const Problem& problem, StageSpec& stage) {
+  const Layer layer = layer_of(problem);
+  // Only features are read, of the keys that sequences have at most.
+  const double read = static_cast<double>(
+      std::min(layer.blocks() * layer.keys_of_block(), layer.b * layer.usual_kv()) * layer.width());
+  stage.bytes -= (static_cast<double>(layer.blocks() * layer.block) - read) *
+                 static_cast<double>(dtype_bytes(layer.dtype));
+  double pairs = 0;
+  for (std::int64_t i = 0; i < layer.s; ++i)
+    pairs += static_cast<double>(layer.visible(i * layer.heads, layer.usual_kv()));
+  pairs *= static_cast<double>(layer.b * layer.heads);
+  stage.reduction_length = layer.width() + layer.kv;
+  // Weights for the tensor cores. Those of heads of few features have no second moment: one may
+  // outweigh all others.
+  stage.inner_roundings = layer.dtype == DType::f32 ? 0 : 1;
+  stage.inner_values = layer.width() <= 4 ? 1 : pairs;
+  stage.flops = 2 * pairs * static_cast<double>(layer.width() + layer.rank);
+}
+
+std::string contradiction(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  if (layer.page == 0 && problem.sizes.contains("pages"))
+    return "pages without page: the cache is contiguous";
+  if (layer.row < layer.width())
+    return fmt::format("kv-row={} is less than rank + rope = {}", layer.row, layer.width());
+  const std::int64_t least = (layer.keys_of_block() - 1) * layer.row + layer.width();
+  if (layer.block < least)
+    return fmt::format("kv-block={} is less than the {} elements of {} keys", layer.block, least,
+                       layer.keys_of_block());
+  return "";
+}
+
+class Mla final : public DescribedOp {
+ public:
+  using DescribedOp::DescribedOp;
+
+  std::vector<KnownModel> known_models() const override {
+    const auto model = [](const char* name, std::int64_t heads, std::int64_t rank,
+                          const char* scale) {
+      return KnownModel{name, {{"heads", heads}, {"rank", rank}, {"rope", 64}}, {{"scale", scale}}};
+    };
+    return {model("deepseek-v2-lite", 16, 512, "0.11472"),
+            model("deepseek-v3", 128, 512, "0.13523"), model("kimi-k2", 64, 512, "0.13086"),
+            model("glm-4.7-flash", 20, 512, "0.0625"),
+            model("mistral-small-4", 32, 256, "0.19497")};
+  }
+  std::vector<std::string> sharded_sizes() const override { return {"heads"}; }
+};
+
+OpFacts facts() {
+  return {
+      .name = "mla",
+      .summary =
+          "latent attention over a cache: out = softmax(scale * [q_latent, q_rope] cache^T) latent",
+      .passes = {"fwd"},
+      .sizes =
+          {{.name = "b",
+            .help = "sequences",
+            .max = 65536,
+            .default_on_cuda = {1, 16, 64, 128},
+            .default_on_cpu = {1, 8},
+            .example = 16},
+           {.name = "s",
+            .help = "queries of a sequence, its last",
+            .max = most_queries,
+            .example = 1},
+           {.name = "kv",
+            .help = "keys of a sequence, with lengths=yes at most",
+            .max = most_tokens,
+            .example = 4096},
+           {.name = "heads", .help = "heads of queries", .max = most_heads, .example = 16},
+           {.name = "rank",
+            .help = "latent features of a row of the cache, its key and value",
+            .max = most_rank,
+            .example = 512},
+           rare_size("rope", "rotated features behind them; none if left out", most_rope, 64),
+           rare_size("page",
+                     "keys of a page of the cache; a page id out of range reads zeros; contiguous "
+                     "if left out",
+                     most_tokens, 64),
+           {.name = "pages",
+            .help = "pages in memory; as many as the sequences need if left out. With fewer and "
+                    "lengths=yes, test data have shorter sequences",
+            .max = most_tokens,
+            .example = 4096,
+            .rare = true,
+            .performance_neutral = true,
+            .when_absent = usual_pages},
+           rare_size("kv-row",
+                     "elements of the cache from a key to the next; rank + rope if left out",
+                     most_stride, 640, usual_row),
+           {.name = "kv-block",
+            .help = "elements of the cache from a page, or a sequence, to the next; those of its "
+                    "rows if left out",
+            .max = most_stride,
+            .example = 1 << 20,
+            .rare = true,
+            .performance_neutral = true,
+            .when_absent = usual_block}},
+      .options = {rare_option("lengths",
+                              "whether each sequence has its own number of keys, of kv at most",
+                              {"no", "yes"}),
+                  rare_option("lse", "whether the log of the sum of exponentials is written",
+                              {"no", "yes"}),
+                  rare_number("scale", "factor of the scores; 0: 1 / sqrt(rank + rope)", "0",
+                              {0, 1e6})},
+      .token_size = "b",
+      .rows_are_alike = false,
+      .families = {cuda_families, cpu_families},
+      .contradiction = contradiction,
+      .tensors = tensors_of,
+      .stage = complete,
+      .reference = reference};
+}
+
+}  // namespace
+
+Layer layer_of(const Problem& problem) {
+  Layer layer;
+  layer.b = problem.size("b");
+  layer.s = problem.size("s");
+  layer.kv = problem.size("kv");
+  layer.heads = problem.size("heads");
+  layer.rank = problem.size("rank");
+  layer.rope = size_or(problem, "rope", 0);
+  layer.page = size_or(problem, "page", 0);
+  if (layer.page > 0) layer.pages = size_or(problem, "pages", layer.b * layer.pages_of_sequence());
+  layer.row = size_or(problem, "kv-row", layer.width());
+  layer.block = size_or(problem, "kv-block", layer.keys_of_block() * layer.row);
+  layer.lengths = problem.has("lengths", "yes");
+  layer.lse = problem.has("lse", "yes");
+  layer.scale = static_cast<float>(number_or_default(mla_op(), problem, "scale"));
+  if (layer.scale == 0)
+    layer.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(layer.width())));
+  layer.dtype = problem.dtype;
+  return layer;
+}
+
+}  // namespace fftune::mla
+
+const fftune::Op& fftune::mla_op() {
+  static const mla::Mla op(mla::facts());
+  return op;
+}

@@ -1,0 +1,171 @@
+// ssd on the CPU. For few tokens the recurrence, token by token: tasks have rows of the states,
+// which do not depend on each other. For more, chunks (cpu_chunks.cpp).
+#include "kernels/common/cpu_vector.hpp"
+#include "kernels/common/stage_family.hpp"
+#include "kernels/ssd/cpu_host.hpp"
+
+namespace fftune::ssd {
+namespace {
+
+constexpr std::int64_t lanes = 16;  // partial sums of a dot product: what vector registers add up
+constexpr std::int64_t fewest_tokens = 8;  // of a sequence in chunks
+
+/// Decays a row, writes to it and reads it. Zeros are behind the last feature up to whole lanes.
+float step_row(float* row, const float* B, const float* C, float decay, float x,
+               std::size_t width) {
+  float sums[lanes] = {};
+  for (std::size_t n = 0; n < width; n += lanes)
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      row[n + lane] = decay * row[n + lane] + x * B[n + lane];
+      sums[lane] += row[n + lane] * C[n + lane];
+    }
+  float sum = 0;
+  for (const float one : sums) sum += one;
+  return sum;
+}
+
+/// The tokens of a head of a sequence, for rows [first, end) of its state.
+void walk(const Host& host, std::int64_t sequence, std::int64_t j, std::int64_t first,
+          std::int64_t end) {
+  const Layer& layer = host.layer;
+  const Tokens tokens = host.tokens(sequence);
+  const auto rows = static_cast<std::size_t>(end - first),
+             features = static_cast<std::size_t>(layer.dim),
+             width = (features + lanes - 1) / lanes * lanes;
+  const auto x_place = [&](std::int64_t t, std::int64_t row) {
+    return t * row + j * layer.v_dim + first;
+  };
+  const std::int64_t out_row = layer.v_heads * layer.v_dim;
+  std::vector<float> out(rows);
+  std::int64_t place = host.state_place(sequence);
+  if (place < 0) {
+    for (std::int64_t t = tokens.first; t < tokens.end; ++t)
+      host.write("out", layer.dtype, x_place(t, out_row), out);
+    return;
+  }
+  place += (j * layer.v_dim + first) * layer.dim;
+  std::vector<float> state(rows * width), B(width), C(width), x(rows);
+  if (const char* name = host.first_state(sequence))
+    for (std::size_t row = 0; row < rows; ++row)
+      host.read(name, layer.state_dtype, place + static_cast<std::int64_t>(row * features),
+                {&state[row * width], features});
+  const Host::Head head = host.head(j);
+  const std::int64_t group = j / layer.group();
+  for (std::int64_t t = tokens.first; t < tokens.end; ++t) {
+    const float dt = host.step(t, j, head).dt, decay = std::exp(dt * head.A);
+    host.read("B", layer.dtype, t * layer.k_row + group * layer.dim, {B.data(), features});
+    host.read("C", layer.dtype, t * layer.q_row + group * layer.dim, {C.data(), features});
+    host.read("x", layer.dtype, x_place(t, layer.v_row), x);
+    for (std::size_t row = 0; row < rows; ++row)
+      out[row] =
+          number(step_row(&state[row * width], B.data(), C.data(), decay, dt * x[row], width)) +
+          head.D * x[row];
+    host.write("out", layer.dtype, x_place(t, out_row), out);
+  }
+  const char* name = host.last_state();
+  if (name == nullptr) return;
+  for (float& value : state) value = number(value);
+  for (std::size_t row = 0; row < rows; ++row)
+    host.write(name, layer.state_dtype, place + static_cast<std::int64_t>(row * features),
+               {&state[row * width], features});
+}
+
+Program recurrent_program(const Problem& problem, const DeviceFacts&, const Config& config) {
+  Program program;
+  program.host_tensors = ssd_op().tensors(problem).size();
+  const auto rows = static_cast<std::int64_t>(config.get("rows"));
+  program.steps.emplace_back(HostFunction([problem, rows](const HostCall& call) {
+    const Host host(problem, call);
+    const Layer& layer = host.layer;
+    const std::int64_t blocks = (layer.v_dim + rows - 1) / rows, each = layer.v_heads * blocks;
+    call.parallel.run(static_cast<int>(layer.b * each), call.parallel.max_threads(), [&](int task) {
+      const std::int64_t first = task % blocks * rows;
+      walk(host, task / each, task % each / blocks, first, std::min(layer.v_dim, first + rows));
+    });
+  }));
+  return program;
+}
+
+Space recurrent_space(const Problem& problem, const DeviceFacts&) {
+  Space space;
+  space.parameter("rows", "rows of a state that a task has", {8, 16, 32, 64, 128, 256})
+      .constraint("a task has no more rows than a state",
+                  [rows = layer_of(problem).v_dim](const Config& c) {
+                    return c.get("rows") == 8 || c.at("rows") < 2 * rows;
+                  },
+                  {"rows"});
+  return space;
+}
+/// B and C are read for every 32 rows, and few sequences leave no thread idle.
+Config recurrent_default(const Problem& problem, const DeviceFacts&) {
+  return {{"rows", layer_of(problem).v_dim > 16 ? 32 : 8}};
+}
+
+bool has_chunks(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  return layer.s >= fewest_tokens * (layer.packed ? layer.b : 1);
+}
+
+/// The heads of a group are shared out where there are few sequences and groups.
+Space chunk_space(const Problem& problem, const DeviceFacts&) {
+  Space space;
+  space.parameter("heads", "heads of a group that a task has", {1, 2, 4, 8, 16})
+      .constraint("a task has heads of one group",
+                  [group = layer_of(problem).group()](const Config& c) {
+                    return group % c.at("heads") == 0;
+                  },
+                  {"heads"});
+  return space;
+}
+Config chunk_default(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  std::int64_t heads = 1;
+  while (heads < 8 && layer.group() % (2 * heads) == 0 &&
+         layer.b * layer.v_heads >= 8 * heads * facts.multiprocessors)
+    heads *= 2;
+  return {{"heads", heads}};
+}
+
+}  // namespace
+
+std::vector<const Family*> cpu_families() {
+  static const std::vector<StageFamily> families = [] {
+    const std::vector<std::string> chunk_sources = {"ssd/cpu_chunks.cpp", "ssd/cpu_host.hpp",
+                                                    vector_kernel_source};
+    std::vector<StageFamily> made;
+    made.emplace_back(StageFamilyFacts{
+        .name = "cpu_chunks",
+        .summary = "chunks of 64 tokens of some heads on several threads, by products of matrices",
+        .device_kind = DeviceKind::cpu,
+        .pass = "fwd",
+        .sources = chunk_sources,
+        .is_preferred = has_chunks,
+        .space = chunk_space,
+        .default_config = chunk_default,
+        .program = chunk_program});
+    made.emplace_back(
+        StageFamilyFacts{.name = "cpu_recurrent",
+                         .summary = "rows of states on several threads, token by token",
+                         .device_kind = DeviceKind::cpu,
+                         .pass = "fwd",
+                         .sources = {"ssd/cpu_families.cpp", "ssd/cpu_host.hpp"},
+                         .is_fallback = true,
+                         .space = recurrent_space,
+                         .default_config = recurrent_default,
+                         .program = recurrent_program});
+    made.emplace_back(StageFamilyFacts{
+        .name = "cpu_chunks_backward",
+        .summary = "chunks of 64 tokens of some heads on several threads, from the last one on",
+        .device_kind = DeviceKind::cpu,
+        .pass = "bwd",
+        .sources = chunk_sources,
+        .is_fallback = true,
+        .space = chunk_space,
+        .default_config = chunk_default,
+        .program = chunk_backward_program});
+    return made;
+  }();
+  return addresses_of(families);
+}
+
+}  // namespace fftune::ssd

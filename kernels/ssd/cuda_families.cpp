@@ -1,0 +1,330 @@
+// ssd on CUDA, host side.
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/least_cost.hpp"
+#include "kernels/common/stage_family.hpp"
+#include "kernels/common/struct_text.hpp"
+#include "kernels/gated_delta_rule/launch.hpp"
+#include "kernels/gemm/element.hpp"
+#include "kernels/ssd/chunks.cuh"
+#include "kernels/ssd/ssd.hpp"
+
+namespace fftune::ssd {
+namespace {
+
+using gated_delta_rule::append_launch;
+
+constexpr const char* chunk_file = "ssd/chunks.cu";
+constexpr const char* chunk_backward_file = "ssd/chunks_backward.cu";
+constexpr const char* recurrent_file = "ssd/recurrent.cu";
+constexpr const char* backward_file = "ssd/recurrent_backward.cu";
+constexpr const char* rows_file = "gated_delta_rule/recurrent_backward.cu";
+
+std::string template_argument(const Layer& layer) {
+  StructText text("ssd_form", "type", element_text(element_of(layer.dtype)), "state",
+                  element_text(element_of(layer.state_dtype)), "dim", layer.v_dim, "state_dim",
+                  layer.dim);
+  if (!layer.softplus) text.set("softplus", false);
+  return text.flags("bias", layer.bias, "skip", layer.skip, "given", layer.given);
+}
+
+/// Sets the tensors of a delta_rule_params at `base` that there are, and its sizes.
+void set_layer(const Layer& layer, const TensorPlaces& places, std::size_t base,
+               ParameterStruct& parameters) {
+  using Params = delta_rule_params;
+  for (const auto& [offset, name] :
+       {std::pair{offsetof(Params, q), "C"}, std::pair{offsetof(Params, k), "B"},
+        std::pair{offsetof(Params, v), "x"}, std::pair{offsetof(Params, gate), "dt"},
+        std::pair{offsetof(Params, A_log), layer.given ? "A" : "A_log"},
+        std::pair{offsetof(Params, dt_bias), "dt_bias"},
+        std::pair{offsetof(Params, state_in), layer.indices ? "states" : "initial_state"},
+        std::pair{offsetof(Params, state_out), layer.indices ? "states" : "final_state"},
+        std::pair{offsetof(Params, state_indices), "state_indices"},
+        std::pair{offsetof(Params, has_state), "has_state"},
+        std::pair{offsetof(Params, offsets), "offsets"}, std::pair{offsetof(Params, out), "out"}})
+    if (places.at(name) != absent)
+      parameters.fields.push_back({base + offset, tensor_of(places, name)});
+  gated_delta_rule::set_layer(layer, base, parameters);
+}
+
+/// D and the limits of dt, of a struct `Params` that has them.
+template <class Params>
+void set_rest(const Layer& layer, const TensorPlaces& places, ParameterStruct& parameters) {
+  parameters.bytes = sizeof(Params);
+  if (layer.skip) parameters.fields.push_back({offsetof(Params, D), tensor_of(places, "D")});
+  parameters.fields.push_back({offsetof(Params, dt_min), layer.dt_min});
+  parameters.fields.push_back({offsetof(Params, dt_max), layer.dt_max});
+}
+
+Space recurrent_space(const Problem& problem, const DeviceFacts& facts) {
+  return gated_delta_rule::recurrent_space(layer_of(problem), facts);
+}
+Config recurrent_default(const Problem& problem, const DeviceFacts& facts) {
+  return gated_delta_rule::recurrent_default(layer_of(problem), facts);
+}
+
+ParameterStruct forward_parameters(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  const TensorPlaces places(ssd_op().tensors(problem));
+  ParameterStruct parameters;
+  set_layer(layer, places, offsetof(ssd_params, layer), parameters);
+  set_rest<ssd_params>(layer, places, parameters);
+  return parameters;
+}
+
+Program recurrent_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  Program program;
+  append_launch(program, facts, recurrent_file,
+                fmt::format("ssd_recurrent<{}, {}>", template_argument(layer),
+                            gated_delta_rule::recurrent_argument(config)),
+                layer.b * layer.v_heads * blocks_of_state(layer, config), 32 * config.at("warps"),
+                forward_parameters(problem));
+  return program;
+}
+
+// Chunks of 64 tokens, with mma.sync.
+
+/// Packed sequences count as equally long ones.
+std::int64_t tokens_of_sequence(const Layer& layer) {
+  return layer.packed ? quotient_up(layer.s, layer.b) : layer.s;
+}
+/// Whether chunks are about full.
+bool has_chunks(const Problem& problem) {
+  return tokens_of_sequence(layer_of(problem)) >= 32;
+}
+
+std::int64_t chunk_bytes(const Layer& layer, const Config& c, ssd_walk walk = ssd_walk::out) {
+  return ssd_chunk_plan_of(static_cast<int>(layer.dim),
+                           {.rows = c.get("rows"), .stages = c.get("stages"), .walk = walk})
+      .bytes;
+}
+std::int64_t chunk_ctas(const Layer& layer, std::int64_t rows) {
+  return layer.b * layer.v_heads * quotient_up(layer.v_dim, rows);
+}
+
+Space chunk_space(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  const auto is_whole = [dim = layer.dim](std::int64_t rows) {
+    return dim * rows % (64 * 16) == 0;
+  };
+  Space space;
+  space.parameter("rows", "rows of a state that a CTA has", {16, 32, 64})
+      .parameter("stages", "chunks in shared memory", {1, 2, 3})
+      .constraint("half the rows would not do",
+                  [layer, is_whole](const Config& c) {
+                    return c.get("rows") == 16 || c.at("rows") / 2 < layer.v_dim ||
+                           !is_whole(c.at("rows") / 2);
+                  },
+                  {"rows"})
+      .constraint("the features of a state are whole MMAs of 4 warps, which 16 rows share",
+                  [is_whole](const Config& c) { return is_whole(c.at("rows")); }, {"rows"})
+      .constraint("the stages must fit in shared memory",
+                  [layer, facts](const Config& c) {
+                    return chunk_bytes(layer, c) <= facts.shared_bytes_per_block;
+                  },
+                  {"rows", "stages"});
+  return space;
+}
+
+std::optional<std::string> refuse_chunks(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  if (layer.dtype != DType::bf16) return "it computes in bf16: states leave the range of fp16";
+  if (tokens_of_sequence(layer) < 2) return "a chunk has several tokens of a sequence";
+  if (layer.v_dim % 8 != 0) return fmt::format("dim={} is no multiple of 8", layer.v_dim);
+  if (layer.dim % 16 != 0) return fmt::format("state-dim={} is no multiple of 16", layer.dim);
+  for (const auto& [name, row] :
+       {std::pair{"x", layer.v_row}, std::pair{"b", layer.k_row}, std::pair{"c", layer.q_row}})
+    if (row % 8 != 0) return fmt::format("rows of {}-row={} are not 16-byte aligned", name, row);
+  if (chunk_space(problem, facts).feasible().empty())
+    return fmt::format("a chunk of state-dim={} does not fit in shared memory", layer.dim);
+  return std::nullopt;
+}
+
+/// As many rows as leave no SM idle: each CTA computes C Bᵀ. The next chunk is copied meanwhile.
+Config chunk_default(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  return least_cost(chunk_space(problem, facts), "chunks", [&](const Config& c) {
+    const bool fills = chunk_ctas(layer, c.at("rows")) >= facts.multiprocessors;
+    return std::tuple(!fills, fills ? -c.get("rows") : c.get("rows"),
+                      std::abs(c.get("stages") - 2));
+  });
+}
+
+/// Appends a walk over the chunks (chunks.cuh), with the parameters `Params`.
+void append_walk(Program& program, const Problem& problem, const DeviceFacts& facts,
+                 const Config& config, ssd_walk walk, const char* type,
+                 const ParameterStruct& parameters) {
+  const Layer layer = layer_of(problem);
+  constexpr const char* walks[] = {"out", "keep", "back"};
+  const StructText own("ssd_chunk_config", "rows", config.get("rows"), "stages",
+                       config.get("stages"), "walk",
+                       fmt::format("fftune::ssd_walk::{}", walks[static_cast<int>(walk)]));
+  append_launch(
+      program, facts, chunk_file,
+      fmt::format("ssd_chunk_walk<{}, {}, fftune::{}>", template_argument(layer), own, type),
+      chunk_ctas(layer, config.at("rows")), 32 * ssd_chunk_warps, parameters)
+      .shared_bytes = static_cast<std::uint32_t>(chunk_bytes(layer, config, walk));
+}
+
+Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  Program program;
+  append_walk(program, problem, facts, config, ssd_walk::out, "ssd_params",
+              forward_parameters(problem));
+  return program;
+}
+
+/// A pass back, as it is put together: its parameters, and its kernels at the end.
+class BackwardProgram {
+ public:
+  using Params = ssd_backward_params;
+  using Back = delta_backward_params;
+  static_assert(offsetof(Params, back) == 0);
+
+  /// `blocks`: CTAs of a state, each with partial sums.
+  BackwardProgram(const Problem& problem, const DeviceFacts& facts, std::int64_t blocks)
+      : layer(layer_of(problem)), facts_(facts), blocks_(blocks) {
+    const TensorPlaces places(ssd_op().tensors(problem));
+    parameters.bytes = sizeof(Params);
+    set_layer(layer, places, offsetof(Back, forward), parameters);
+    const std::int64_t of_heads = layer.tokens() * layer.v_heads;
+    for (const auto& [offset, name] :
+         {std::pair{offsetof(Back, d_out), "d_out"},
+          std::pair{offsetof(Back, d_final_state), "d_final_state"},
+          std::pair{offsetof(Back, dq), "dC"}, std::pair{offsetof(Back, dk), "dB"},
+          std::pair{offsetof(Back, dv), "dx"}, std::pair{offsetof(Back, d_gate), "ddt"},
+          std::pair{offsetof(Back, dA_log), layer.given ? "dA" : "dA_log"},
+          std::pair{offsetof(Back, ddt_bias), "ddt_bias"},
+          std::pair{offsetof(Back, d_initial_state), "d_initial_state"},
+          std::pair{offsetof(Params, dD), "dD"}})
+      if (places.at(name) != absent) set(offset, tensor_of(places, name));
+    set(offsetof(Back, all_tokens), layer.tokens());
+    scratch(offsetof(Back, row_sums), blocks * of_heads * 2 * layer.dim * 4);
+    scratch(offsetof(Back, gate_sums), blocks * of_heads * 3 * 4);
+    set_rest<Params>(layer, places, parameters);
+  }
+
+  void set(std::size_t offset, const Argument& value) {
+    parameters.fields.push_back({offset, value});
+  }
+  void scratch(std::size_t offset, std::int64_t bytes) {
+    program.scratch.push_back({static_cast<std::size_t>(bytes)});
+    set(offset, ScratchArgument{program.scratch.size() - 1});
+  }
+  /// The kernels that add up the partial sums.
+  Program finish() && {
+    const std::int64_t of_heads = layer.tokens() * layer.v_heads;
+    const std::string form = template_argument(layer);
+    // The kernel that adds up rows takes the part `back` alone.
+    ParameterStruct rows = parameters;
+    rows.bytes = sizeof(Back);
+    std::erase_if(rows.fields,
+                  [](const ParameterStruct::Field& field) { return field.offset >= sizeof(Back); });
+    append_launch(
+        program, facts_, rows_file,
+        fmt::format("delta_rule_rows<{}, {}>", gated_delta_rule::template_argument(layer), blocks_),
+        quotient_up(layer.tokens() * layer.heads, 8), 256, rows);
+    append_launch(program, facts_, backward_file, fmt::format("ssd_steps<{}, {}>", form, blocks_),
+                  quotient_up(of_heads, 256), 256, parameters);
+    append_launch(program, facts_, backward_file, fmt::format("ssd_parameters<{}>", form),
+                  layer.v_heads, 256, parameters);
+    return std::move(program);
+  }
+
+  const Layer layer;
+  Program program;
+  ParameterStruct parameters;
+
+ private:
+  const DeviceFacts& facts_;
+  std::int64_t blocks_;
+};
+
+Program backward_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  BackwardProgram back(problem, facts, blocks_of_state(layer, config));
+  gated_delta_rule::append_walks(back.program, back.parameters, facts, backward_file, "ssd_",
+                                 template_argument(layer), layer, config);
+  return std::move(back).finish();
+}
+
+std::int64_t token_bytes(const Layer& layer) {
+  return ssd_token_plan_of(static_cast<int>(layer.v_dim), static_cast<int>(layer.dim)).bytes;
+}
+
+std::optional<std::string> refuse_backward_chunks(const Problem& problem,
+                                                  const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  if (auto refusal = refuse_chunks(problem, facts)) return refusal;
+  if (layer.v_dim % 16 != 0) return fmt::format("dim={} is no multiple of 16", layer.v_dim);
+  if (layer.v_dim > 128)
+    return fmt::format("gradients of dim={} do not fit in registers", layer.v_dim);
+  if (token_bytes(layer) > facts.shared_bytes_per_block)
+    return fmt::format("a chunk's states of dim={} and state-dim={} do not fit in shared memory",
+                       layer.v_dim, layer.dim);
+  return std::nullopt;
+}
+
+Program chunk_backward_program(const Problem& problem, const DeviceFacts& facts,
+                               const Config& config) {
+  using Params = ssd_backward_params;
+  BackwardProgram back(problem, facts, 1);
+  const Layer& layer = back.layer;
+  const std::int64_t chunks = layer.tokens() / ssd_chunk + layer.b;
+  back.scratch(offsetof(Params, states), chunks * layer.state_elements() * 2);
+  back.scratch(offsetof(Params, d_states), chunks * layer.state_elements() * 2);
+  for (const ssd_walk walk : {ssd_walk::keep, ssd_walk::back})
+    append_walk(back.program, problem, facts, config, walk, "ssd_backward_params", back.parameters);
+  append_launch(back.program, facts, chunk_backward_file,
+                fmt::format("ssd_chunk_tokens_backward<{}>", template_argument(layer)),
+                chunks * layer.v_heads, 32 * ssd_chunk_warps, back.parameters)
+      .shared_bytes = static_cast<std::uint32_t>(token_bytes(layer));
+  return std::move(back).finish();
+}
+
+}  // namespace
+
+std::vector<const Family*> cuda_families() {
+  static const std::vector<StageFamily> families = [] {
+    std::vector<StageFamily> made;
+    made.emplace_back(StageFamilyFacts{
+        .name = "chunks",
+        .summary = "chunks of 64 tokens with mma.sync, a head's state in the registers of a CTA",
+        .pass = "fwd",
+        .sources = {chunk_file},
+        .is_preferred = has_chunks,
+        .refusal = refuse_chunks,
+        .space = chunk_space,
+        .default_config = chunk_default,
+        .program = chunk_program});
+    made.push_back(gated_delta_rule::recurrent_family("fwd", {recurrent_file}, recurrent_space,
+                                                      recurrent_default, recurrent_program));
+    made.emplace_back(StageFamilyFacts{
+        .name = "chunks_backward",
+        .summary =
+            "chunks of 64 tokens with mma.sync: walks of states and of their gradients, then "
+            "all chunks' tokens at once",
+        .pass = "bwd",
+        .sources = {chunk_file, chunk_backward_file, backward_file, rows_file},
+        .is_preferred = has_chunks,
+        .refusal = refuse_backward_chunks,
+        .space = chunk_space,
+        .default_config = chunk_default,
+        .program = chunk_backward_program});
+    made.push_back(gated_delta_rule::recurrent_family(
+        "bwd", {backward_file, rows_file}, recurrent_space, recurrent_default, backward_program));
+    return made;
+  }();
+  return addresses_of(families);
+}
+
+}  // namespace fftune::ssd

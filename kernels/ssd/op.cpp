@@ -1,0 +1,248 @@
+// ssd: its fields, tensors and test data.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "core/saturated.hpp"
+#include "kernels/gated_delta_rule/state_tensors.hpp"
+#include "kernels/ssd/ssd.hpp"
+
+namespace fftune::ssd {
+namespace {
+
+using gated_delta_rule::each;
+using gated_delta_rule::most_heads;
+using gated_delta_rule::most_stride;
+using gated_delta_rule::TensorList;
+using gated_delta_rule::uniform;
+
+constexpr const char* state_text = "heads * dim * state-dim";
+
+// Sizes that are left out (SizeField::when_absent).
+std::optional<std::int64_t> usual_x_row(const Problem& problem) {
+  return saturated_product(size_or(problem, "heads", 0), size_or(problem, "dim", 0));
+}
+std::optional<std::int64_t> usual_row(const Problem& problem) {
+  return saturated_product(size_or(problem, "groups", 1), size_or(problem, "state-dim", 0));
+}
+std::optional<std::int64_t> usual_block(const Problem& problem) {
+  return saturated_product(*usual_x_row(problem), size_or(problem, "state-dim", 0));
+}
+
+/// Steps from 0.001 to 0.1, as models begin with; some tokens leave the state as it is, some erase
+/// it.
+double drawn_step(std::mt19937_64& random) {
+  const std::uint64_t kind = random() % 64;
+  return kind == 0 ? 0 : kind == 1 ? 20 : std::pow(10, -3 + 2 * uniform(random));
+}
+/// Inputs whose softplus is such a step.
+double drawn_input(std::mt19937_64& random) {
+  const double step = drawn_step(random);
+  return step == 0 ? -200 : step + std::log(-std::expm1(-step));
+}
+
+std::vector<TensorSpec> tensors_of(const Layer& layer) {
+  TensorList list(layer);
+  const std::int64_t groups = layer.heads, heads = layer.v_heads, dim = layer.v_dim;
+  if (layer.backward) {
+    list.rows("d_out", layer.dtype, Role::input, heads, dim);
+    if (layer.final) list.states("d_final_state", Role::input).dtype = DType::f32;
+  }
+  list.rows("x", layer.dtype, Role::input, heads, dim, layer.v_row);
+  TensorSpec& dt = list.rows("dt", layer.dtype, Role::input, heads, 1, layer.gate_row);
+  // Where values are given instead of drawn, they are as small.
+  if (layer.softplus && layer.bias) {
+    dt.scale = 0.5;
+  } else {
+    dt.draw = each(layer.softplus ? drawn_input : drawn_step);
+    dt.scale = layer.softplus ? 0.5 : 0.02, dt.mean = layer.softplus ? -4 : 0.1;
+  }
+  if (layer.given)
+    list.add({"A", DType::f32, {heads}, Role::input, 0.3, -3}).draw =
+        each([](std::mt19937_64& random) { return -1 - 15 * uniform(random); });
+  else
+    list.add({"A_log", DType::f32, {heads}, Role::input, 0.3, 1}).draw =
+        each([](std::mt19937_64& random) { return std::log(1 + 15 * uniform(random)); });
+  list.rows("B", layer.dtype, Role::input, groups, layer.dim, layer.k_row);
+  list.rows("C", layer.dtype, Role::input, groups, layer.dim, layer.q_row);
+  if (layer.skip) list.add({"D", DType::f32, {heads}});
+  if (layer.bias)
+    list.add({"dt_bias", DType::f32, {heads}, Role::input, 0.5, layer.softplus ? -4.0 : 0.1}).draw =
+        each([given = !layer.softplus](std::mt19937_64& random) {
+          return given ? 0.1 * uniform(random) : -7 + 5 * uniform(random);
+        });
+  list.add_cache();
+  list.add_sequences();
+  if (!layer.backward) {
+    list.rows("out", layer.dtype, Role::output, heads, dim);
+    if (layer.final) list.states("final_state", Role::output);
+    return std::move(list).tensors();
+  }
+  list.rows("dx", layer.dtype, Role::output, heads, dim);
+  list.rows("ddt", layer.dtype, Role::output, heads, 1);
+  list.add({layer.given ? "dA" : "dA_log", DType::f32, {heads}, Role::output, 1});
+  list.rows("dB", layer.dtype, Role::output, groups, layer.dim);
+  list.rows("dC", layer.dtype, Role::output, groups, layer.dim);
+  if (layer.skip) list.add({"dD", DType::f32, {heads}, Role::output, 1});
+  if (layer.bias) list.add({"ddt_bias", DType::f32, {heads}, Role::output, 1});
+  if (layer.initial) list.states("d_initial_state", Role::output).dtype = DType::f32;
+  return std::move(list).tensors();
+}
+
+std::vector<KnownModel> models() {
+  const std::map<std::string, std::string> options{{"skip", "yes"}, {"dt-bias", "yes"}};
+  const auto model = [&](const char* name, std::int64_t heads, std::int64_t dim,
+                         std::int64_t state_dim, std::int64_t groups) {
+    return KnownModel{
+        name,
+        {{"heads", heads}, {"dim", dim}, {"state-dim", state_dim}, {"groups", groups}},
+        options};
+  };
+  return {model("mamba-codestral-7b", 128, 64, 128, 8),
+          model("nemotron-3-nano-30b-a3b", 64, 64, 128, 8),
+          model("nemotron-nano-9b-v2", 128, 80, 128, 8),
+          model("granite-4.0-h-small", 128, 64, 128, 1), model("falcon-h1-1.5b", 48, 64, 256, 1)};
+}
+
+std::vector<SizeField> sizes() {
+  std::vector<SizeField> sizes = {
+      {.name = "s",
+       .help = "tokens of a sequence; in layout thd of all sequences together",
+       .max = gated_delta_rule::most_tokens,
+       .default_on_cuda = {1, 2048, 8192},
+       .default_on_cpu = {1, 128},
+       .example = 2048},
+      {.name = "b", .help = "sequences", .max = 65536, .example = 4},
+      {.name = "heads", .help = "heads of x", .max = most_heads, .example = 128},
+      {.name = "dim", .help = "features of a head of x", .max = most_dim, .example = 64},
+      {.name = "state-dim",
+       .help = "features of a group of B and C",
+       .max = most_dim,
+       .example = 128},
+      rare_size("groups", "groups of heads that share B and C; 1 if left out", most_heads, 8,
+                usually(1))};
+  append(sizes, gated_delta_rule::cache_sizes(state_text, usual_block));
+  append(sizes, {rare_size("x-row",
+                           "stride of x between tokens, in elements, for a part of a packed row; "
+                           "heads * dim if left out",
+                           most_stride, 10240, usual_x_row),
+                 rare_size("b-row", "as x-row, for B; groups * state-dim if left out", most_stride,
+                           10240, usual_row),
+                 rare_size("c-row", "as b-row, for C", most_stride, 10240, usual_row),
+                 rare_size("dt-row", "as x-row, for dt; heads if left out", most_stride, 18560,
+                           same_as("heads"))});
+  return sizes;
+}
+
+std::vector<OptionField> options() {
+  std::vector<OptionField> options = {
+      gated_delta_rule::layout_option(),
+      rare_option("decay", "A_log, for A = -exp(A_log), or A itself", {"log", "given"}),
+      rare_option("softplus", "whether dt is the softplus of its input", {"yes", "no"}),
+      rare_option("dt-bias", "whether dt_bias is added to dt first", {"no", "yes"}),
+      rare_option("skip", "whether D x is added to out", {"no", "yes"})};
+  append(options, gated_delta_rule::state_options());
+  append(options, {rare_number("dt-min", "the least dt", "0", {0, 1e6}),
+                   rare_number("dt-max", "the largest dt; 0: no limit", "0", {0, 1e6}),
+                   gated_delta_rule::null_index_option()});
+  return options;
+}
+
+OpFacts facts() {
+  return {.name = "ssd",
+          .summary =
+              "state space duality, the core of Mamba-2: S = exp(dt A) S + dt x B^T, out = S C + D "
+              "x",
+          .sizes = sizes(),
+          .options = options(),
+          .token_size = "s",
+          .rows_are_alike = false,
+          .families = {cuda_families, cpu_families},
+          .reference = reference};
+}
+
+class Ssd final : public DescribedOp {
+ public:
+  Ssd() : DescribedOp(facts()) {}
+
+  std::vector<KnownModel> known_models() const override { return models(); }
+  std::vector<std::string> sharded_sizes() const override { return {"heads", "groups"}; }
+
+  std::string contradiction(const Problem& problem) const override;
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return tensors_of(layer_of(problem));
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors_of(layer));
+    skip_unread(layer, stage);
+    const std::int64_t sequence = layer.sequence_tokens();
+    stage.reduction_length = 4 * (layer.dim + layer.v_dim) + 16 * sequence;
+    if (layer.backward)
+      stage.reduction_length += 16 * layer.tokens() + 4 * layer.dim * layer.group();
+    // Chunks of tokens on the tensor cores: the state, dt x with its decay, and a chunk's matrix;
+    // backward the gradients of these too, and d_out with its decay. A rounding of the matrix is
+    // that of all features of a token, of which one may be by far the largest: it counts as four.
+    if (layer.dtype == DType::bf16 && sequence > 1) {
+      stage.inner_roundings = layer.backward ? 13 : 6;
+      stage.inner_values = std::numeric_limits<double>::infinity();
+    }
+    stage.flops = (layer.backward ? 12.0 : 4.0) * static_cast<double>(layer.tokens()) *
+                  static_cast<double>(layer.state_elements());
+    return {stage};
+  }
+};
+
+std::string Ssd::contradiction(const Problem& problem) const {
+  const Layer layer = layer_of(problem);
+  if (layer.v_heads % layer.heads != 0)
+    return fmt::format("groups={} do not divide heads={}", layer.heads, layer.v_heads);
+  for (const auto& [name, row, width] : {std::tuple{"x", layer.v_row, layer.v_heads * layer.v_dim},
+                                         std::tuple{"b", layer.k_row, layer.heads * layer.dim},
+                                         std::tuple{"c", layer.q_row, layer.heads * layer.dim},
+                                         std::tuple{"dt", layer.gate_row, layer.v_heads}})
+    if (row < width)
+      return fmt::format("{}-row={} is less than its heads * features = {}", name, row, width);
+  if (layer.dt_max < layer.dt_min)
+    return fmt::format("dt-max={} is less than dt-min={}", layer.dt_max, layer.dt_min);
+  return state_contradiction(problem, layer, state_text);
+}
+
+}  // namespace
+
+Layer layer_of(const Problem& problem) {
+  const Op& op = ssd_op();
+  Layer layer;
+  layer.b = problem.size("b");
+  layer.s = problem.size("s");
+  layer.heads = size_or(problem, "groups", 1);
+  layer.v_heads = problem.size("heads");
+  layer.dim = problem.size("state-dim");
+  layer.v_dim = problem.size("dim");
+  layer.v_row = size_or(problem, "x-row", layer.v_heads * layer.v_dim);
+  layer.k_row = size_or(problem, "b-row", layer.heads * layer.dim);
+  layer.q_row = size_or(problem, "c-row", layer.heads * layer.dim);
+  layer.gate_row = size_or(problem, "dt-row", layer.v_heads);
+  layer.softplus = !problem.has("softplus", "no");
+  layer.bias = problem.has("dt-bias", "yes");
+  layer.skip = problem.has("skip", "yes");
+  layer.given = problem.has("decay", "given");
+  layer.dt_min = static_cast<float>(number_or_default(op, problem, "dt-min"));
+  layer.dt_max = static_cast<float>(number_or_default(op, problem, "dt-max"));
+  if (layer.dt_max == 0) layer.dt_max = std::numeric_limits<float>::infinity();
+  read_states(op, problem, layer);
+  return layer;
+}
+
+}  // namespace fftune::ssd
+
+const fftune::Op& fftune::ssd_op() {
+  static const ssd::Ssd op;
+  return op;
+}

@@ -1,0 +1,175 @@
+"""Layers whose token mixer is no attention: its tensors, its state in a cache of transformers, and how it is run to
+be compared with the op `layer`."""
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .._versions import name_of_cache
+from .recognise import Unfit
+
+STATE_LAYERS = ("LinearAttentionLayer",)  # of transformers' caches
+_INPUTS, _OUTPUTS = ("in_proj",), ("out_proj",)
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """A gated short convolution, as in LFM2: the names of its parts."""
+
+    inner: str
+    conv: str
+    outer: str
+    channels: int
+    width: int
+
+
+def short_conv_of(module: nn.Module) -> ShortConv | None:
+    """Whether the module has the parts of one; what it computes is compared later."""
+    children = {name: child for name, child in module.named_children() if next(child.parameters(), None) is not None}
+    convs = [name for name, child in children.items() if isinstance(child, nn.Conv1d)]
+    inner, outer = (next((n for n in names if n in children), None) for names in (_INPUTS, _OUTPUTS))
+    if len(convs) != 1 or inner is None or outer is None or len(children) != 3 or module._parameters:
+        return None
+    conv = children[convs[0]]
+    channels, = conv.weight.shape[:1]
+    if conv.groups != channels or conv.weight.shape[1] != 1 or conv.stride != (1,) or conv.dilation != (1,) \
+            or getattr(children[inner], "out_features", None) != 3 * channels:
+        return None
+    return ShortConv(inner, convs[0], outer, channels, conv.weight.shape[2])
+
+
+def heads_of(channels: int) -> tuple[int, int]:
+    """Heads and their features for a number of channels: the op has at most 1024 of the ones and 512 of the others."""
+    dims = (64, 128, 256, 512, 32, 16, 8, 4, 2, 1)
+    dim = next((d for d in dims if channels % d == 0 and channels // d <= 1024), None)
+    if dim is None:
+        raise Unfit(f"layers: a convolution of {channels} channels")
+    return channels // dim, dim
+
+
+def expect_not_on_gpu(layer: nn.Module, kind: str) -> None:
+    if any(p.is_cuda for p in layer.parameters()):
+        raise Unfit(f"layers: {kind} stays the model's on a GPU: layers of it have not been timed there")
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """A gated delta rule behind short convolutions: the names of its parts, and its sizes."""
+
+    conv: str
+    norm: str
+    outer: str
+    inputs: tuple[tuple[str, str], ...]  # layers, and what their rows are: one letter each
+    heads: int
+    v_heads: int
+    dim: int
+    v_dim: int
+    width: int
+
+    @property
+    def keys(self) -> int:
+        return self.heads * self.dim
+
+    @property
+    def values(self) -> int:
+        return self.v_heads * self.v_dim
+
+    @property
+    def rows(self) -> list[int]:
+        return [self.keys, self.keys, self.values]
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a weight has for each head of k all its rows together, as in Qwen3-Next."""
+        return any(len(letters) in (2, 4) for _, letters in self.inputs)
+
+    def products(self) -> Iterator[tuple[str, tuple[str, ...], list[int] | None]]:
+        """The linear layers, the weights that each is, and the rows of these where they are several: with `grouped` in
+        a block of a head of k."""
+        rows = dict(q=self.keys, k=self.keys, v=self.values, z=self.values, b=self.v_heads, a=self.v_heads)
+        for name, letters in self.inputs:
+            own = [rows[letter] // (self.heads if self.grouped else 1) for letter in letters]
+            yield name, tuple(letters), own if len(letters) > 1 else None
+        yield self.outer, ("o",), None
+
+
+# Its linear layers and their rows, in the models of transformers.
+_INPUTS_OF_DELTA = (
+    (("in_proj_qkv", "qkv"), ("in_proj_z", "z"), ("in_proj_b", "b"), ("in_proj_a", "a")),
+    (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("g_proj", "z"), ("b_proj", "b"), ("a_proj", "a")),
+    (("in_proj_qkvz", "qkvz"), ("in_proj_ba", "ba")))
+_PARTS_OF_DELTA = (("norm", "o_norm"), ("out_proj", "o_proj"))
+
+
+def delta_net_of(module: nn.Module) -> DeltaNet | None:
+    """Whether the module has the parts of one; what it computes is compared later."""
+    children = {name: child for name, child in module.named_children() if next(child.parameters(), None) is not None}
+    convs = [name for name, child in children.items() if isinstance(child, nn.Conv1d)]
+    inputs = next((own for own in _INPUTS_OF_DELTA if {name for name, _ in own} <= set(children)), None)
+    others = [next((n for n in names if n in children), None) for names in _PARTS_OF_DELTA]
+    if len(convs) != 1 or inputs is None or None in others or {*module._parameters} != {"A_log", "dt_bias"} \
+            or {*children} != {*convs, *others, *(name for name, _ in inputs)}:
+        return None
+    conv, norm = children[convs[0]], children[others[0]]
+    heads, v_heads, v_dim = getattr(module, "num_k_heads", 0), module.A_log.numel(), norm.weight.numel()
+    keys = (conv.weight.shape[0] - v_heads * v_dim) // 2
+    if not isinstance(heads, int) or heads < 1 or keys < 1 or keys % heads or v_heads % heads or conv.bias is not None \
+            or conv.groups != conv.weight.shape[0] or conv.stride != (1,) or conv.dilation != (1,):
+        return None
+    return DeltaNet(convs[0], *others, inputs, heads, v_heads, keys // heads, v_dim, conv.weight.shape[2])
+
+
+def has_cache(module: nn.Module) -> bool:
+    """Whether a part of a layer is told of a cache: attention, or what stands in its place."""
+    forward = type(module).forward
+    return name_of_cache(forward) is not None or "cache_params" in inspect.signature(forward).parameters
+
+
+def _raw_states(kv, spec) -> list[Tensor]:
+    return [kv.conv_states[0], kv.recurrent_states[0]][:len(spec.states)]
+
+
+def states_of(kv, spec, batch: int, like: Tensor) -> list[Tensor]:
+    """The states of a cache's layer, made if this is its first call."""
+    if not kv.is_conv_states_initialized[0]:
+        kv.lazy_initialization(conv_states=like.new_empty(batch, *spec.states[0]))
+    if len(spec.states) > 1 and not kv.is_recurrent_states_initialized[0]:
+        kv.lazy_initialization(recurrent_states=like.new_empty(batch, *spec.states[1], dtype=torch.float32))
+    return _raw_states(kv, spec)
+
+
+def slots_of(spec, batch: int, device: torch.device) -> Tensor | None:
+    """Which state each sequence has, where the op asks for it."""
+    return None if len(spec.states) == 1 else torch.arange(batch, dtype=torch.int32, device=device)
+
+
+def mark_as_written(kv) -> None:
+    """What a call of the cache's layer that renews its states leaves behind."""
+    kv.has_previous_state[0] = True
+
+
+def can_write(kv, spec, batch: int, like: Tensor) -> bool:
+    """Whether the op can read and write the states of a cache's layer: those that it has, and those of a new one."""
+    if type(kv).__name__ not in STATE_LAYERS or kv.number_of_states != 1 or kv.record_past:
+        return False
+    made = [kv.is_conv_states_initialized[0], kv.is_recurrent_states_initialized[0]]
+    types = (like.dtype, torch.float32)
+    return all(t is None or t.shape == (batch, *shape) and t.dtype == dtype and t.device == like.device
+               and t.is_contiguous() for t, shape, dtype in zip(_raw_states(kv, spec), spec.states, types)) \
+        and len({*made[:len(spec.states)]}) == 1
+
+
+def new_cache_layer(spec, states: list[Tensor] | None):
+    """A layer of a cache with these states, or a new one."""
+    try:
+        from transformers.cache_utils import LinearAttentionLayer
+    except ImportError:
+        raise Unfit("layers: this transformers has no cache of states: install 5.23 or newer") from None
+    kv = LinearAttentionLayer()
+    if states is not None:
+        for own, given in zip(states_of(kv, spec, len(states[0]), states[0]), states):
+            own.copy_(given)
+        mark_as_written(kv)
+    return kv

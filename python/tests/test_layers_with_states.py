@@ -1,0 +1,365 @@
+"""Whole layers whose mixer is no attention: the op `layer`, and patch(model, whole_layers=True)."""
+import copy
+
+import pytest
+import torch
+import transformers
+
+import fftune
+from fftune import reference
+from fftune._custom import OPS, call
+from fftune._layer_form import form_of, parse
+from fftune.patching import layers as patched_layers
+from models import RELEASE
+
+pytestmark = pytest.mark.skipif(RELEASE < (5, 23), reason="transformers has other caches of states")
+_SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+              max_position_embeddings=128, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+_KINDS = ["conv", "full_attention", "conv", "conv"]
+
+
+def lfm2(**more):
+    return transformers.Lfm2Config(**{**_SIZES, "num_hidden_layers": 4, "layer_types": _KINDS,
+                                      "block_auto_adjust_ff_dim": False, **more})
+
+
+def lfm3():
+    """With a window, gates of heads, and norms behind what is added."""
+    return transformers.Lfm3Config(**{**_SIZES, "num_hidden_layers": 4}, head_dim=8, sliding_window=64,
+                                   layer_types=["conv", "full_attention", "conv", "sliding_attention"])
+
+
+_DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16,
+              layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"])
+
+
+def qwen3_5():
+    """With gates in the rows of q."""
+    return transformers.Qwen3_5TextConfig(**{**_SIZES, "num_hidden_layers": 4}, **_DELTA, head_dim=16)
+
+
+def qwen3_5_moe():
+    return transformers.Qwen3_5MoeTextConfig(**{**_SIZES, "num_hidden_layers": 4}, **_DELTA, head_dim=16, num_experts=6,
+                                             num_experts_per_tok=2, moe_intermediate_size=24,
+                                             shared_expert_intermediate_size=24)
+
+
+def qwen3_next():
+    """With the rows of each head of k together."""
+    return transformers.Qwen3NextConfig(**{**_SIZES, "num_hidden_layers": 4}, **_DELTA, head_dim=16, num_experts=6,
+                                        num_experts_per_tok=2, moe_intermediate_size=24,
+                                        shared_expert_intermediate_size=24)
+
+
+def olmo_hybrid():
+    return transformers.OlmoHybridConfig(**{**_SIZES, "num_hidden_layers": 4}, **_DELTA)
+
+
+MODELS = {"lfm2": lfm2, "lfm2-biased": lambda: lfm2(conv_bias=True, conv_L_cache=5), "lfm3": lfm3,
+          "qwen3.5": qwen3_5, "qwen3.5-moe": qwen3_5_moe, "qwen3-next": qwen3_next, "olmo-hybrid": olmo_hybrid}
+# Their mixers, one for each run of equal layers.
+RUNS = {"lfm2": ["conv", "attention", "conv"], "lfm2-biased": ["conv", "attention", "conv"],
+        "lfm3": ["conv", "attention"] * 2,
+        **dict.fromkeys(("qwen3.5", "qwen3.5-moe", "qwen3-next", "olmo-hybrid"),
+                        ["gated-delta-rule", "attention", "gated-delta-rule"])}
+
+
+def make(name: str, dtype=torch.float32):
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(MODELS[name]())
+    with torch.no_grad():  # initial weights are too small and too much alike to show mistakes
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.1)
+    return model.to(dtype).eval()
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The mixers of the layers that the op has run."""
+    seen, original = [], patched_layers.call
+
+    def listen(op, *arguments):
+        if op is OPS.layer:
+            seen.append(parse(arguments[8]).mixer)
+        return original(op, *arguments)
+
+    monkeypatch.setattr(patched_layers, "call", listen)
+    return seen
+
+
+def patched(model):
+    own = copy.deepcopy(model)
+    return own, fftune.patch(own, whole_layers=True)
+
+
+def steps(model, calls, mask=None):
+    """Logits of some calls one after the other over a static cache, and the cache."""
+    cache = transformers.StaticCache(config=model.config, max_cache_len=48)
+    logits = []
+    with torch.no_grad():
+        for ids in calls:
+            if mask is not None:
+                mask = torch.cat((mask, mask.new_ones(len(ids), ids.shape[1])), 1)
+            logits.append(model(ids, past_key_values=cache, use_cache=True, attention_mask=mask).logits)
+    return torch.cat(logits, 1), cache
+
+
+def states_of(cache):
+    return [state for layer in cache.layers for state in (
+        (layer.conv_states[0], layer.recurrent_states[0]) if hasattr(layer, "conv_states") else (layer.keys,))
+        if state is not None]
+
+
+def ids(*tokens, batch=2):
+    return [torch.randint(3, 96, (batch, n)) for n in tokens]
+
+
+@pytest.mark.parametrize("s", (1, 2, 7))
+@pytest.mark.parametrize("bias", (False, True))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_op_is_its_reference(s, bias, dtype):
+    d, h, heads, dim, width, layers = 24, 40, 2, 10, 3, 2
+    torch.manual_seed(1)
+    shapes = dict(attn_norm=(d,), w_in=(3 * heads * dim, d), w_conv=(heads * dim, width), w_o=(d, heads * dim),
+                  ffn_norm=(d,), w_gate=(h, d), w_up=(h, d), w_down=(d, h))
+    if bias:
+        shapes |= dict(b_in=(3 * heads * dim,), b_conv=(heads * dim,), b_o=(d,))
+    form = form_of(tuple(shapes), heads=heads, kv_heads=heads, dim=dim, act="silu", eps=1e-5, convention="llama",
+                   rotary=0, softcap=0.0, scale=0.0, rope_scale=0.0, rotates=False, mixer="conv", width=width)
+    names = parse(form).weights
+    weights = [(torch.randn(*shapes[name]) * 0.3 + (len(shapes[name]) == 1)).to(dtype)
+               for _ in range(layers) for name in names]
+    x = torch.randn(3, s, d).to(dtype)
+    states = [torch.randn(3, heads * dim, width).to(dtype) for _ in range(layers)]
+    own = [t.clone() for t in states]
+    y = call(OPS.layer, x, None, None, None, None, None, weights, own, form, None, None)
+    right_states = [t.float() for t in states]
+    right = reference.layer(x.float(), None, None, None, None, None, [w.float() for w in weights], right_states, form)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    for ours, theirs in zip((y, *own), (right, *right_states)):
+        assert (ours - theirs).norm() <= tolerance * theirs.norm()
+    with pytest.raises(fftune.Error, match="slots are of other mixers than conv"):
+        call(OPS.layer, x, None, None, torch.zeros(3, s, dtype=torch.int32), None, None, weights, own, form, None, None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("calls", ((9, 1, 1, 1), (1, 1, 4, 1), (2, 1, 1), (33, 1, 1)))
+def test_results_are_the_models(name, calls, runs):
+    model = make(name)
+    own, report = patched(model)
+    assert any(words.startswith("4 layers of") for _, words in report.replaced), report
+    given = ids(*calls)
+    right, right_cache = steps(model, given)
+    ours, cache = steps(own, given)
+    # A call of more than 64 tokens in all is the model's.
+    ran = sum(n <= 32 for n in calls)
+    assert runs == RUNS[name] * ran
+    assert (ours - right).abs().max() <= 3e-5 * right.abs().max()
+    for state, other in zip(states_of(cache), states_of(right_cache)):
+        assert (state - other).abs().max() <= 3e-5 * other.abs().max()
+
+
+def test_a_cache_that_was_reset_begins_anew(runs):
+    model = make("lfm2")
+    own, _ = patched(model)
+    (first, second) = ids(5, 6)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+    with torch.no_grad():
+        own(first, past_key_values=cache)
+        cache.reset()
+        ours = own(second, past_key_values=cache).logits
+        assert len(runs) == 6
+        right, _ = steps(model, [second])
+    assert (ours - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+def test_padding_is_the_models(runs):
+    model = make("lfm2")
+    own, _ = patched(model)
+    given = ids(5, 1, 1)
+    mask = torch.zeros(2, 0, dtype=torch.long)
+    right, _ = steps(model, given, mask)
+    ours, _ = steps(own, given, mask)
+    assert len(runs) == 9  # a mask that masks nothing
+    assert (ours - right).abs().max() <= 1e-5 * right.abs().max()
+    runs.clear()
+    mask = torch.tensor([[1, 1], [0, 1]])
+    given[0] = torch.cat((torch.full((2, 2), 5), given[0]), 1)
+    right, _ = steps(model, [given[0][:, 2:], *given[1:]], mask)
+    ours, _ = steps(own, [given[0][:, 2:], *given[1:]], mask)
+    assert not runs and (ours - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+def test_a_gate_in_the_rows_of_q_follows_its_weight(runs):
+    model = make("qwen3.5")
+    own, _ = patched(model)
+    given = ids(3, 1)
+    steps(own, given)
+    with torch.no_grad():
+        for each in (model, own):
+            each.model.layers[2].self_attn.q_proj.weight.mul_(-0.5)
+    right, _ = steps(model, given)
+    ours, _ = steps(own, given)
+    assert len(runs) == 12 and (ours - right).abs().max() <= 1e-5 * right.abs().max()
+    runs.clear()
+    other, _ = steps(copy.deepcopy(own), given)
+    assert len(runs) == 6 and torch.equal(other, ours)
+
+
+def scaled_in_place(parameter):
+    parameter.data.mul_(-0.5)
+
+
+def scaled_elsewhere(parameter):
+    parameter.data = parameter.data * 1.5
+
+
+@pytest.mark.parametrize("change", (scaled_in_place, scaled_elsewhere))
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "qwen3-next", "olmo-hybrid"))
+def test_a_weight_that_changed_unseen_is_read_anew(name, change, runs):
+    """No version of a parameter counts what goes through its .data, and a new tensor may get an old one's address."""
+    model = make(name)
+    own, _ = patched(model)
+    given = ids(5)
+    for _ in range(3):
+        expected, _ = steps(model, given)
+        runs.clear()
+        result, _ = steps(own, given)
+        assert runs == RUNS[name]
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+        for changed in (model, own):
+            for parameter in (p for layer in changed.model.layers for p in layer.parameters() if p.dim() > 1):
+                change(parameter)
+
+
+@pytest.mark.parametrize("of", ("norm", "conv", "proj"))
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5"))
+def test_weights_of_another_type_are_the_models(name, of, runs):
+    """Norms in float32 of a bfloat16 model, as training with few bits sets them up."""
+    model = make(name, torch.bfloat16)
+    own, _ = patched(model)
+    for changed in (model, own):
+        for path, parameter in changed.named_parameters():
+            if of in path:
+                parameter.data = parameter.data.float()
+    results, given = [], ids(5)
+    for changed in (model, own):
+        runs.clear()
+        try:
+            results.append(steps(changed, given)[0])
+        except RuntimeError as error:  # of PyTorch: products of two types
+            assert not isinstance(error, fftune.Error)
+            results.append(None)
+        assert not runs
+    # Parts of layers run by other ops, which round at other places.
+    assert results[0] is results[1] is None or (results[1] - results[0]).norm() <= 5e-2 * results[0].norm()
+
+
+def test_layers_run_after_the_model_was_saved(tmp_path, runs):
+    """save_pretrained() writes the weights' type into the configuration."""
+    own, _ = patched(make("lfm2"))
+    given = ids(5)
+    before, _ = steps(own, given)
+    own.save_pretrained(tmp_path)
+    runs.clear()
+    after, _ = steps(own, given)
+    assert runs == RUNS["lfm2"] and torch.equal(after, before)
+
+
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5"))
+def test_compiled(name):
+    model = make(name)
+    own, _ = patched(model)
+    given = ids(1, 1, 1)
+    right, _ = steps(model, given)
+    ours, _ = steps(torch.compile(own, fullgraph=True, backend="eager"), given)
+    assert (ours - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+@pytest.mark.parametrize("options", ({}, dict(cache_implementation="static"), dict(num_beams=2),
+                                     dict(prompt_lookup_num_tokens=3)), ids=str)
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5"))
+def test_generate(options, name):
+    model = make(name)
+    if model._is_stateful and "prompt_lookup_num_tokens" in options:
+        pytest.skip("transformers has no drafts for models with recurrent states")
+    own, _ = patched(model)
+    given, = ids(7, batch=1 if "prompt_lookup_num_tokens" in options else 3)
+    options = dict(options, max_new_tokens=12, do_sample=False)
+    assert torch.equal(own.generate(given, **options), model.generate(given, **options))
+
+
+def test_generate_of_fftune(runs):
+    model = make("lfm2")
+    own, _ = patched(model)
+    given, = ids(7, batch=3)
+    right = model.generate(given, max_new_tokens=12, do_sample=False)
+    assert torch.equal(fftune.generate(own, given, max_new_tokens=12), right)
+    assert runs.count("conv") == 2 * runs.count("attention") >= 2 * 11
+
+
+def test_the_cache_of_a_model_without_static_ones_is_the_models(runs):
+    model = make("lfm2")
+    own, _ = patched(model)
+    given, = ids(7)
+    with torch.no_grad():
+        assert torch.allclose(own(given).logits, model(given).logits, atol=1e-4)
+        one, other = (m(given, use_cache=True).past_key_values for m in (own, model))
+    assert not runs
+    for state, right in zip(states_of(one), states_of(other)):
+        assert torch.allclose(state, right, atol=1e-5)
+
+
+def test_a_changed_convolution_is_the_models(runs):
+    model = make("lfm2")
+    own, _ = patched(model)
+    given = ids(3, 1)
+    for each in (model, own):
+        each.model.layers[2].conv.conv = torch.nn.Sequential(each.model.layers[2].conv.conv)
+        each.model.layers[2].conv.conv.weight = each.model.layers[2].conv.conv[0].weight * 2
+        each.model.layers[2].conv.conv.bias = None
+    right, _ = steps(model, given)
+    ours, _ = steps(own, given)
+    assert not runs and torch.allclose(ours, right, atol=1e-4)
+
+
+def test_other_convolutions_are_left_alone(monkeypatch):
+    from transformers.models.lfm2 import modeling_lfm2
+
+    forward = modeling_lfm2.Lfm2ShortConv.forward
+    monkeypatch.setattr(modeling_lfm2.Lfm2ShortConv, "forward",
+                        lambda self, *arguments, **options: 2 * forward(self, *arguments, **options))
+    _, report = patched(make("lfm2"))
+    assert not any("by layer" in words and "Lfm2Model" in words for _, words in report.replaced), report
+
+
+def test_an_output_gate_of_features(runs):
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AfmoeConfig(
+        **{**_SIZES, "num_hidden_layers": 3}, head_dim=8, num_dense_layers=3, sliding_window=64,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"])).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * 0.1
+    own, report = patched(model)
+    assert any(words.startswith("3 layers of AfmoeModel") for _, words in report.replaced), report
+    given = ids(5, 1, 3)
+    right, _ = steps(model, given)
+    ours, _ = steps(own, given)
+    assert set(runs) == {"attention"} and (ours - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+def test_a_gate_with_a_bias_is_left_alone():
+    model = make("lfm3")
+    gate = model.model.layers[1].self_attn.g_proj
+    gate.bias = torch.nn.Parameter(torch.ones(gate.out_features))
+    _, report = patched(model)
+    assert any("has an output gate, g_proj, with a bias" in reason for _, reason in report.left), report
+
+
+def test_restored(runs):
+    model = make("lfm2")
+    own, _ = patched(model)
+    fftune.unpatch(own)
+    given = ids(3, 1)
+    assert torch.equal(steps(own, given)[0], steps(model, given)[0]) and not runs

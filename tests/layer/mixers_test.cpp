@@ -1,0 +1,159 @@
+// Layers whose mixer is no attention, against the float64 reference.
+#include <random>
+
+#include "device/facts.hpp"
+#include "layer/problems.hpp"
+#include "runtime/plan.hpp"
+#include "support/catch.hpp"
+#include "support/op_reference.hpp"
+#include "support/verify_plan.hpp"
+#include "support/verify_variants.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+std::vector<SmallModel> models_with_states() {
+  const Sizes conv{{"d", 72}, {"h", 136}, {"heads", 3}, {"dim", 20}, {"width", 3}};
+  Sizes experts = conv;
+  experts.insert({{"experts", 6}, {"top-k", 2}});
+  Sizes wide = conv;
+  wide["width"] = 7;
+  const Sizes delta{{"d", 72},   {"h", 104},    {"heads", 2}, {"v-heads", 4},
+                    {"dim", 16}, {"v-dim", 24}, {"width", 4}};
+  return {{"qwen3.5", delta, {{"mixer", "gated-delta-rule"}, {"convention", "gemma"}}},
+          {"olmo hybrid",
+           delta,
+           {{"mixer", "gated-delta-rule"}, {"beta-scale", "2"}, {"mixer-eps", "1e-5"}}},
+          {"lfm2", conv, {{"mixer", "conv"}, {"eps", "1e-5"}}},
+          {"lfm2moe",
+           experts,
+           {{"mixer", "conv"},
+            {"ffn", "moe"},
+            {"score", "sigmoid"},
+            {"choice-bias", "yes"},
+            {"renormalise", "yes"},
+            {"gate-up", "halves"}}},
+          {"lfm2 with biases",
+           wide,
+           {{"mixer", "conv"}, {"conv-bias", "yes"}, {"out-bias", "yes"}, {"post-norms", "yes"}}}};
+}
+
+Problem with_states(const SmallModel& model, DeviceKind kind, DType dtype, const Sizes& more) {
+  Sizes sizes = model.sizes;
+  for (const auto& [name, value] : more) sizes[name] = value;
+  return layer_problem(kind, dtype, std::move(sizes), model.options);
+}
+
+/// Decoding, and prompts that are shorter than a convolution is wide and longer.
+void verify_states(Backend& backend, DType dtype, int more) {
+  const DeviceKind kind = backend.facts().kind;
+  std::mt19937_64 random(1);
+  for (const SmallModel& model : models_with_states()) DYNAMIC_SECTION(model.name) {
+      for (const Sizes& tokens : {Sizes{{"batch", 1}},
+                                  {{"batch", 5}},
+                                  {{"batch", 3}, {"s", 2}},
+                                  {{"batch", 2}, {"s", 13}}}) {
+        const Problem problem = with_states(model, kind, dtype, tokens);
+        CHECK(verify_variants(backend, layer_op(), problem, random, more) > 0);
+        verify_plan(backend, layer_op(), problem, 1);
+        Sizes several = tokens;
+        several["layers"] = 3;
+        verify_plan(backend, layer_op(), with_states(model, kind, dtype, several), 2);
+      }
+      verify_plan(backend, layer_op(),
+                  with_states(model, kind, dtype, {{"batch", 2}, {"s", 3}, {"ranks", 2}}), 3);
+    }
+}
+
+bool mentions(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("layers with states have these in the place of caches, and no positions") {
+  const auto names = [](const SmallModel& model, const Sizes& more) {
+    Names all;
+    for (const auto& tensor :
+         layer_op().tensors(with_states(model, DeviceKind::cuda, DType::bf16, more)))
+      if (tensor.role != Role::intermediate) all.push_back(tensor.name);
+    return all;
+  };
+  const auto models = models_with_states();
+  CHECK(names(models[2], {{"batch", 2}}) == Names{"x", "attn_norm", "w_in", "w_conv", "conv_state",
+                                                  "w_o", "ffn_norm", "w_gate", "w_up", "w_down",
+                                                  "y"});
+  CHECK(names(models[4], {{"batch", 2}}) ==
+        Names{"x", "attn_norm", "w_in", "b_in", "w_conv", "b_conv", "conv_state", "w_o", "b_o",
+              "attn_post_norm", "ffn_norm", "w_gate", "w_up", "w_down", "ffn_post_norm", "y"});
+  const auto tensors = layer_op().tensors(
+      with_states(models[2], DeviceKind::cuda, DType::bf16, {{"batch", 2}, {"layers", 3}}));
+  CHECK(
+      names(models[0], {{"batch", 2}}) ==
+      Names{"x",      "state_indices", "attn_norm",  "w_q",          "w_k",          "w_v",
+            "w_z",    "w_b",           "w_a",        "w_conv_q",     "w_conv_k",     "w_conv_v",
+            "A_log",  "dt_bias",       "mixer_norm", "conv_q_state", "conv_k_state", "conv_v_state",
+            "states", "w_o",           "ffn_norm",   "w_gate",       "w_up",         "w_down",
+            "y"});
+  const TensorSpec& state = tensors[tensor_index(tensors, "layers.2.conv_state")];
+  CHECK(state.shape == std::vector<std::int64_t>{2, 60, 3});
+  CHECK(state.role == Role::updated);
+}
+
+TEST_CASE("a mixer refuses the fields of others, and asks for its own") {
+  const Sizes conv{{"batch", 2}, {"d", 32}, {"h", 64}, {"heads", 4}, {"dim", 8}, {"width", 3}};
+  const auto with = [&](const char* name, std::int64_t size) {
+    Sizes sizes = conv;
+    sizes[name] = size;
+    return sizes;
+  };
+  const Options options{{"mixer", "conv"}};
+  CHECK(layer_complaint(conv, options) == "");
+  CHECK(mentions(layer_complaint(with("cache", 24), options), "cache=24 is of mixer=attention"));
+  CHECK(
+      mentions(layer_complaint(with("kv-heads", 2), options), "kv-heads=2 is of mixer=attention"));
+  CHECK(mentions(layer_complaint(with("window", 8), options), "window=8 is of mixer=attention"));
+  CHECK(mentions(layer_complaint(conv, {{"mixer", "conv"}, {"sinks", "yes"}}),
+                 "sinks=yes is of mixer=attention"));
+  CHECK(mentions(layer_complaint(with("width", 1), options), "width=1"));
+  Sizes narrow = conv;
+  narrow.erase("width");
+  CHECK(mentions(layer_complaint(narrow, options), "mixer=conv without width"));
+  CHECK(mentions(layer_complaint(with("cache", 24)), "width=3 is of mixer=conv"));
+  Sizes without_cache = narrow;
+  CHECK(mentions(layer_complaint(without_cache), "size 'cache'"));
+  CHECK(mentions(layer_complaint(conv, {{"mixer", "conv"}, {"output-gate", "heads"}}),
+                 "output-gate=heads is of mixer=attention"));
+}
+
+TEST_CASE("one launch of whole layers has neither output gates nor states") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const Sizes llama{{"batch", 1}, {"d", 2048},     {"h", 8192},    {"heads", 32},
+                    {"dim", 64},  {"kv-heads", 8}, {"cache", 2048}};
+  const Sizes conv{{"batch", 1},  {"d", 2048}, {"h", 8192},
+                   {"heads", 32}, {"dim", 64}, {"width", 3}};
+  const auto refusals = [&](const Sizes& sizes, const Options& options) {
+    std::size_t refused = 0;
+    const Problem problem = layer_problem(DeviceKind::cuda, DType::bf16, sizes, options);
+    for (const Family* family : layer::persistent_layers())
+      refused += family->refusal(problem, facts) ? 1 : 0;
+    return refused;
+  };
+  const std::size_t all = layer::persistent_layers().size();
+  CHECK(refusals(llama, {}) == all - 1);
+  CHECK(refusals(llama, {{"output-gate", "heads"}}) == all);
+  CHECK(refusals(conv, {{"mixer", "conv"}}) == all);
+}
+
+TEST_CASE("layers with states are right on the CPU, in decode and prefill") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const DType dtype : layer_op().dtypes(DeviceKind::cpu)) verify_states(*backend, dtype, 1);
+}
+
+TEST_CASE("layers with states are right on the GPU, in decode and prefill", "[gpu][states]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const DType dtype : {DType::bf16, DType::f32}) verify_states(*backend, dtype, 0);
+}
