@@ -4,10 +4,10 @@ decoders, and models of pictures and sound (media.py), in every mode.
 
 usage: architectures.py [--names a,b] [--modes patch,generate] [--sample N] [--vary N] [--seed S]
                         [--dtype float32|bfloat16] [--device cpu|cuda] [--jobs N] [--out FILE.json]
-                        [--least-layers N] [--least-mlps N] [--quiet]
+                        [--least-layers N] [--least-mlps N] [--thorough] [--quiet]
 
 Each architecture of MODEL_FOR_CAUSAL_LM_MAPPING is built from its configuration with small sizes
-and random weights. Each mode patches a copy, runs it and the original, and compares what they compute:
+and random weights. The modes patch one copy in turn, run it and the original, and compare the results:
 
   patch        logits of a batch, of a padded batch, and of one token
   projections  the same with patch(projections=True)
@@ -22,7 +22,8 @@ The models of media.py have the names "whole:KIND". Their outputs are compared i
 them and in inference mode, and in training; their gradients, and the tokens of those that generate, are too.
 
 --vary N adds N variations of each configuration: head sizes, key-value heads, activations, groups
-of experts, biases, scalings. --sample N takes N architectures by --seed. In bfloat16 an error may
+of experts, biases, scalings. They run in the modes patch, layers and train, and one after the other in one of the other
+modes; with --thorough in all. --sample N takes N architectures by --seed. In bfloat16 an error may
 be twice that of the original model against float32.
 
 The last line counts the architectures that run whole layers, that have fused MLPs, and that are
@@ -32,6 +33,7 @@ import argparse
 import contextlib
 import copy
 import functools
+import itertools
 import json
 import os
 import random
@@ -55,9 +57,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import media
 import fftune
-from fftune.patching import layers as patched_layers
+from fftune.patching import layers as patched_layers, patch_knowing
+from fftune.patching.recognise import Options
 
 MODES = ("patch", "projections", "attention", "generate", "layers", "graphs", "train", "compile")
+OF_VARIATIONS = ("patch", "layers", "train")  # modes of every variation; the others take turns
 VOCABULARY, TOKENS, NEW_TOKENS = 128, 9, 12
 FIRST_WORD = 8  # ids below it have a meaning of their own in some models
 
@@ -467,6 +471,23 @@ _PATCHES = {"projections": dict(projections=True), "attention": dict(attention=T
             "train": dict(recompute=True)}
 
 
+class Patched:
+    """A copy of a model that one mode after the other patches. They share what its modules were found to be; each
+    replacement is tried in every mode."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.model, self.known = copy.deepcopy(model), {}
+        self.configurations = [(m, m.config) for m in self.model.modules() if hasattr(m, "config")]
+
+    def patch(self, recompute: bool = False, projections: bool | str = "auto", attention: bool = False,
+              **others) -> fftune.PatchReport:
+        fftune.unpatch(self.model)
+        for module, config in self.configurations:  # patch() leaves a copy, by which kinds of modules would differ
+            module.config = config
+        self.known = {key: found for key, found in self.known.items() if key[0] != "runs"}
+        return patch_knowing(self.known, self.model, Options(recompute, projections, attention), **others)
+
+
 @contextlib.contextmanager
 def _counting_layers():
     calls, call = [], patched_layers.call
@@ -477,9 +498,8 @@ def _counting_layers():
         patched_layers.call = call
 
 
-def _run_mode(mode: str, original: Original, device: str, seed: int, result: Result) -> None:
-    patched = copy.deepcopy(original.model)
-    report = fftune.patch(patched, **_PATCHES.get(mode, {}))
+def _run_mode(mode: str, original: Original, own: Patched, device: str, seed: int, result: Result) -> None:
+    patched, report = own.model, own.patch(**_PATCHES.get(mode, {}))
     words = [line for _, line in report.replaced]
     result.replaced = sorted({*result.replaced, *words})
     result.left = sorted({*result.left, *(line for _, line in report.left)})
@@ -530,7 +550,7 @@ def try_architecture(kind: str, overrides: dict, modes: list[str], dtype: str, d
     wide = None
     if dtype != "float32":
         wide, original = original, copy.deepcopy(original).to(getattr(torch, dtype))
-    original = Original(original, wide)
+    patched, original = Patched(original), Original(original, wide)
     for mode in modes:
         if mode == "train" and dtype != "float32":
             continue
@@ -540,7 +560,7 @@ def try_architecture(kind: str, overrides: dict, modes: list[str], dtype: str, d
         tries = 2 if dtype == "float32" else 5
         for own_seed in range(seed, seed + 7 * tries, 7):
             try:
-                _run_mode(mode, original, device, own_seed, result)
+                _run_mode(mode, original, patched, device, own_seed, result)
                 break
             except Wrong as error:
                 found.append(str(error))
@@ -575,6 +595,7 @@ def main() -> int:
     parser.add_argument("--out", default="")
     parser.add_argument("--least-layers", type=int, default=0, help="fail with fewer architectures")
     parser.add_argument("--least-mlps", type=int, default=0)
+    parser.add_argument("--thorough", action="store_true", help="run variations in every mode")
     parser.add_argument("--quiet", action="store_true", help="print wrong results and counts alone")
     options = parser.parse_args()
     modes = options.modes.split(",")
@@ -589,13 +610,16 @@ def main() -> int:
     choice = random.Random(options.seed)
     if options.sample:
         kinds = sorted(choice.sample(kinds, min(options.sample, len(kinds))))
-    work = [(kind, {}) for kind in kinds]
+    work = [(kind, {}, modes) for kind in kinds]
     variations = [(kind, variation(kind, choice)) for kind in kinds for _ in range(options.vary)]
-    work += [(kind, overrides) for kind, overrides in variations if overrides]
+    turns = itertools.cycle([mode for mode in modes if mode not in OF_VARIATIONS] or [""])
+    work += [(kind, overrides, modes if options.thorough else [
+        mode for mode in modes if mode in (*OF_VARIATIONS, turn)])
+             for (kind, overrides), turn in zip([v for v in variations if v[1]], turns)]
     results = []
     with ProcessPoolExecutor(options.jobs, initializer=_begin_worker) as pool:
-        pending = [pool.submit(try_architecture, kind, overrides, modes, options.dtype,
-                               options.device, options.seed) for kind, overrides in work]
+        pending = [pool.submit(try_architecture, kind, overrides, own_modes, options.dtype,
+                               options.device, options.seed) for kind, overrides, own_modes in work]
         for future in pending:
             result = future.result()
             results.append(result)

@@ -48,8 +48,8 @@ def make_weights(model: tuple, ranks: int, norm_heads: bool) -> dict[str, torch.
     return weights
 
 
-def make_caches(batch: int, keys: int, kv_heads: int, dim: int) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.randn(batch, keys, kv_heads, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+def make_caches(batch: int, keys: int, kv_heads: int, dim: int, device: str = "cuda") -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(batch, keys, kv_heads, dim, device=device, dtype=torch.bfloat16).transpose(1, 2)
                  for _ in "kv")
 
 
@@ -192,7 +192,7 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, default=0, help="all of the model if left out")
     parser.add_argument("--replays", type=int, default=20)
     parser.add_argument("--timeout", type=float, default=20)
-    parser.add_argument("--token", action="store_true", help="a whole token, with embedding and head")
+    parser.add_argument("--token", action="store_true", help="a decode step, with embedding and head")
     parser.add_argument("--tune", type=float, default=0, help="seconds of a search on all ranks before")
     parser.add_argument("--presets", help="the folder to which a search writes its records")
     parser.add_argument("--whole", action="store_true", help="no slices: all of the model on each GPU")

@@ -81,9 +81,12 @@ CASES += [attention(*shape[:4], "causal" if shape[4] else "none", shape[5], back
 CASES += [attention(3, 24, 1536, 128, "causal", 8), attention(2, 40, 3000, 128),
           attention(8, 12, 1000, 64, "causal"), attention(1, 28, 5000, 128, "causal", 4),
           attention(2, 20, 1777, 96), attention(5, 32, 1, 128, kv_heads=4, kv=6000)]
-# Every 16 features of a head, and the 512 of Gemma 4.
+# Every 8 features of a head, other groups and masks at some of them, and the 512 of Gemma 4.
 CASES += [attention(2, 16, 4096, dim, "causal", 4, backward=backward)
-          for backward in (False, True) for dim in range(32, 257, 16)]
+          for backward in (False, True) for dim in range(32, 257, 8)]
+CASES += [attention(2, heads, 2048, dim, mask, kv_heads)
+          for heads, kv_heads in ((32, 8), (16, 16), (24, 2)) for mask in ("none", "causal")
+          for dim in (40, 72, 88, 112, 136, 192)]
 CASES += [attention(1, 16, 8192, 512, "causal", 4), attention(4, 16, 2048, 512, "causal", 4)]
 CASES += [softmax(4, 32, 2048, 2048, "none"), softmax(4, 32, 2048, 2048, "causal"),
           softmax(4, 32, 2048, 2048, "bool"), softmax(4, 32, 2048, 2048, "none", True)]
@@ -232,7 +235,8 @@ def softmax_contenders(case, sets):
             "copy": lambda t, _: t["y"].copy_(t["x"])}
 
 
-def measure(library, case):
+def measure(library, case, more=None):
+    """Times the case's contenders and `more` of them, by name."""
     plan = library.plan(case["problem"])
     library.lib.fftune_plan_describe.restype = ctypes.c_char_p
     described = json.loads(library.lib.fftune_plan_describe(plan))
@@ -240,7 +244,7 @@ def measure(library, case):
     names = [buffer["name"] for buffer in described["buffers"]]
     is_softmax = "softmax" in case
     sets = softmax_sets(case) if is_softmax else attention_sets(case)
-    contenders = (softmax_contenders if is_softmax else attention_contenders)(case, sets)
+    contenders = {**(softmax_contenders if is_softmax else attention_contenders)(case, sets), **(more or {})}
 
     def ours(t, _):
         library.run(plan, [t[name] for name in names], space)

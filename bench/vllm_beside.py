@@ -4,6 +4,7 @@
 usage: vllm_beside.py --out FILE.json [--models llama-3.2-1b,...] [--batch 1,16,64]
                       [--context 2048] [--parts PARTS] [--alternations 2] [--check] [--serve REQUESTS]
                       [--kernels] [--invariant] [--drafts K] [--tp 2] [--set NAME=JSON ...]
+                      [--only vllm|fftune]
 
 vLLM and fftune have to be installed, fftune with its entry point. Models have random weights and no
 tokenizer: nothing is downloaded. A model may have fewer layers: llama-3.1-8b:16 has 16. An engine has
@@ -26,7 +27,8 @@ check    --check: greedy tokens of requests that come and go, some of them abort
          compared up to a request's first difference. That difference is fine if the two best logits
          of vLLM lie within twice the largest deviation of log-probabilities before it. Batches run by
          fftune where they are slower, too. Tiny models (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3,
-         tiny-qwen3-moe, tiny-gpt-oss, and those with quantised weights, such as tiny-llama-fp8) are for this
+         tiny-qwen3-moe, tiny-gpt-oss, tiny-gpt-oss-bf16, tiny-gemma2, tiny-gemma3, and those with quantised
+         weights, such as tiny-llama-fp8) are for this
 
 With --drafts K vLLM verifies K drafts of each sequence, found by n-grams.
 
@@ -35,6 +37,9 @@ VLLM_BATCH_INVARIANT=1. Each of the first three is compared with the last, which
 requests one by one and all at once, and counts those that get other tokens or log-probabilities.
 
 With --tp 2 an engine has two GPUs by tensor parallelism; there are only wall times then.
+
+--only starts the engines without the plugin alone, or those with it: their times are printed, and no
+ratios.
 
 A start takes one to two minutes. A time is the median of all rounds of all starts; a ratio above 1 means
 that fftune is faster. Each row says which parts ran by fftune (`by`); a model that runs by vLLM alone is
@@ -96,8 +101,21 @@ GPT_OSS = dict(architectures=["GptOssForCausalLM"], model_type="gpt_oss", rms_no
                rope_scaling=dict(rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, beta_fast=32.0,
                                  beta_slow=1.0, truncate=False),
                quantization_config=dict(quant_method="mxfp4"))
+GEMMA3 = dict(architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", rms_norm_eps=1e-6, query_pre_attn_scalar=256,
+              sliding_window=1024, rope_theta=1e6, rope_local_base_freq=1e4, max_position_embeddings=131072,
+              hidden_activation="gelu_pytorch_tanh")
+GEMMA2 = dict(architectures=["Gemma2ForCausalLM"], model_type="gemma2", rms_norm_eps=1e-6, query_pre_attn_scalar=256,
+              sliding_window=4096, rope_theta=1e4, max_position_embeddings=8192, attn_logit_softcapping=50.0,
+              final_logit_softcapping=30.0, hidden_activation="gelu_pytorch_tanh")
+MODELS |= {"gemma-3-4b": sized(GEMMA3, 2560, 10240, 34, 8, 4, 256, 262208),
+           "gemma-2-9b": sized(GEMMA2, 3584, 14336, 42, 16, 8, 256, 256000),
+           "tiny-gemma3": dict(tiny(GEMMA3), sliding_window=128, num_hidden_layers=7),
+           "tiny-gemma2": dict(tiny(GEMMA2), sliding_window=128, num_hidden_layers=4)}
+# gpt-oss in bfloat16: -bf16.
 MODELS |= {"gpt-oss-20b": sized(GPT_OSS, 2880, 2880, 24, 64, 8, 64, 201088),
            "tiny-gpt-oss": dict(tiny(GPT_OSS), intermediate_size=512, num_local_experts=8)}
+for name in ("gpt-oss-20b", "tiny-gpt-oss"):
+    MODELS[name + "-bf16"] = {key: value for key, value in MODELS[name].items() if key != "quantization_config"}
 # Formats of quantised weights, by the end of a model's name.
 for end, config in (("-int4", GPTQ), ("-fp8", FP8), ("-fp8-blocks", dict(FP8, weight_block_size=[128, 128]))):
     MODELS |= {base + end: dict(MODELS[base], quantization_config=config)
@@ -216,6 +234,10 @@ def checkpoint_like(module, *_):
         elif data.element_size() == 1:
             for part in data.split(4096):
                 part.copy_(torch.randn(part.shape, device=data.device, dtype=torch.bfloat16, generator=generator))
+        elif name == "sinks":
+            data.normal_(generator=generator)
+        elif name in ("w13_bias", "w2_bias"):  # of experts
+            data.normal_(0, 0.1, generator=generator)
         elif data.dim() < 2 or name.endswith("bias"):
             data.fill_(0 if name.endswith("bias") else 1)
         else:
@@ -229,10 +251,14 @@ def unit_gain(model):
     rank = torch.distributed.get_rank()
     generators = [torch.Generator(device="cuda").manual_seed(seed) for seed in (0, 1 + rank)]
     for name, weight in model.named_parameters():
-        if weight.dim() < 2:
-            weight.data.fill_(0 if name.endswith("bias") else 1)
+        if name.endswith("sinks"):
+            weight.data.normal_(generator=generators[1])
+        elif weight.dim() < 2:  # Gemma's norms have the distance from 1
+            weight.data.fill_(0 if name.endswith("bias") or "Gemma" in type(model).__name__ else 1)
+        elif name.endswith("_bias"):  # of experts
+            weight.data.normal_(0, 0.1, generator=generators[1])
         else:
-            on_all = name.endswith(".gate.weight")  # a router; other weights are slices of a rank
+            on_all = name.endswith((".gate.weight", ".router.weight"))  # of all ranks; other weights are slices of a rank
             weight.data.normal_(0, weight.shape[-1] ** -0.5, generator=generators[not on_all])
 
 
@@ -246,6 +272,7 @@ class Engine:
             from fftune.vllm import faster
 
             faster.GAIN = float("inf")
+            faster.Choice.is_faster_everywhere = lambda choice: True
         self.graphs = LastGraph()
         self.vocabulary = config["vocab_size"]
         self.numbers = random.Random(0)
@@ -564,6 +591,7 @@ def measured(engine, arguments):
     def add(key, values):
         if None not in values:  # a step may be no graph
             times.setdefault(key, []).extend(values)
+            print(engine.name, *key, "median", round(statistics.median(values), 4), flush=True)
 
     if arguments.serve:
         engine.call("serve", max(arguments.serve // 4, 1))
@@ -597,6 +625,7 @@ def measured(engine, arguments):
 def run(model, arguments, folder):
     settings = settings_of(model, arguments)
     names = ("vllm", "vllm-invariant", "fftune", "fftune-invariant") if arguments.invariant else ("vllm", "fftune")
+    names = [name for name in names if arguments.only in ("", name)]
     rows, facts, times, found, by, lines = [], {}, {name: {} for name in names}, {}, {}, []
     for name in names:
         log_of(model, name, folder).unlink(missing_ok=True)
@@ -627,7 +656,7 @@ def run(model, arguments, folder):
     for line in lines:
         print(f"  {line}", flush=True)
     parts = [part for part, choice in by.items() if choice is None or any(fast for *_, fast in choice.values())]
-    if not parts:
+    if not parts and arguments.only != "vllm":
         add(work="failed", by="vLLM alone")
     *others, mine = names
     for key, values in times[mine].items():
@@ -642,7 +671,7 @@ def run(model, arguments, folder):
             if key == "steps" or key[0] == "kernels":
                 add(work=key[0] if key != "steps" else key, engine=name,
                     **(dict(steps=found[name][key]) if key == "steps" else dict(batch=key[1], kernels=found[name][key])))
-    if arguments.check:
+    if arguments.check and others:
         add(work="check", by=parts, **compare_tokens(*[found[name]["check"] for name in names]))
     if arguments.invariant:
         usual, invariant = (found[name]["alone"] for name in names[-2:])
@@ -670,6 +699,7 @@ def main():
     parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=JSON")
     parser.add_argument("--invariant", action="store_true")
+    parser.add_argument("--only", default="", choices=["vllm", "fftune"])
     parser.add_argument("--tp", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.batch is None:
