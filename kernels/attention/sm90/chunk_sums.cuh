@@ -6,6 +6,7 @@
 #include "attention/sm90/config.cuh"
 #include "attention/sm90/params.cuh"
 #include "attention/softmax.cuh"
+#include "common/async.cuh"
 #include "common/numerics.cuh"
 
 namespace fftune {
