@@ -1,6 +1,7 @@
 // ssd: its fields, tensors and test data.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -33,16 +34,35 @@ std::optional<std::int64_t> usual_block(const Problem& problem) {
   return saturated_product(*usual_x_row(problem), size_or(problem, "state-dim", 0));
 }
 
-/// Steps from 0.001 to 0.1, as models begin with; some tokens leave the state as it is, some erase
-/// it.
-double drawn_step(std::mt19937_64& random) {
-  const std::uint64_t kind = random() % 64;
-  return kind == 0 ? 0 : kind == 1 ? 20 : std::pow(10, -3 + 2 * uniform(random));
+double inverse_softplus(double step) {
+  return step + std::log(-std::expm1(-step));
 }
-/// Inputs whose softplus is such a step.
-double drawn_input(std::mt19937_64& random) {
-  const double step = drawn_step(random);
-  return step == 0 ? -200 : step + std::log(-std::expm1(-step));
+
+/// Steps as models begin with, where limits leave a choice: from 0.001 to 0.13.
+struct StepRange {
+  double low, high;
+
+  explicit StepRange(const Layer& layer)
+      : low(std::max<double>(layer.dt_min, std::min(0.001, layer.dt_max / 8.0))),
+        high(std::min<double>(layer.dt_max, std::max(0.13, layer.dt_min * 8.0))) {}
+
+  /// Of the logarithm.
+  double width() const { return std::log(high / low); }
+  double drawn(std::mt19937_64& random) const { return low * std::exp(width() * uniform(random)); }
+};
+
+/// Draws steps, of which one in ten is beyond each limit that is set, so that it is replaced. Some
+/// tokens leave the state as it is, some erase it.
+auto steps_drawn_for(const Layer& layer) {
+  const StepRange limits(layer);
+  StepRange range = limits;
+  const double beyond = std::exp(limits.width() > 0 ? limits.width() / 8 : 1);
+  if (layer.dt_min > 0) range.low /= beyond;
+  if (std::isfinite(layer.dt_max)) range.high *= beyond;
+  return [range](std::mt19937_64& random) {
+    const std::uint64_t kind = random() % 64;
+    return kind == 0 ? 0 : kind == 1 ? 20 : range.drawn(random);
+  };
 }
 
 std::vector<TensorSpec> tensors_of(const Layer& layer) {
@@ -54,12 +74,20 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   }
   list.rows("x", layer.dtype, Role::input, heads, dim, layer.v_row);
   TensorSpec& dt = list.rows("dt", layer.dtype, Role::input, heads, 1, layer.gate_row);
+  const StepRange steps(layer);
   // Where values are given instead of drawn, they are as small.
   if (layer.softplus && layer.bias) {
-    dt.scale = 0.5;
+    // The bias is that of a step between the limits, and dt takes few steps beyond them.
+    dt.scale = steps.width() > 0 ? std::min(0.5, steps.width() / 4) : 0.5;
+  } else if (layer.softplus) {
+    dt.draw = each([drawn = steps_drawn_for(layer)](std::mt19937_64& random) {
+      const double step = drawn(random);
+      return step == 0 ? -200 : inverse_softplus(step);
+    });
+    dt.scale = 0.5, dt.mean = -4;
   } else {
-    dt.draw = each(layer.softplus ? drawn_input : drawn_step);
-    dt.scale = layer.softplus ? 0.5 : 0.02, dt.mean = layer.softplus ? -4 : 0.1;
+    dt.draw = each(steps_drawn_for(layer));
+    dt.scale = 0.02, dt.mean = 0.1;
   }
   if (layer.given)
     list.add({"A", DType::f32, {heads}, Role::input, 0.3, -3}).draw =
@@ -72,8 +100,10 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   if (layer.skip) list.add({"D", DType::f32, {heads}});
   if (layer.bias)
     list.add({"dt_bias", DType::f32, {heads}, Role::input, 0.5, layer.softplus ? -4.0 : 0.1}).draw =
-        each([given = !layer.softplus](std::mt19937_64& random) {
-          return given ? 0.1 * uniform(random) : -7 + 5 * uniform(random);
+        each([steps, given = !layer.softplus](std::mt19937_64& random) {
+          if (!given) return inverse_softplus(steps.drawn(random));
+          // What is added to a step leaves most of them between the limits.
+          return random() % 2 == 0 ? 0 : (steps.high - steps.low) / 2 * uniform(random);
         });
   list.add_cache();
   list.add_sequences();

@@ -221,6 +221,43 @@ TEST_CASE("a step of ssd at a limit has no gradient, and one at the limit itself
   CHECK(found.at("ddt")[2] == 0);
 }
 
+TEST_CASE("most steps of ssd's test data are between the limits, and some are beyond each") {
+  const Sizes sizes{{"s", 500}, {"b", 1}, {"heads", 40}, {"dim", 1}, {"state-dim", 1}};
+  const auto limits = GENERATE(std::pair{"0", "0"}, std::pair{"0.01", "0"}, std::pair{"0", "0.05"},
+                               std::pair{"0.01", "0.05"}, std::pair{"0.5", "0"},
+                               std::pair{"0", "0.0005"}, std::pair{"0.02", "0.025"});
+  const char *softplused = GENERATE("yes", "no"), *biased = GENERATE("yes", "no");
+  const Problem problem = ssd_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
+                                      {{"dt-min", limits.first},
+                                       {"dt-max", limits.second},
+                                       {"softplus", softplused},
+                                       {"dt-bias", biased}});
+  CAPTURE(problem.text());
+  std::map<std::string, std::vector<double>> inputs;
+  std::mt19937_64 random(3);
+  for (const TensorSpec& tensor : ssd_op().tensors(problem)) {
+    auto& values = inputs[tensor.name];
+    values.resize(static_cast<std::size_t>(tensor.elements()));
+    if (tensor.draw) {
+      tensor.draw(random(), values);
+      continue;
+    }
+    std::normal_distribution<double> normal(tensor.mean, tensor.scale);
+    for (double& value : values) value = normal(random);
+  }
+  const ssd::Layer layer = ssd::layer_of(problem);
+  std::size_t below = 0, above = 0;
+  const auto& dt = inputs.at("dt");
+  for (std::size_t i = 0; i < dt.size(); ++i) {
+    double step = dt[i] + (layer.bias ? inputs.at("dt_bias")[i % 40] : 0);
+    if (layer.softplus) step = softplus(step);
+    below += step<layer.dt_min, above += step> layer.dt_max;
+  }
+  CHECK(below + above < dt.size() * 2 / 5);
+  CHECK((below > dt.size() / 50) == (layer.dt_min > 0));
+  CHECK((above > dt.size() / 50) == std::isfinite(layer.dt_max));
+}
+
 TEST_CASE("random problems of ssd are right on the CPU") {
   verify_small_on_cpu(ssd_op(), random_ssd, 1500);
   verify_larger_on_cpu(ssd_op(), random_ssd, 30);
