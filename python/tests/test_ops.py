@@ -549,6 +549,34 @@ def test_no_tokens():
     assert gate.grad.eq(0).all() and x.grad.shape == x.shape
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("op", ["ssd", "gated_delta_rule", "gated_delta_rule kv", "causal_conv1d"])
+def test_states_of_no_tokens_stay(op, packed):
+    lead, offsets = ((0,), torch.zeros(3, dtype=torch.int32)) if packed else ((2, 0), None)
+    heads, wide = torch.zeros(*lead, 2, 3), torch.zeros(*lead, 2, 4)
+    state = torch.randn(2, 2, 3, 4)
+    if op == "ssd":
+        run = lambda **more: ops.ssd(heads, heads[..., 0], -torch.ones(2), wide, wide, **more)
+    elif op == "causal_conv1d":
+        state = torch.randn(2, 3, 6)
+        run = lambda initial_state, return_state, offsets: ops.causal_conv1d(
+            wide[..., 0, :].repeat(*[1] * len(lead), 2)[..., :6], torch.randn(6, 4), initial=initial_state, final=return_state,
+            offsets=offsets)
+    else:
+        layout = "kv" if op.endswith("kv") else "vk"
+        state = state.mT.contiguous() if layout == "kv" else state
+        run = lambda **more: ops.gated_delta_rule(wide, wide, heads, heads[..., 0], heads[..., 0], state_layout=layout, **more)
+    begins = state.clone().requires_grad_()
+    out, final = run(initial_state=begins, return_state=True, offsets=offsets)
+    assert out.numel() == 0 and torch.equal(final, state)
+    final.sum().backward()
+    assert begins.grad.eq(1).all()
+    if op != "causal_conv1d":
+        counts = torch.tensor([True, False])
+        _, final = run(initial_state=state, has_state=counts, return_state=True, offsets=offsets)
+        assert torch.equal(final, state * counts[:, None, None, None])
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_op_without_a_gradient_says_so(compiled):
     """PyTorch would leave it out with a warning, and the rest of a model would be trained."""

@@ -128,6 +128,12 @@ _declare("", "vk")
 _declare("_kv", "kv")
 
 
+def kept_state(initial_state: Tensor, has_state: Tensor | None) -> Tensor:
+    """What a call without tokens leaves: the states that its sequences begin with. No kernel runs."""
+    kept = initial_state.clone()
+    return kept if has_state is None else torch.where(has_state.bool()[:, None, None, None], kept, 0)
+
+
 def _wide(t: Tensor | None) -> Tensor | None:
     return t.float() if has_sizes(t) and t.dtype in (torch.bfloat16, torch.float16, torch.float64) else t
 
@@ -206,6 +212,8 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None,
         dtype = "bf16" if has_sizes(initial_state) and initial_state.dtype is torch.bfloat16 else "f32"
         out, final_state = call(getattr(OPS, f"gated_delta_rule{end}"), *tensors, initial_state,
                                 has_state, offsets, *rules, dtype, keep)
+        if keep and initial_state is not None and not q.numel():
+            final_state = kept_state(initial_state, has_state)
         return (out, final_state) if keep else out
     if initial_state is not None or return_state:
         raise Error("gated-delta-rule: initial_state or return_state with states: these are updated "

@@ -7,7 +7,7 @@ from .._custom import OPS, call, gradient, wants_gradient
 from .._declare import declare
 from .._library import Error
 from .attention import _rowed
-from .gated_delta_rule import _laid_states, _wide
+from .gated_delta_rule import _laid_states, _wide, kept_state
 
 _SHAPES = {**dict.fromkeys(("x", "d_out"), "[..., tokens, heads, features]"),
            **dict.fromkeys(("B", "C"), "[..., tokens, groups, state_features]"),
@@ -140,6 +140,8 @@ def ssd(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, D: Tensor
         keep = flag("ssd", "return_state", return_state)
         dtype = "bf16" if has_sizes(initial_state) and initial_state.dtype is torch.bfloat16 else "f32"
         out, final_state = call(OPS.ssd, *tensors, initial_state, has_state, offsets, *rules, dtype, keep)
+        if keep and initial_state is not None and not x.numel():
+            final_state = kept_state(initial_state, has_state)
         return (out, final_state) if keep else out
     if initial_state is not None or return_state:
         raise Error("ssd: initial_state or return_state with states: these are updated in place")
