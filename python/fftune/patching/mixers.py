@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import ops, reference
 from .recognise import (Foreign, Numbers, Options, Unfit, are_plain, expect_plain_parameters, has_kernels, identify,
-                        is_close, original, remembered, undoable)
+                        is_close, original, remembered, trying, undoable)
 from .trial import hidden, replace_forward
 
 _ACTS = {None: "none", "silu": "silu", "swish": "silu"}
@@ -42,12 +42,19 @@ def _offsets(batch: int, tokens: int, options: dict) -> Tensor | None:
     return torch.cat((begins, begins.new_tensor([indices.numel()]))).int()
 
 
+def _are_apart(batch: int, tokens: int, options: dict) -> bool:
+    """Whether _offsets() tells sequences of all tokens apart, or none are packed."""
+    indices = options.get("seq_idx")
+    return indices is None or indices.shape == (batch, tokens)
+
+
 def _convolve(theirs: Callable) -> Callable:
     @functools.wraps(theirs)
     def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, **options):
         others = ("initial_states", "return_final_states", "final_states_out")
-        if not _serves(hidden_states, weight, bias, activation) or any(
-                options.get(name) not in (None, False) for name in others):
+        if (not _serves(hidden_states, weight, bias, activation)
+                or not _are_apart(hidden_states.shape[0], hidden_states.shape[2], options)
+                or any(options.get(name) not in (None, False) for name in others)):
             return theirs(hidden_states, weight, bias, activation=activation, **options)
         x = hidden_states.transpose(1, 2)
         offsets = _offsets(*x.shape[:2], options)
@@ -130,20 +137,24 @@ def _core(theirs: Callable) -> Callable:
     @functools.wraps(theirs)
     def gated_delta_rule(query, key, value, g, beta, *others, **options):
         initial, packed = options.get("initial_state"), options.get("cu_seqlens")
+        keeps = bool(options.get("output_final_state"))
+        # Indices of sequences tell how many states there are to the device alone.
+        indexed = packed is None and options.get("seq_idx") is not None
         if (others or not has_kernels(query) or torch.is_autocast_enabled(query.device.type)
                 or not query.dtype == key.dtype == value.dtype or max(key.shape[-1], value.shape[-1]) > _MOST_FEATURES
                 or value.shape[2] % key.shape[2] or not 0 < query.numel()
                 or initial is not None and initial.dtype not in (torch.float32, torch.bfloat16)
-                or packed is None and options.get("seq_idx") is not None or packed is not None and query.shape[0] != 1
+                or indexed and (keeps or initial is not None or not _are_apart(*query.shape[:2], options))
+                or packed is not None and query.shape[0] != 1
                 or not are_plain(query, key, value, g, beta, initial, packed)):
             return theirs(query, key, value, g, beta, *others, **options)
-        given = [t if packed is None else t[0] for t in (query, key, value, g.float(), beta.float())]
-        keeps = bool(options.get("output_final_state"))
+        offsets = _offsets(*query.shape[:2], options) if indexed else None if packed is None else packed.int()
+        given = [t if offsets is None else t.flatten(0, 1) for t in (query, key, value, g.float(), beta.float())]
         found = ops.gated_delta_rule(
             *given, qk_norm=bool(options.get("use_qk_l2norm_in_kernel")), initial_state=initial, state_layout="kv",
-            offsets=None if packed is None else packed.int(), return_state=keeps)
+            offsets=offsets, return_state=keeps)
         out, state = found if keeps else (found, None)
-        return out if packed is None else out[None], state
+        return out.view(value.shape), state
     return gated_delta_rule
 
 
@@ -201,6 +212,7 @@ def _scan(theirs: Callable) -> Callable:
                           dt_softplus=False, dt_limit=_NO_LIMIT, return_final_states=False, **options):
         packed = options.get("seq_idx") is not None
         if (options.get("z") is not None or packed and (return_final_states or initial_states is not None)
+                or not _are_apart(*hidden_states.shape[:2], options)
                 or not _has_ssd(hidden_states, dt, B, C, A, D, dt_bias, initial_states)
                 or not 0 <= dt_limit[0] <= dt_limit[1] or dt_limit[1] == 0
                 or initial_states is not None and initial_states.dtype not in (torch.float32, torch.bfloat16)
@@ -215,6 +227,26 @@ def _scan(theirs: Callable) -> Callable:
                         initial_state=initial_states, offsets=offsets, return_state=bool(return_final_states))
         return found if return_final_states else found.view(hidden_states.shape)
     return mamba2_chunk_scan
+
+
+def _split(theirs: Callable) -> Callable:
+    """The fused form of all of a layer in training, which transformers has of a package alone. Without that it gives
+    None, and the layer goes on by the functions above; but of packed sequences it raises instead."""
+    @functools.wraps(theirs)
+    def mamba2_split_conv1d_scan_combined(zxbcdt, *arguments, **options):
+        if not zxbcdt.is_cuda and options.get("seq_idx") is not None:
+            return None
+        return theirs(zxbcdt, *arguments, **options)
+    return mamba2_split_conv1d_scan_combined
+
+
+def _expect_split(theirs: Callable) -> bool:
+    """That there is no package, whose function would take these arguments for tensors."""
+    with trying("mamba2_split_conv1d_scan_combined is a package's"):
+        found = theirs(*[None] * 7)
+    if found is not None:
+        raise Unfit("mamba2_split_conv1d_scan_combined computes something")
+    return True
 
 
 def _first(t: Tensor | None, dims: int) -> Tensor | None:
@@ -293,10 +325,11 @@ def _expect_select(theirs: Callable) -> bool:
     return _expect_ssd(run, lambda numbers: (*_draw_ssd(numbers, 1), _NO_LIMIT), "mamba2_selective_state_update")
 
 
-# By the name that a modeling file has for a function: what must hold for it, ours, and the op that it is.
+# By the name that a modeling file has for a function: what must hold for it, ours, and the op that it is if any.
 _FUNCTIONS = {"causal_conv1d_fn": (_expect_convolution, _convolve, "causal_conv1d"),
               "causal_conv1d_update": (_expect_update, _advance, "causal_conv1d"),
               "mamba2_chunk_scan": (_expect_scan, _scan, "ssd"),
+              "mamba2_split_conv1d_scan_combined": (_expect_split, _split, None),
               "mamba2_selective_state_update": (_expect_select, _select, "ssd"),
               **dict.fromkeys(("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule",
                                "chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"),
@@ -339,16 +372,16 @@ def patch_mixer(module: nn.Module, known: dict, options: Options) -> str | None:
             names.append(name)
         except Unfit as unfit:
             reason = unfit
-    if not names:
-        raise reason
+    ops_of_it = list(filter(None, dict.fromkeys(_FUNCTIONS[name][2] for name in names)))
+    if not ops_of_it:
+        raise reason or Unfit(f"{type(module).__name__} calls no function that an op computes")
     width = getattr(module, "hidden_size", None)
     if not isinstance(width, int):
         width = next((m.in_features for m in module._modules.values() if isinstance(m, nn.Linear)), None)
     if width is None:
         raise Unfit(f"{type(module).__name__} has no projection whose input could be tried")
     replace_forward(module, mixer_forward, (tuple(names),), hidden(width), known)
-    by = " and ".join(dict.fromkeys(_FUNCTIONS[name][2] for name in names))
-    return f"functions of {type(module).__name__} by {by}"
+    return f"functions of {type(module).__name__} by {' and '.join(ops_of_it)}"
 
 
 @undoable
@@ -358,4 +391,11 @@ def mixer_forward(self, *arguments, **options):
     if torch.compiler.is_compiling() or any("_hf_hook" in m.__dict__ for m in self._modules.values() if m is not None):
         return original(self, *arguments, **options)
     names, = self._fftune
-    return _forward_of(type(self), names)(self, *arguments, **options)
+    forward = _forward_of(type(self), names)
+    if options.get("cu_seq_lens_q") is not None and options.get("seq_idx") is None \
+            and "cu_seq_lens_q" in forward.__code__.co_consts:
+        # The core keeps sequences apart by their ends, and the convolution by indices alone: it would mix them.
+        x = arguments[0] if arguments else options["hidden_states"]
+        places = torch.arange(x.shape[1], device=x.device)
+        options["seq_idx"] = torch.searchsorted(options["cu_seq_lens_q"][1:].long(), places, right=True).int()[None]
+    return forward(self, *arguments, **options)
