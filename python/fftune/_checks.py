@@ -117,8 +117,9 @@ def expect(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...],
 def one_scale(op: str, k_scale: Tensor | None, v_scale: Tensor | None) -> tuple[bool, tuple[Tensor, Tensor]]:
     """Whether scales of keys and values of float8_e4m3fn are those of heads, and both as tensors [scales]."""
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if not has_sizes(scale) or scale.dim() > 1:
-            given = list(scale.shape) if has_sizes(scale) else named(scale)
+        unlike = _unlike_tensor(scale)
+        if unlike or scale.dim() > 1:
+            given = unlike or list(scale.shape)
             raise Error(f"{op}: {name} is {given}: give float32 [1] or [kv_heads] for keys and values of "
                         "torch.float8_e4m3fn")
     scales = k_scale.reshape(-1), v_scale.reshape(-1)
