@@ -47,6 +47,7 @@ _HOMES = {
     "unpatch": "patching",
     "PatchReport": "patching",
     "generate": "patching.decoding",
+    "Float8StaticCache": "patching.float8_cache",
     "graphed": "patching.training",
     "register_attention": "patching.attention",
     "register_experts": "patching.experts_interface",
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from .nn import quantise
     from .patching import PatchReport, patch, unpatch
     from .patching.decoding import generate
+    from .patching.float8_cache import Float8StaticCache
     from .patching.training import graphed
     from .tuning import check, explain, tune
 

@@ -366,6 +366,15 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     return " ".join([f"{name}={value}" for name, value in options.items()])
 
 
+def float8_form(form: str, scales: str) -> tuple[str, int]:
+    """The form of layers whose caches are float8_e4m3fn with scales of a "tensor" or of each "head", and where among
+    a layer's weights k_scale and v_scale then stand."""
+    found = dict(entry.split("=") for entry in form.split(" "))
+    form = _as_packed(found, {*found["weights"].split(","), "k_scale", "v_scale"}, {
+        "cache-format": "e4m3", **({"cache-scales": "head"} if scales == "head" else {})})
+    return form, parse(form).weights.index("k_scale")
+
+
 def packed_form(form: str, packed: str, zeros: bool, h: int) -> str:
     """The form of layers with w_q, w_k, w_v, w_o, w_gate, w_up and w_down if those are packed."""
     found = dict(entry.split("=") for entry in form.split(" "))

@@ -399,10 +399,14 @@ CALLS = {
         lambda wrong: fftune.explain({"op": "rmsnorm", "m": wrong, "d": 8}, "cpu"),
         lambda wrong: fftune.explain({"op": "rmsnorm", "m": 1, "d": 8, "pass": wrong, "dtype": wrong}, "cpu"),
         lambda wrong: fftune.explain({"op": "rmsnorm", "m": 1, "d": 8}, wrong)],
+    "Float8StaticCache": lambda: options_of(fftune.Float8StaticCache, dict(
+        config=llama().config, max_cache_len=8, scales=[(0.5, torch.ones(1))])) + [
+            lambda wrong: fftune.Float8StaticCache(llama().config, 8, [wrong]),
+            lambda wrong: fftune.Float8StaticCache(llama().config, 8, [(wrong, 1.0)])],
     "graphed": lambda: [fftune.graphed, lambda wrong: fftune.graphed(LINEAR, wrong)],
     "generate": lambda: [lambda wrong: fftune.generate(wrong, IDS, 2), *generated(
         llama(), ids=IDS.long(), max_new_tokens=2, stop=[3], pad=0, temperature=1.0, top_k=2, top_p=0.5,
-        min_p=0.0, seeds=1)()],
+        min_p=0.0, seeds=1, cache=None)()],
     "Group": lambda: [*options_of(lambda **options: group(**options).close(), dict(
         name="wrong-values", rank=0, ranks=1, device="cpu", max_bytes=64, timeout=0.01, nccl=False)), *(
             lambda wrong, name=name: in_group(lambda own: own.tune(**{"call": int, name: wrong}))

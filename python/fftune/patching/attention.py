@@ -25,6 +25,7 @@ LAYERS = "fftune_layers"
 EAGER = "fftune_eager"
 OURS = (NAME, SDPA, LAYERS)
 STATIC_LAYERS = ("StaticLayer", "StaticSlidingWindowLayer")  # of transformers' caches
+FLOAT8_LAYERS = ("Float8StaticLayer", "Float8StaticSlidingWindowLayer")  # of fftune.Float8StaticCache
 _MARK = (1, 1, 0, 0)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -133,6 +134,13 @@ def is_available() -> bool:
     AttentionMaskInterface.register(LAYERS, with_lengths(sdpa_mask))
     AttentionMaskInterface.register(EAGER, with_lengths(eager_mask))
     return True
+
+
+def format_of(layer) -> str | None:
+    """How a layer of a static cache stores keys and values: "" in the model's type, or as float8_e4m3fn with scales of
+    a "tensor" or of each "head". None for other layers."""
+    kind = type(layer).__name__
+    return "" if kind in STATIC_LAYERS else layer.cache_scales if kind in FLOAT8_LAYERS else None
 
 
 # Whether attention is given masks, as somebody reads them who does not know lengths.

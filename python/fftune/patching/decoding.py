@@ -28,7 +28,7 @@ from .._ops.layer import has_layout
 from .._ops.packed import packed_word
 from .._versions import CACHE_NAMES, as_option, cache_of, pytree, take_cache
 from .analytic import PATCHED
-from .attention import STATIC_LAYERS
+from .attention import FLOAT8_LAYERS, format_of
 from .caches import with_growing_cache
 from .graphs import _tensors_of
 from .layer_specs import _is_norm, _norm_of
@@ -144,19 +144,22 @@ class Whole:
     norm: nn.Module
     scale: float  # of the embedding
 
-    def caches_of(self, cache, batch: int, places: int) -> list[Tensor] | None:
-        """Keys and values of each layer, if the op can read and write them in the first `places`."""
+    def layers_of(self, cache, batch: int, places: int) -> list | None:
+        """Those of a cache, if the op can read and write them in the first `places`."""
         own = [cache.layers[spec.index] for spec in self.group.specs]
         window, weight = self.group.specs[0].window, self.embedding.weight
+        formats = {format_of(kv) for kv in own}
+        if len(formats) > 1 or not all(self.group.reads(kv, spec, weight) for kv, spec in zip(own, self.group.specs)):
+            return None
+        dtype = torch.float8_e4m3fn if formats == {"tensor"} or formats == {"head"} else weight.dtype
         tensors = [t for kv in own for t in (kv.keys, kv.values)]
         # A cache of a window's size is in the order of the tokens until it is full.
         shape = (batch, *tensors[0].shape[1:])
-        if any(type(kv).__name__ not in STATIC_LAYERS for kv in own) or shape[2] < places \
-                or window is not None and shape[2] > window or any(
-                t.dtype != weight.dtype or t.device != weight.device or t.shape != shape
+        if shape[2] < places or window is not None and shape[2] > window or any(
+                t.dtype != dtype or t.device != weight.device or t.shape != shape
                 or not has_layout(t) for t in tensors):
             return None
-        return tensors
+        return own
 
     def angles_of(self, places: int) -> Tensor | None:
         """The angles of the places from 0 on."""
@@ -292,15 +295,15 @@ def whole_of(head: Head) -> Whole:
 class _State:
     """The state of some sequences, as the op `decode` has it, and its other arguments."""
 
-    def __init__(self, whole: Whole, caches: list[Tensor], loop: "Loop", length: int):
+    def __init__(self, whole: Whole, layers: list, loop: "Loop", length: int):
         batch, device = loop.ids.shape[0], loop.ids.device
         full = lambda value: torch.full((batch,), value, dtype=torch.int32, device=device)
         self.ids, self.ended = loop.ids[:, 0].int(), loop.done.int()
         self.lengths, self.steps = full(length), full(1)
         self.out = loop.out.int()
         group, norm, product = whole.group, whole.norm, whole.head.product
-        weights = [w.of(layer) for layer, spec in zip(group.layers, group.specs)
-                   for w in spec.weights]
+        form, weights = group.given(0, layers)
+        caches = [t for kv in layers for t in (kv.keys, kv.values)]
         draw = [loop.draw.get(name) for name in ("temperature", "seeds", "top_k", "top_p", "min_p")]
         own = whole.head.weight
         head, *packed = (own, None, None, "") if isinstance(own, Tensor) else (
@@ -310,7 +313,7 @@ class _State:
             loop.stop.int() if loop.stop.numel() else None, whole.embedding.weight,
             whole.angles_of(caches[0].shape[2]), None, weights, caches, norm.weight,
             getattr(norm, "bias", None), head, product.bias, *draw,
-            group.specs[0].form, whole.scale, whole.head.softcap, loop.pad, False, 0, None, *packed, None)
+            form, whole.scale, whole.head.softcap, loop.pad, False, 0, None, *packed, None)
 
     def advance(self) -> None:
         call(OPS.decode, *self.arguments)
@@ -353,8 +356,8 @@ class Loop:
         self.advance(ids)
         if self.whole is not None and self.count > 1:
             # The last id has no key.
-            caches = self.whole.caches_of(self.cache, ids.shape[0], ids.shape[1] + self.count - 1)
-            self.state = caches and _State(self.whole, caches, self, ids.shape[1])
+            layers = self.whole.layers_of(self.cache, ids.shape[0], ids.shape[1] + self.count - 1)
+            self.state = layers and _State(self.whole, layers, self, ids.shape[1])
         if self.count > 1:
             self.advance(self.ids)  # as it is: it makes the plans that a capture has to find
         replay = self._capture() if self.count > 2 else None
@@ -439,7 +442,7 @@ def _stops(model: nn.Module, stop) -> tuple[int, ...]:
 def generate(model: nn.Module, ids: Tensor, max_new_tokens: int, *, stop: int | list[int] | None = None,
              pad: int | None = None, temperature: float | None = None, top_k: int | None = None,
              top_p: float | None = None, min_p: float | None = None,
-             seeds: Tensor | int | None = None) -> Tensor:
+             seeds: Tensor | int | None = None, cache=None) -> Tensor:
     """Generates tokens with a model of ``patch(model, whole_layers=True)``: ids go in and ids come out.
 
     The prompt runs through the decoder and the head. On a GPU the second step is captured in a CUDA graph
@@ -453,6 +456,9 @@ def generate(model: nn.Module, ids: Tensor, max_new_tokens: int, *, stop: int | 
         pad: Id behind the end of a sequence; the model's pad_token_id by default, or the first of `stop`.
         temperature, top_k, top_p, min_p: As in `fftune.ops.sample`; without temperature the best id.
         seeds: int64 [batch] or an int, the seed of each sequence; by default from PyTorch's generator.
+        cache: An empty `Float8StaticCache` for at least tokens + max_new_tokens - 1 tokens, of the model's
+            configuration. By default keys and values are stored in the model's type. The cache has those of all ids
+            but the last afterwards; its reset() empties it for another call.
 
     Returns:
         [batch, tokens + new], the prompts and the new ids.
@@ -488,11 +494,34 @@ def generate(model: nn.Module, ids: Tensor, max_new_tokens: int, *, stop: int | 
     least, most = (bound.item() for bound in ids.aminmax())
     if least < 0 or most >= vocabulary:
         raise Error(f"generate: ids are {least} to {most}: the model has 0 to {vocabulary - 1}")
-    cache = StaticCache(config=model.config.get_text_config(),
-                        max_cache_len=ids.shape[1] + max_new_tokens)
+    if cache is None:
+        cache = StaticCache(config=model.config.get_text_config(), max_cache_len=ids.shape[1] + max_new_tokens)
+    else:
+        _expect_cache(cache, head, ids, ids.shape[1] + max_new_tokens - 1)
     draw = {} if temperature is None else _draws(ids, temperature, top_k, top_p, min_p, seeds)
     loop = Loop(head, cache, ids, max_new_tokens, stop, pad, draw, _whole_or_none(head))
     return torch.cat((ids, loop.run(ids)), -1)
+
+
+def _expect_cache(cache, head: Head, ids: Tensor, places: int) -> None:
+    """That generate() was given a cache that it can fill."""
+    from .float8_cache import Float8StaticCache
+
+    if not isinstance(cache, Float8StaticCache):
+        raise Error(f"generate: cache is {named(cache)}: give a Float8StaticCache")
+    layers = [layer for layer in cache.layers if type(layer).__name__ in FLOAT8_LAYERS]
+    if len(cache.layers) != head.decoder._fftune_layers.count:
+        raise Error(f"generate: the cache has {len(cache.layers)} layers, the model has "
+                    f"{head.decoder._fftune_layers.count}: make it of the model's configuration")
+    if any(int(layer.get_seq_length()) for layer in layers):
+        raise Error("generate: the cache is not empty: call its reset(), or give a new one")
+    if any(layer.is_initialized and (layer.keys.shape[0] != len(ids) or layer.keys.device != ids.device)
+           for layer in layers):
+        raise Error(f"generate: the cache is of another number of sequences than {len(ids)}, or on another device: give "
+                    "a new one")
+    least = min((layer.max_cache_len for layer in layers if not layer.is_sliding), default=places)
+    if least < places:
+        raise Error(f"generate: the cache has {least} places for {places} tokens: give max_cache_len={places}")
 
 
 # transformers' generate()

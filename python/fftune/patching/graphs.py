@@ -278,8 +278,9 @@ def _tensors_of(cache) -> list[Tensor] | None:
     for part in parts:
         for layer in getattr(part, "layers", [None]):
             length = getattr(layer, "cumulative_length", None)
-            if type(layer).__name__ != "StaticLayer" or not isinstance(length, Tensor) \
+            has_scales = type(layer).__name__ == "Float8StaticLayer" and layer.has_scales
+            if type(layer).__name__ != "StaticLayer" and not has_scales or not isinstance(length, Tensor) \
                     or not getattr(layer, "is_initialized", False):
                 return None
-            tensors += [layer.keys, layer.values, length]
+            tensors += [layer.keys, layer.values, length, *((layer.k_scale, layer.v_scale) if has_scales else ())]
     return tensors

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from .._custom import OPS, call
-from .._layer_form import dtype_of, parse
-from .._ops.layer import has_layout
+from .._layer_form import dtype_of, float8_form, parse
+from .._library import Error
+from .._ops.layer import expect_runs, has_layout
 from .._versions import CACHE_NAMES, cache_of, is_known
 from . import attention as attentions
 from .mxfp4 import is_packed_mixture
@@ -47,6 +48,8 @@ class _Group:
         self.layers: list[nn.Module] = []
         self.specs: list[Spec] = []
         self.typed: list[dict[tuple[str, ...], list[str]]] = []
+        # By the scales of caches of float8_e4m3fn, as float8_form() gives it; None where no kernel runs the layers.
+        self.float8: dict[str, tuple[str, int] | None] = {}
         self.rotary, self.rotary_part = rotary, rotary and Part.of((), rotary)
 
     def add(self, layer: nn.Module, spec: Spec) -> None:
@@ -94,23 +97,53 @@ class _Group:
         caches = [kv[spec.index] for spec in self.specs]
         start = 0
         while start < len(caches):
-            size, end = caches[start].keys.shape[2], start + 1
-            while end < len(caches) and caches[end].keys.shape[2] == size:
+            size, kind, end = caches[start].keys.shape[2], attentions.format_of(caches[start]), start + 1
+            while end < len(caches) and (caches[end].keys.shape[2], attentions.format_of(caches[end])) == (size, kind):
                 end += 1
             own = caches[start:end]
             lengths, slots = _places(own[0].cumulative_length, batch, s, size)
-            weights = [w.of(self.layers[at]) for at in range(start, end)
-                       for w in self.specs[at].weights]
+            form, weights = self.given(start, own)
             start = end
             tensors = [_rows_of(cache) for cache in own] if first.is_latent else \
                 [t for cache in own for t in (cache.keys, cache.values)]
-            x = call(OPS.layer, x, rows, angles, slots, lengths, None, weights, tensors,
-                     first.form, None, None)
+            x = call(OPS.layer, x, rows, angles, slots, lengths, None, weights, tensors, form, None, None)
             torch._foreach_add_([cache.cumulative_length for cache in own], s)
             for cache in own:
                 if hasattr(cache, "cumulative_length_int"):
                     cache.cumulative_length_int += s
         return x
+
+    def given(self, start: int, caches: list) -> tuple[str, list[Tensor]]:
+        """The form and the weights of the layers from `start` on that have these caches, all of one format."""
+        form, scales, weights = self.specs[start].form, attentions.format_of(caches[0]), []
+        form, at = self.float8[scales] if scales else (form, 0)
+        for layer, spec, cache in zip(self.layers[start:], self.specs[start:], caches):
+            own = [w.of(layer) for w in spec.weights]
+            weights += [*own[:at], cache.k_scale, cache.v_scale, *own[at:]] if scales else own
+        return form, weights
+
+    def reads(self, cache, spec: Spec, like: Tensor) -> bool:
+        """Whether the op reads and writes the cache of a layer. Scales of float8_e4m3fn come from the first call, which
+        runs layer by layer. On a GPU all calls with such a cache do: no layers have been timed with one there."""
+        scales = attentions.format_of(cache)
+        if not scales:
+            return scales is not None
+        if spec.is_latent or like.is_cuda or not cache.has_scales:
+            return False
+        if scales not in self.float8 and not torch.compiler.is_compiling():
+            self.float8[scales] = self._float8_form(scales, like)
+        return self.float8.get(scales) is not None
+
+    def _float8_form(self, scales: str, like: Tensor) -> tuple[str, int] | None:
+        spec = self.specs[0]
+        form, at = float8_form(spec.form, scales)
+        own = [w.of(self.layers[0]) for w in spec.weights]
+        scale = like.new_ones(spec.heads[0] if scales == "head" else 1, dtype=torch.float32)
+        try:
+            expect_runs(form, [*own[:at], scale, scale, *own[at:]], -1)
+        except Error:
+            return None
+        return form, at
 
     def _run_with_states(self, x: Tensor, caches: list) -> Tensor:
         weights = [w.of(layer) for layer, spec in zip(self.layers, self.specs) for w in spec.weights]
@@ -202,7 +235,8 @@ class Layers:
         batch, s = given.shape[:2]
         every = [spec for group in self.groups for spec in group.specs]
         specs = [spec for spec in every if not spec.states]
-        if any(type(kv[spec.index]).__name__ not in attentions.STATIC_LAYERS for spec in specs) \
+        if any(not group.reads(kv[spec.index], spec, embedding) for group in self.groups for spec in group.specs
+               if not spec.states) \
                 or any(spec.states and not can_write(kv[spec.index], spec, batch, embedding) for spec in every):
             return False
         for spec in specs:
@@ -216,7 +250,8 @@ class Layers:
         for spec in specs:
             own = kv[spec.index]
             # A cache of a window's size is in the order of the tokens until it is full.
-            if (own.keys.dtype != dtype or own.keys.device != device or own.keys.shape[0] != batch
+            kept = torch.float8_e4m3fn if attentions.format_of(own) else dtype
+            if (own.keys.dtype != kept or own.keys.device != device or own.keys.shape[0] != batch
                     or not _lies_as_read(own, spec)
                     or getattr(own, "cumulative_length_int", 0) + s > own.max_cache_len
                     or spec.window is not None and own.max_cache_len > spec.window):
@@ -352,7 +387,7 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
 
 
 def _is_static(cache) -> bool:
-    return any(type(own).__name__ in attentions.STATIC_LAYERS for own in getattr(cache, "layers", ()))
+    return any(attentions.format_of(own) is not None for own in getattr(cache, "layers", ()))
 
 
 @undoable
