@@ -76,6 +76,13 @@ def test_check_of_a_layer(dtype):
     assert "good" in str(report)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss"])
+def test_check_of_a_mixture(name):
+    """Whose products of experts PyTorch does not compute in float64."""
+    report = fftune.check(make(name), {**inputs("llama"), "use_cache": False})
+    assert report.good and 0 < report.error < 1e-5, report
+
+
 def test_check_finds_what_is_wrong(monkeypatch):
     from fftune import ops
 
