@@ -384,6 +384,24 @@ std::vector<Problem> problems_of_width(std::int64_t dim, std::size_t form) {
   return problems;
 }
 
+/// Forward problems whose values have other features than keys, as latent attention's and others.
+struct Widths {
+  std::int64_t keys, values;
+};
+constexpr Widths other_values[] = {{192, 128}, {96, 64}, {128, 64}, {64, 128},  {256, 128},
+                                   {144, 48},  {80, 16}, {48, 80},  {192, 256}, {16, 240}};
+
+std::vector<Problem> problems_of_values(const Widths& widths, std::size_t form) {
+  std::vector<Problem> problems;
+  for (Problem problem : problems_of_width(widths.keys, form)) {
+    if (problem.pass == "bwd") continue;
+    problem.sizes["v-dim"] = widths.values;
+    problems.push_back(
+        attention_problem(DeviceKind::cuda, "fwd", problem.dtype, problem.sizes, problem.options));
+  }
+  return problems;
+}
+
 }  // namespace
 
 TEST_CASE("wgmma serves every even head dim, up to 256 in both passes and to 512 forward") {
@@ -473,6 +491,41 @@ TEST_CASE("heads of every width are right in wgmma's kernels on the GPU", "[gpu]
           {problem, {&family, family.default_config(problem, backend->facts()), 0, 1}, {}});
       add_variant(cases, problem, family, configs, draw, [](const Config&) { return true; });
     }
+  verify_chosen(*backend, cases, draw.random());
+}
+
+TEST_CASE("wgmma serves values of other widths than keys where both are multiples of 16") {
+  const DeviceFacts facts = products_of_architecture("sm_90a").front();
+  const Family& family = family_of(attention_op(), "attention_sm90");
+  for (std::size_t form = 0; form < 7; ++form) {
+    for (const Widths& widths : other_values)
+      for (const Problem& problem : problems_of_values(widths, form)) {
+        CAPTURE(problem.text());
+        CHECK(family.refusal(problem, facts) == std::nullopt);
+      }
+    for (const Widths& widths : {Widths{192, 72}, {24, 16}, {192, 272}})
+      for (const Problem& problem : problems_of_values(widths, form))
+        CHECK(family.refusal(problem, facts) != std::nullopt);
+  }
+}
+
+TEST_CASE("values of other widths than keys are right in wgmma's kernel on the GPU",
+          "[gpu][widths]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Family& family = family_of(attention_op(), "attention_sm90");
+  Draw draw(15);
+  std::vector<ChosenVariant> cases;
+  std::size_t form = 0;
+  for (int times = 0; times < 2; ++times)
+    for (const Widths& widths : other_values)
+      for (const Problem& problem : problems_of_values(widths, form++)) {
+        if (family.refusal(problem, backend->facts())) continue;
+        const auto configs = family.space(problem, backend->facts()).feasible();
+        cases.push_back(
+            {problem, {&family, family.default_config(problem, backend->facts()), 0, 1}, {}});
+        add_variant(cases, problem, family, configs, draw, [](const Config&) { return true; });
+      }
   verify_chosen(*backend, cases, draw.random());
 }
 

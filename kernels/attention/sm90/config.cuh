@@ -46,11 +46,13 @@ struct attention_sm90_plan {
   // Whether boxes are of one head, and of columns behind it zeros: the MMAs' last step takes some.
   // Else a box is of a row's columns, and the MMAs take none of those behind the head.
   bool head_boxes;
-  int score_steps;      // of 16 features
-  int out_columns;      // of the product with values
-  int q_bytes;          // bytes of a part
+  int score_steps;                                       // of 16 features
+  int out_columns;                                       // of the product with values
+  int value_slab_columns, value_row_bytes, value_slabs;  // as those of keys
+  int q_bytes;                                           // bytes of a part
   int q_box_bytes;      // of those that are copied: 64 rows, or the most that whole queries have
-  int kv_bytes;         // bytes of a stage of keys, or of values
+  int kv_bytes;         // bytes of a stage of keys
+  int value_bytes;      // bytes of a stage of values
   int column_parts;     // parts of the output's columns, each an MMA warpgroup's
   int stage_slabs;      // slabs of a head that a stage has
   bool shares_queries;  // the MMA warpgroups have the same queries
@@ -73,27 +75,34 @@ struct attention_sm90_plan {
   int shared_bytes;                                 // with room to align to 1024
 };
 
-constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
+/// Heads of v have v_dim features. Where these are not as many as those of k, both are multiples
+/// of 16: there are no boxes of heads, and no copies.
+constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form, int v_dim,
                                                      const attention_sm90_config& config) {
   attention_sm90_plan plan = {};
   plan.q_parts = config.split_keys ? 1 : config.mma_warpgroups;
   plan.part_queries = 64 / config.packed_heads;
   plan.bm = plan.part_queries * plan.q_parts;
-  const int padded = attention_padded_dim(form.dim);
+  const int padded = attention_padded_dim(form.dim), padded_values = attention_padded_dim(v_dim);
   plan.head_pitch = attention_copies_heads(form.dim) ? padded : form.dim;
   plan.head_boxes = !attention_copies_heads(form.dim) && padded != form.dim;
   // TMA copies 64 bytes that begin within a sector hardly faster than 128. Two MMA warpgroups wait
   // for such rows, and heads of more than 192 features leave no registers for three.
   const int unit = plan.head_boxes && form.dim > 192 ? 64 : 32;
   const int columns = (form.dim + unit - 1) / unit * unit;
+  const int value_columns = (v_dim + unit - 1) / unit * unit;
   plan.slab_columns = columns % 64 == 0 ? 64 : 32;
   plan.row_bytes = plan.slab_columns * 2;
   plan.slabs = columns / plan.slab_columns;
+  plan.value_slab_columns = value_columns % 64 == 0 ? 64 : 32;
+  plan.value_row_bytes = plan.value_slab_columns * 2;
+  plan.value_slabs = value_columns / plan.value_slab_columns;
   plan.score_steps = padded / 16;
-  plan.out_columns = (form.dim + 7) / 8 * 8;
+  plan.out_columns = (v_dim + 7) / 8 * 8;
   plan.q_bytes = 64 * columns * 2;
   plan.q_box_bytes = plan.part_queries * config.packed_heads * columns * 2;
   plan.kv_bytes = config.bn * columns * 2;
+  plan.value_bytes = config.bn * value_columns * 2;
   plan.column_parts = 1;
   plan.stage_slabs = plan.slabs;
   plan.shares_queries = config.split_keys;
@@ -118,11 +127,11 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   }
   plan.k_at = plan.q_parts * plan.q_bytes;
   plan.v_at = plan.k_at + config.stages * plan.kv_bytes;
-  plan.exchange_at = plan.v_at + config.stages * plan.kv_bytes;
+  plan.exchange_at = plan.v_at + config.stages * plan.value_bytes;
   // Each thread exchanges half of a row, and its reference and sum.
-  plan.exchange_bytes = config.split_keys ? 128 * (padded + 8) : 0;
+  plan.exchange_bytes = config.split_keys ? 128 * (padded_values + 8) : 0;
   plan.sums_at = plan.exchange_at + 2 * (plan.exchange_bytes + (config.split_keys ? 16 : 0));
-  plan.sums_bytes = config.chunk > 0 && !config.divided ? 128 * padded * 2 : 0;
+  plan.sums_bytes = config.chunk > 0 && !config.divided ? 128 * padded_values * 2 : 0;
   plan.q_barriers_at = plan.sums_at + config.mma_warpgroups * plan.sums_bytes;
   plan.k_barriers_at = plan.q_barriers_at + 2 * 8 * plan.q_parts;
   plan.v_barriers_at = plan.k_barriers_at + 2 * 8 * config.stages;
@@ -158,6 +167,10 @@ constexpr attention_sm90_plan attention_wide_plan_of(const attention_form& form,
   plan.q_box_bytes = plan.part_queries * config.packed_heads * columns * 2;
   plan.kv_bytes = config.bn * attention_wide_columns * 2;
   plan.stage_slabs = attention_wide_columns / plan.slab_columns;
+  plan.value_slab_columns = plan.slab_columns;
+  plan.value_row_bytes = plan.row_bytes;
+  plan.value_slabs = plan.slabs;
+  plan.value_bytes = plan.kv_bytes;
   plan.score_registers = config.bn / 2;
   plan.out_registers = plan.out_columns / 2;
   plan.producer_warps = form.paged ? 4 : 1;

@@ -33,22 +33,27 @@ enum class Scheduler { single, stays, dynamic, paired };
 constexpr double unknown = -1;
 
 /// Keys of a chunk of a batch-invariant layer; 0: its rows have one sum. Wide heads leave no room
-/// in shared memory for sums over chunks.
+/// in shared memory for sums over chunks, which have as many features as keys.
 int chunk_of(const Layer& layer) {
   constexpr int keys = 512;
-  return layer.batch_invariant && layer.dim <= 128 && !layer.masked() ? keys : 0;
+  const bool may = layer.dim <= 128 && layer.v_dim == layer.dim && !layer.masked();
+  return layer.batch_invariant && may ? keys : 0;
 }
 
 /// A configuration of a layer, with the run-time arguments beside the kernel's template argument.
 struct Tile : attention_sm90_config {
   std::int64_t heads_of_keys;  // heads of q that share a head of k and v
+  int v_dim;
   Scheduler scheduler = Scheduler::single;
   bool packs_heads = false;
   std::int64_t group = 1;
   /// Cycles of all tiles, which the group does not change, once they have been computed.
   mutable double tile_cycles = unknown;
 
-  explicit Tile(const Layer& layer) : heads_of_keys(layer.group()) { chunk = chunk_of(layer); }
+  explicit Tile(const Layer& layer)
+      : heads_of_keys(layer.group()), v_dim(static_cast<int>(layer.v_dim)) {
+    chunk = chunk_of(layer);
+  }
   Tile(const Layer& layer, const Config& config) : Tile(layer) {
     mma_warpgroups = config.get("mma_warpgroups");
     bn = config.get("bn");
@@ -74,6 +79,9 @@ struct Tile : attention_sm90_config {
     packs_heads = value != 0;
     packed_heads = packs_heads ? static_cast<int>(heads_of_keys) : 1;
   }
+  attention_sm90_plan plan(const attention_form& form) const {
+    return attention_sm90_plan_of(form, v_dim, *this);
+  }
   bool stays() const { return scheduler == Scheduler::stays || scheduler == Scheduler::dynamic; }
   /// Queries of a work tile. More heads than its rows are no variant, but its constraints are
   /// judged.
@@ -89,8 +97,8 @@ bool has_unlike_tiles(const Layer& layer) {
 
 /// Registers of an MMA thread: accumulators of the scores and of the output, the probabilities that
 /// are multiplied meanwhile, words of a mask, and addresses; and what is added up of divided keys.
-int registers_needed(const attention_form& form, const attention_sm90_config& config) {
-  const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
+int registers_needed(const attention_form& form, const Tile& config) {
+  const attention_sm90_plan plan = config.plan(form);
   const int probabilities = config.bn / 4;
   const int mask = form.mask == attention_mask::packed ? config.bn / 16 + 12 : 0;
   const int others = config.split_keys ? 56 : config.chunk > 0 ? 40 : 32;
@@ -118,7 +126,7 @@ double last_of_tiles(const std::vector<double>& cycles, std::int64_t matrices, s
 /// exponentials of the warpgroups of an SM, and a fixed cost whatever its size.
 double cycles_of_tiles(const Layer& layer, const DeviceFacts& facts, const attention_form& form,
                        const Tile& config) {
-  const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
+  const attention_sm90_plan plan = config.plan(form);
   const auto queries = static_cast<double>(usual_queries(layer));
   const auto keys = static_cast<double>(usual_keys(layer));
   // A tile computes the blocks up to its last query's key, the last of them whole.
@@ -131,7 +139,7 @@ double cycles_of_tiles(const Layer& layer, const DeviceFacts& facts, const atten
   }
   // Measured: wide heads hide exponentials beneath their MMAs, heads of 64 do not.
   constexpr double flops_of_cycle = 4096, exponentials_of_cycle = 16;  // of an SM
-  const auto dim = static_cast<double>(layer.dim);
+  const double dim = static_cast<double>(layer.dim + layer.v_dim) / 2;
   const double pairs = 64.0 * config.bn * config.mma_warpgroups * config.ctas_per_sm;
   const double mma = pairs * 2 * (plan.score_steps * 16 + plan.out_columns) / flops_of_cycle;
   const double softmax = pairs / exponentials_of_cycle * std::min(1.0, 64 / dim);
@@ -152,7 +160,8 @@ double cycles_of_tiles(const Layer& layer, const DeviceFacts& facts, const atten
                        of_three;
   // Measured: pages of 16 keys come at no more than 34 bytes a cycle.
   constexpr double paged_bytes_of_cycle = 34;
-  const double copies = layer.page > 0 ? 2.0 * plan.kv_bytes * config.ctas_per_sm : 0;
+  const double copies =
+      layer.page > 0 ? 1.0 * (plan.kv_bytes + plan.value_bytes) * config.ctas_per_sm : 0;
   // Measured at heads of 136 and 200 features, whose rows begin within a sector.
   constexpr double cycles_of_part = 3.6;  // 64 bytes of a row
   const double parts = plan.head_boxes && plan.slab_columns == 32
@@ -363,15 +372,14 @@ void add_resource_constraints(Tiles& space, const DeviceFacts& facts, const atte
                            "scheduler",      "split_keys", "divided", "pack_heads"};
   space.constraint("scores, probabilities and output must fit in an MMA thread's registers", shape,
                    [form](const Tile& t) {
-                     const int have = attention_sm90_plan_of(form, t).mma_registers;
+                     const int have = t.plan(form).mma_registers;
                      // The smallest blocks always fit, some of them barely.
                      return (t.bn == 64 && t.mma_warpgroups < 3) ||
                             registers_needed(form, t) <= have;
                    });
   space.constraint("queries and the stages of keys and values must fit in shared memory", shape,
                    [form, facts](const Tile& t) {
-                     return fits_shared_memory(facts, attention_sm90_plan_of(form, t).shared_bytes,
-                                               t.ctas_per_sm);
+                     return fits_shared_memory(facts, t.plan(form).shared_bytes, t.ctas_per_sm);
                    });
 }
 
@@ -415,7 +423,7 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   const Tile config(layer, values);
   const std::int64_t most_ctas = facts.multiprocessors * std::int64_t{config.ctas_per_sm};
   return forward_program(problem, facts, "attention_forward_sm90", config,
-                         attention_sm90_plan_of(form_of(layer), config), config.group,
+                         config.plan(form_of(layer)), config.group,
                          config.stays() || config.divided ? most_ctas : 0);
 }
 
@@ -434,16 +442,16 @@ void set_tensor_maps(Program& program, Launch& launch, const DeviceFacts& facts,
   const HeadTensors tensors = head_tensors(program, launch, facts);
   const Layer& layer = tensors.layer;
   const auto set = [&](std::size_t offset, const Pointer& tensor, std::int64_t row, bool of_keys,
-                       int tokens, int heads) {
-    launch.set(offset,
-               plan.head_boxes || heads > 1
-                   ? heads_map(layer, tensor, row, of_keys, tokens, plan.slab_columns, heads)
-                   : rows_map(layer, tensor, row, of_keys, tokens, plan.slab_columns));
+                       int tokens, int columns, int heads) {
+    launch.set(offset, plan.head_boxes || heads > 1
+                           ? heads_map(layer, tensor, row, of_keys, tokens, columns, heads)
+                           : rows_map(layer, tensor, row, of_keys, tokens, columns));
   };
   using Params = attention_sm90_params;
-  set(offsetof(Params, q), tensors.q, layer.q_row, false, plan.part_queries, config.packed_heads);
-  set(offsetof(Params, k), tensors.k, layer.k_row, true, config.bn, 1);
-  set(offsetof(Params, v), tensors.v, layer.v_row, true, config.bn, 1);
+  set(offsetof(Params, q), tensors.q, layer.q_row, false, plan.part_queries, plan.slab_columns,
+      config.packed_heads);
+  set(offsetof(Params, k), tensors.k, layer.k_row, true, config.bn, plan.slab_columns, 1);
+  set(offsetof(Params, v), tensors.v, layer.v_row, true, config.bn, plan.value_slab_columns, 1);
   if (layer.kv_head != launch.layer().kv_head)
     launch.set_attention(offsetof(attention_params, kv_head),
                          static_cast<std::int32_t>(layer.kv_head));
@@ -476,9 +484,7 @@ Program forward_program(const Problem& problem, const DeviceFacts& facts, std::s
   }
   if (most_ctas > 0) ctas = std::min(ctas, most_ctas);
   const auto append = [&](std::string_view name, std::int64_t blocks, int threads, int shared) {
-    launch.append(file,
-                  fmt::format("{}<{}, {}>", name, attention::template_argument(form_of(layer)),
-                              template_argument(config)),
+    launch.append(file, kernel_of(layer, name, template_argument(config)),
                   {static_cast<std::uint32_t>(blocks), 1, 1}, threads, shared);
   };
   append(kernel, ctas, plan.threads, plan.shared_bytes);
@@ -517,7 +523,9 @@ std::optional<std::string> refuse_tma(const Layer& layer, const DeviceFacts& fac
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
                        facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
   if (layer.dtype == DType::f32) return "wgmma multiplies bf16 and fp16, not f32";
-  if (auto reason = refuse_other_values(layer)) return reason;
+  if (layer.v_dim != layer.dim && (layer.dim % 16 != 0 || layer.v_dim % 16 != 0))
+    return fmt::format("v-dim={} is not dim={}, and both must be multiples of 16 then", layer.v_dim,
+                       layer.dim);
   if (auto reason = refuse_e4m3(layer)) return reason;
   if (layer.page > 0 && copies_heads(layer))
     return fmt::format("TMA cannot address heads of dim={} in pages, which are not copied",
@@ -531,8 +539,12 @@ std::optional<std::string> refuse_tma(const Layer& layer, const DeviceFacts& fac
 }
 
 std::optional<std::string> refuse_sm90(const Layer& layer, const DeviceFacts& facts) {
-  if (layer.dim > most_narrow_dim)
-    return fmt::format("dim={} is above {}, the columns of a wgmma", layer.dim, most_narrow_dim);
+  for (const std::int64_t dim : {layer.dim, layer.v_dim})
+    if (dim > most_narrow_dim)
+      return fmt::format("{}={} is above {}, the columns of a wgmma",
+                         dim == layer.dim ? "dim" : "v-dim", dim, most_narrow_dim);
+  if (layer.backward)
+    if (auto reason = refuse_other_values(layer)) return reason;
   constexpr std::int64_t few_queries = 64;
   if (!layer.backward && copies_heads(layer) && layer.s <= few_queries && !layer.batch_invariant)
     return fmt::format("TMA cannot address heads of dim={}, and s={} are too few to copy keys for",

@@ -76,6 +76,7 @@ struct attention_forward {
   static constexpr bool splits = config.split_keys;
   static constexpr int stride = cta_type::stride, most_blocks = 1 << 30;
   using stages = typename cta_type::stages;
+  using value_stages = typename cta_type::value_stages;
   using tile_slots = typename cta_type::tile_slots;
   using exchange_slot = typename cta_type::exchange_slot;
   using walk = typename cta_type::walk;
@@ -138,7 +139,7 @@ struct attention_forward {
     // The values of a block are in use until one of this warpgroup's blocks, or two, later than its
     // keys.
     const auto values = [&](int blocks_behind) {
-      stages v = k;
+      value_stages v{k.buffers, k.full, k.empty, k.index, k.phase};
       v.buffers += plan.v_at - plan.k_at;
       v.full += plan.v_barriers_at - plan.k_barriers_at;
       v.empty += plan.v_barriers_at - plan.k_barriers_at;
@@ -148,7 +149,7 @@ struct attention_forward {
     // The product with the values of block `before`, whose probabilities are there.
     int before = 0, accumulate = 0;
     const auto multiply_values = [&](const attention_work& of, int blocks_behind) {
-      const stages v = values(blocks_behind);
+      const value_stages v = values(blocks_behind);
       v.wait_full();
       output.zero_foreign(of, v.buffer(), before);
       output.issue_values(out, from, v.buffer(), accumulate);
@@ -266,7 +267,8 @@ struct attention_forward {
       barrier_init(cta.q_full(part), 1);
       barrier_init(cta.q_empty(part), stride);
     }
-    const stages k = cta.k_pipe(), v = cta.v_pipe();
+    const stages k = cta.k_pipe();
+    const value_stages v = cta.v_pipe();
 #pragma unroll
     for (int stage = 0; stage < config.stages; ++stage) {
       barrier_init(k.full + stage * 8, 1);
@@ -320,10 +322,20 @@ struct attention_forward {
 };
 
 template <attention_form form, attention_sm90_config config>
-__global__ void __launch_bounds__(attention_sm90_plan_of(form, config).threads, config.ctas_per_sm)
+__global__ void __launch_bounds__(attention_sm90_plan_of(form, form.dim, config).threads,
+                                  config.ctas_per_sm)
     attention_forward_sm90(const __grid_constant__ attention_sm90_params params) {
   extern __shared__ unsigned char shared_memory[];
-  attention_forward<attention_sm90_traits<form, config>>::run(params, shared_memory);
+  attention_forward<attention_sm90_traits<form, form.dim, config>>::run(params, shared_memory);
+}
+
+// Values of another number of features than keys.
+template <attention_form form, int v_dim, attention_sm90_config config>
+__global__ void __launch_bounds__(attention_sm90_plan_of(form, v_dim, config).threads,
+                                  config.ctas_per_sm)
+    attention_forward_sm90_values(const __grid_constant__ attention_sm90_params params) {
+  extern __shared__ unsigned char shared_memory[];
+  attention_forward<attention_sm90_traits<form, v_dim, config>>::run(params, shared_memory);
 }
 
 }  // namespace fftune

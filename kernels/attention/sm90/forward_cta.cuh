@@ -11,11 +11,13 @@
 
 namespace fftune {
 
-template <attention_form form_, attention_sm90_config config_>
+// Heads of v and out have v_dim features.
+template <attention_form form_, int v_dim_, attention_sm90_config config_>
 struct attention_sm90_traits {
   static constexpr attention_form form = form_;
+  static constexpr int v_dim = v_dim_;
   static constexpr attention_sm90_config config = config_;
-  static constexpr attention_sm90_plan plan = attention_sm90_plan_of(form_, config_);
+  static constexpr attention_sm90_plan plan = attention_sm90_plan_of(form_, v_dim_, config_);
 };
 
 // Named barriers (bar.sync, bar.arrive). 0 is __syncthreads'.
@@ -64,6 +66,7 @@ struct attention_cta {
 
   using T = element_type<form.type>;
   using stages = pipeline<config.stages, plan.kv_bytes>;
+  using value_stages = pipeline<config.stages, plan.value_bytes>;
   using scheduler = attention_tile_scheduler<form, plan.bm, config.ctas_per_sm, packed_heads>;
   using tile_slots = pipeline<1, plan.tile_bytes>;
   using exchange_slot = pipeline<1, plan.exchange_bytes>;
@@ -94,11 +97,16 @@ struct attention_cta {
   __device__ __forceinline__ u32 q_empty(int part) const {
     return base + plan.q_barriers_at + (plan.q_parts + part) * 8;
   }
-  __device__ __forceinline__ stages pipe(int buffers_at, int barriers_at) const {
+  template <class Stages>
+  __device__ __forceinline__ Stages pipe(int buffers_at, int barriers_at) const {
     return {base + buffers_at, base + barriers_at, base + barriers_at + config.stages * 8};
   }
-  __device__ __forceinline__ stages k_pipe() const { return pipe(plan.k_at, plan.k_barriers_at); }
-  __device__ __forceinline__ stages v_pipe() const { return pipe(plan.v_at, plan.v_barriers_at); }
+  __device__ __forceinline__ stages k_pipe() const {
+    return pipe<stages>(plan.k_at, plan.k_barriers_at);
+  }
+  __device__ __forceinline__ value_stages v_pipe() const {
+    return pipe<value_stages>(plan.v_at, plan.v_barriers_at);
+  }
 
   __device__ __forceinline__ tile_slots tile_pipe() const {
     constexpr int barriers_at = plan.tile_at + plan.tile_bytes;

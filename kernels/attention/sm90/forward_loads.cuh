@@ -9,24 +9,33 @@ template <class Traits>
 struct attention_loads {
   using cta_type = attention_cta<Traits>;
   static constexpr attention_form form = Traits::form;
+  static constexpr int v_dim = Traits::v_dim;
+  static constexpr bool other_values = v_dim != form.dim;
   static constexpr attention_sm90_config config = Traits::config;
   static constexpr attention_sm90_plan plan = Traits::plan;
   static constexpr int bn = config.bn, chunk = config.chunk, packed_heads = config.packed_heads;
   static constexpr int producer_warps = plan.producer_warps;
   static constexpr bool divided = config.divided;
   using stages = typename cta_type::stages;
+  using value_stages = typename cta_type::value_stages;
   using scheduler = typename cta_type::scheduler;
   using tile_slots = typename cta_type::tile_slots;
   using walk = typename cta_type::walk;
 
   cta_type cta;
 
+  __device__ __forceinline__ int kv_head_of(const attention_tile& tile) const {
+    return packed_heads > 1 ? tile.head : tile.head / (cta.params.heads / cta.params.kv_heads);
+  }
   // Where the keys and values of a tile's head begin in their rows: a column, or of boxes of heads
   // the number of that box.
   __device__ __forceinline__ int kv_column(const attention_tile& tile) const {
-    const int kv_head =
-        packed_heads > 1 ? tile.head : tile.head / (cta.params.heads / cta.params.kv_heads);
-    return kv_head * (plan.head_boxes ? cta.params.kv_head / form.dim : cta.params.kv_head);
+    return kv_head_of(tile) *
+           (plan.head_boxes ? cta.params.kv_head / form.dim : cta.params.kv_head);
+  }
+  // Where its values begin, whose keys begin at `column`.
+  __device__ __forceinline__ int value_column(const attention_tile& tile, int column) const {
+    return other_values ? kv_head_of(tile) * v_dim : column;
   }
 
   // A block of keys, and where the part of it is that a lane looked up: its page.
@@ -50,19 +59,24 @@ struct attention_loads {
 
   // One warp of the producer: its share of the keys or values of a block. The first warp expects
   // the bytes of all: no phase completes before it has.
-  __device__ __forceinline__ void load_block(int warp, const stages& to, const tensor_map& map,
+  template <bool of_values = false, class Stages>
+  __device__ __forceinline__ void load_block(int warp, const Stages& to, const tensor_map& map,
                                              const attention_tile& tile, int column,
                                              const placed_block& block, int first_slab = 0) const {
+    constexpr int bytes = of_values ? plan.value_bytes : plan.kv_bytes;
+    constexpr int slabs = of_values ? plan.value_slabs : plan.stage_slabs;
+    constexpr int slab_columns = of_values ? plan.value_slab_columns : plan.slab_columns;
+    constexpr int row_bytes = of_values ? plan.value_row_bytes : plan.row_bytes;
     const auto begin = [&] {
       to.wait_empty();
-      if (warp == 0) barrier_arrive_expect(to.full_barrier(), plan.kv_bytes);
+      if (warp == 0) barrier_arrive_expect(to.full_barrier(), bytes);
     };
     // `row` of matrix number `matrix`, of `rows` each.
     const auto load_rows = [&](int at, int row, int matrix, int rows) {
 #pragma unroll
-      for (int slab = 0; slab < plan.stage_slabs; ++slab) {
-        const int first = (first_slab + slab) * plan.slab_columns;
-        const u32 shared = to.buffer() + (slab * bn + at) * plan.row_bytes;
+      for (int slab = 0; slab < slabs; ++slab) {
+        const int first = (first_slab + slab) * slab_columns;
+        const u32 shared = to.buffer() + (slab * bn + at) * row_bytes;
         if constexpr (plan.head_boxes) {
           tma_load(shared, map, to.full_barrier(), first, column, matrix * rows + row,
                    l2_policy::evict_normal);
@@ -129,7 +143,8 @@ struct attention_loads {
   // the claim returns.
   // `asks`: it is a tile's last chunk.
   __device__ __forceinline__ u64 load_tile(int warp, const attention_work& tile, int column,
-                                           stages& k, stages& v, u32& q_phase, bool asks) const {
+                                           stages& k, value_stages& v, u32& q_phase,
+                                           bool asks) const {
     u64 answer = 0;
     walk keys = cta.walk_of(tile, 0);
     const auto ask_at_end = [&] {
@@ -139,6 +154,7 @@ struct attention_loads {
       ask_at_end();
       return answer;
     }
+    const int of_values = value_column(tile, column);
     int page = page_of_lane(tile, keys.block());
     const auto next = [&] {
       const placed_block block{keys.block(), page};
@@ -155,12 +171,12 @@ struct attention_loads {
     while (keys.is_valid()) {
       const placed_block block = next();
       load_block(warp, k, cta.maps.k, tile, column, block);
-      load_block(warp, v, cta.maps.v, tile, column, before);
+      load_block<other_values>(warp, v, cta.maps.v, tile, of_values, before);
       before = block;
       k.advance();
       v.advance();
     }
-    load_block(warp, v, cta.maps.v, tile, column, before);
+    load_block<other_values>(warp, v, cta.maps.v, tile, of_values, before);
     v.advance();
     __syncwarp();
     return answer;
@@ -177,7 +193,7 @@ struct attention_loads {
   }
   // divided: the chunks of all tiles in fixed turns, the first chunk of each tile first.
   __device__ __forceinline__ void produce_chunks(scheduler& work, tile_slots& tiles, stages& k,
-                                                 stages& v) const {
+                                                 value_stages& v) const {
     const int lane = static_cast<int>(threadIdx.x % 32), all = work.count();
     int longest = form.lengths ? 0 : cta.params.kv_len;
     if constexpr (form.lengths) {
@@ -205,7 +221,8 @@ struct attention_loads {
   // One warp: the first.
   __device__ __forceinline__ void produce() const {
     const bool first_lane = threadIdx.x % 32 == 0;
-    stages k = cta.k_pipe(), v = cta.v_pipe();
+    stages k = cta.k_pipe();
+    value_stages v = cta.v_pipe();
     tile_slots tiles = cta.tile_pipe();
     u32 q_phase = 0;
     // Work that reads no memory runs before the wait.
@@ -247,7 +264,8 @@ struct attention_loads {
 
   // One of the other warps.
   __device__ __forceinline__ void assist(int warp) const {
-    stages k = cta.k_pipe(), v = cta.v_pipe();
+    stages k = cta.k_pipe();
+    value_stages v = cta.v_pipe();
     tile_slots tiles = cta.tile_pipe();
     u32 q_phase = 0;
     for (;;) {

@@ -13,6 +13,7 @@ template <class Traits>
 struct attention_output {
   using cta_type = attention_cta<Traits>;
   static constexpr attention_form form = Traits::form;
+  static constexpr int v_dim = Traits::v_dim;
   static constexpr attention_sm90_config config = Traits::config;
   static constexpr attention_sm90_plan plan = Traits::plan;
   static constexpr int bn = config.bn, chunk = config.chunk, packed_heads = config.packed_heads;
@@ -28,13 +29,13 @@ struct attention_output {
 
   __device__ __forceinline__ void issue_values(out_accumulators& out, const probabilities& from,
                                                u32 v, int accumulate) const {
-    const u64 v_rows = wgmma_swizzled_descriptor<plan.row_bytes, bn * plan.row_bytes>(v);
+    constexpr int row_bytes = plan.value_row_bytes;
+    const u64 v_rows = wgmma_swizzled_descriptor<row_bytes, bn * row_bytes>(v);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < bn / 16; ++step) {
-      wgmma_of_width<T, plan.out_columns, true>(out, from[step],
-                                                wgmma_advance(v_rows, step * 16 * plan.row_bytes),
-                                                step > 0 ? 1 : accumulate);
+      wgmma_of_width<T, plan.out_columns, true>(
+          out, from[step], wgmma_advance(v_rows, step * 16 * row_bytes), step > 0 ? 1 : accumulate);
     }
     wgmma_commit();
   }
@@ -42,13 +43,12 @@ struct attention_output {
   // Overwrites with zeros what a block of values has from key `count` on. Each MMA warpgroup that
   // reads it does, so that it need not wait for another: they write the same.
   __device__ __forceinline__ void zero_fill(u32 v, int count) const {
-    constexpr int vectors_row = plan.row_bytes / 16;
+    constexpr int row_bytes = plan.value_row_bytes, vectors_row = row_bytes / 16;
     const int vectors = (bn - count) * vectors_row;  // of a slab
-    for (int i = threadIdx.x % 128; i < plan.slabs * vectors; i += 128) {
+    for (int i = threadIdx.x % 128; i < plan.value_slabs * vectors; i += 128) {
       const int slab = i / vectors;
-      store_shared(
-          v + slab * bn * plan.row_bytes + count * plan.row_bytes + (i - slab * vectors) * 16,
-          make_float4(0, 0, 0, 0));
+      store_shared(v + slab * bn * row_bytes + count * row_bytes + (i - slab * vectors) * 16,
+                   make_float4(0, 0, 0, 0));
     }
     async_proxy_fence();
     named_barrier_sync(static_cast<int>(attention_barrier::zero_fill) + cta.warpgroup_of_thread(),
@@ -68,7 +68,7 @@ struct attention_output {
     if (row < 0 || row >= tile.sequence.q_len) return nullptr;
     if (64 % packed_heads != 0 && cta.own_row() + i * 8 >= part_queries * packed_heads)
       return nullptr;
-    T* const out = static_cast<T*>(cta.params.out) + cta.head_of(tile, i) * form.dim;
+    T* const out = static_cast<T*>(cta.params.out) + cta.head_of(tile, i) * v_dim;
     const i64 in_tensor = tile.sequence.q_first + row;
     return out + in_tensor * cta.params.out_row +
            (form.packed_sequences() ? 0 : tile.sequence.index * cta.params.out_batch);
@@ -95,13 +95,13 @@ struct attention_output {
   // Those of 32 columns are stored together: behind the last one are zeros.
   static constexpr int row_parts = (plan.out_columns + 31) / 32;
   using row_values = float[row_parts * 8];
-  static constexpr bool stores_all = form.dim == row_parts * 32 * plan.column_parts;
+  static constexpr bool stores_all = v_dim == row_parts * 32 * plan.column_parts;
   static __device__ __forceinline__ float value_of(const out_accumulators& out, int i, int at) {
     const int number = at / 2 * 4 + i * 2 + at % 2;
     return number < plan.out_registers ? out[number] : 0.0f;
   }
   // Four of a row's values, as they are kept in shared memory.
-  static constexpr int row_vectors = (form.dim + 15) / 16;
+  static constexpr int row_vectors = (v_dim + 15) / 16;
   static __device__ __forceinline__ void clear_behind(row_values& sums) {
 #pragma unroll
     for (int at = row_vectors * 4; at < row_parts * 8; ++at) sums[at] = 0.0f;
@@ -160,23 +160,23 @@ struct attention_output {
   // Stores 8 columns of a row from `column` on, which its head may not all have. Heads are aligned
   // to no more than their features are.
   static __device__ __forceinline__ void store_columns(T* row, int column, const u32 (&word)[4]) {
-    constexpr int bytes = attention_access_bytes(form.dim);
+    constexpr int bytes = attention_access_bytes(v_dim);
     T* const to = row + column;
     if constexpr (bytes == 16) {
-      if (stores_all || column < form.dim) {
+      if (stores_all || column < v_dim) {
         *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
       }
     } else if constexpr (bytes == 8) {
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {
-        if (column + i * 2 < form.dim) {
+        if (column + i * 2 < v_dim) {
           *reinterpret_cast<uint2*>(to + i * 2) = make_uint2(word[i], word[i + 1]);
         }
       }
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (column + i * 2 < form.dim) *reinterpret_cast<u32*>(to + i * 2) = word[i];
+        if (column + i * 2 < v_dim) *reinterpret_cast<u32*>(to + i * 2) = word[i];
       }
     }
   }

@@ -148,6 +148,7 @@ Program wide_sm90_program(const Problem& problem, const DeviceFacts& facts, cons
 std::optional<std::string> refuse_wide_sm90(const Layer& layer, const DeviceFacts& facts) {
   if (layer.dim <= most_narrow_dim)
     return fmt::format("heads of dim={} fit in the registers of one MMA warpgroup", layer.dim);
+  if (auto reason = refuse_other_values(layer)) return reason;
   return refuse_tma(layer, facts);
 }
 

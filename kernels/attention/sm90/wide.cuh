@@ -33,6 +33,7 @@ namespace fftune {
 template <attention_form form_, attention_sm90_config config_>
 struct attention_wide_traits {
   static constexpr attention_form form = form_;
+  static constexpr int v_dim = form_.dim;
   static constexpr attention_sm90_config config = config_;
   static constexpr attention_sm90_plan plan = attention_wide_plan_of(form_, config_);
 };
