@@ -18,8 +18,7 @@
 // x [tokens, x_row], y [tokens, channels], w [channels, width], bias [channels] or null; offsets
 // [sequences + 1], or null for sequences of `length` tokens; indices, has_state, accepted
 // [sequences] or null; states [slots, state_row]. Grid: column_blocks * ceil(tokens /
-// (thread_tokens
-// * rows)). Block: `rows` rows of `columns` threads.
+// (thread_tokens * rows)). Block: `rows` rows of `columns` threads.
 #include "common/activation.cuh"
 #include "common/bisect.cuh"
 #include "common/columns.cuh"
@@ -419,6 +418,66 @@ __global__ void __launch_bounds__(columns* rows)
   if (sequence >= sequences) {
     const i64 behind = all.begin_of(sequences);
     store_zeros<count>(y, channels, behind > first ? behind : first, last, policy);
+  }
+}
+
+// One token of each sequence, which has a state. Its x, index, taps and bias are loaded side by
+// side, then the state: a step waits for memory twice. tokens of conv_forward are sequences here.
+template <class T, class W, class activation, int width, int entries, bool channels_first,
+          bool aligned, bool gates, int vector, int columns, int rows>
+__global__ void __launch_bounds__(columns* rows)
+    conv_step(const T* x, const W* w, const W* bias, const int* indices, const u8* has_state,
+              T* initial, T* final, T* y, int sequences, int channels, i64 x_row, i64 state_row,
+              int first_slot, int slots, int thread_tokens, int column_blocks) {
+  constexpr int count = vector / static_cast<int>(sizeof(T)), behind = entries - (width - 1);
+  using state_type = conv_state<T, count, entries, channels_first, aligned>;
+  wait_and_launch_dependents();
+  const conv_place<count, columns, rows> place(column_blocks, channels, thread_tokens, sequences);
+  if (place.is_idle) return;
+  const i64 column = place.column;
+  const u64 policy = l2_eviction_policy<false>();
+  const conv_sequences all{nullptr, indices,   has_state,  nullptr, sequences,
+                           1,       sequences, first_slot, slots};
+  float taps[width][count], added[count] = {};
+  for (i64 token = place.first; token < place.last; ++token) {
+    const int sequence = static_cast<int>(token);
+    const T* const row = x + token * x_row + column;
+    const i64 slot = all.slot_of(sequence);
+    const bool counts = has_state == nullptr || has_state[sequence] != 0;
+    conv_input<T, count, gates> loaded;
+    loaded.load(row, channels, true, policy);
+    aligned_vector<T, count> loaded_factor;
+    if constexpr (gates) loaded_factor = load_once<T, count>(row + channels, true, policy);
+    if (token == place.first) {
+      load_taps(w, column, taps);
+      if (bias != nullptr) to_floats(load_through_l1<W, count>(bias + column, true), added);
+    }
+    const i64 at = slot * state_row + column * (channels_first ? entries : 1);
+    float window[width][count], kept[entries][count];
+    state_type{initial + at, channels}.load(slot >= 0 && counts, policy, kept);
+#pragma unroll
+    for (int i = 0; i < width - 1; ++i) {
+#pragma unroll
+      for (int c = 0; c < count; ++c) window[i][c] = kept[behind + i][c];
+    }
+    loaded.to(window[width - 1]);
+    float value[count], factor[count];
+    if constexpr (gates) to_floats(loaded_factor, factor);
+#pragma unroll
+    for (int c = 0; c < count; ++c) {
+      value[c] = activation::value(convolved(taps, added, window, 0, c));
+      if constexpr (gates) value[c] *= factor[c];
+      if (slot < 0) value[c] = 0.0f;
+    }
+    store_once(y + token * channels + column, from_floats<T>(value), policy);
+    if (slot < 0) continue;
+#pragma unroll
+    for (int e = 0; e < entries; ++e) {
+#pragma unroll
+      for (int c = 0; c < count; ++c)
+        kept[e][c] = e + 1 < entries ? kept[e + 1 < entries ? e + 1 : e][c] : window[width - 1][c];
+    }
+    state_type{final + at, channels}.store(policy, kept);
   }
 }
 

@@ -174,14 +174,40 @@ class Conv final : public StageFamily {
         "{}, {}, {}, {}, {}, {}, {}", element_type(layer.dtype), element_type(layer.weight_dtype),
         activation_type(layer.act), layer.width, layer.state == State::none ? 0 : layer.entries,
         layer.channels_first, states_are_aligned(layer));
-    const std::string division = fmt::format("{}, {}, {}, {}", config.at("vector"), of.columns,
-                                             of.rows, config.at("unroll"));
+    const std::string threads = fmt::format("{}, {}, {}", config.at("vector"), of.columns, of.rows);
+    if (is_step(layer)) return step_program(layer, facts, config, of, types, threads);
+    const std::string division = fmt::format("{}, {}", threads, config.at("unroll"));
     return layer.backward ? backward_program(layer, facts, config, of, types, division)
                           : forward_program(layer, facts, config, of, types, division);
   }
 
  private:
   static std::int32_t small(std::int64_t value) { return static_cast<std::int32_t>(value); }
+
+  /// One token of each sequence, as in decoding.
+  static bool is_step(const Layer& layer) {
+    return !layer.backward && !layer.packed && layer.s == 1 && layer.state != State::none &&
+           !layer.accepted;
+  }
+
+  static Program step_program(const Layer& layer, const DeviceFacts& facts, const Config& config,
+                              const Division& of, const std::string& types,
+                              const std::string& threads) {
+    const TensorPlaces at(tensors_of(layer));
+    const bool updates = layer.state == State::update;
+    Program program;
+    auto& launch = append_kernel(
+        program, file, fmt::format("conv_step<{}, {}, {}>", types, layer.gates, threads),
+        {static_cast<std::uint32_t>(of.blocks())}, static_cast<std::uint32_t>(of.columns * of.rows),
+        {tensor_of(at, "x"), tensor_of(at, "w"), tensor_or_null(at, "bias"),
+         tensor_or_null(at, "indices"), tensor_or_null(at, "has_state"),
+         tensor_of(at, updates ? "state" : "initial"), tensor_of(at, updates ? "state" : "final"),
+         tensor_of(at, "y"), small(layer.b), small(layer.channels), layer.x_row, layer.state_row,
+         small(layer.first_slot), small(layer.slots), small(config.at("tokens")),
+         small(of.column_blocks)});
+    launch.programmatic = facts.compute_capability >= 90;
+    return program;
+  }
 
   static Program forward_program(const Layer& layer, const DeviceFacts& facts, const Config& config,
                                  const Division& of, const std::string& types,

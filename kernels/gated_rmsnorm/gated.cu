@@ -90,7 +90,19 @@ __global__ void __launch_bounds__(share* side)
     }
     return;
   }
-  float squares[1] = {};
+  // Few weights are loaded beside the row, and few products with the gate are kept in floats.
+  constexpr bool has_weights = vectors * count * sizeof(W) <= 64;
+  constexpr bool keeps = before && vectors * count <= 16;
+  aligned_vector<W, count> weights[has_weights ? vectors : 1];
+  const auto load_weights = [&](int i) {
+    const int column = first_column + i * column_step;
+    return load_through_l1<W, count>(w + at.w + column, row < rows && column < d);
+  };
+  if constexpr (has_weights) {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) weights[i] = load_weights(i);
+  }
+  float squares[1] = {}, products[keeps ? vectors : 1][count];
 #pragma unroll
   for (int i = 0; i < vectors; ++i) {
     float value[count], own[count];
@@ -99,6 +111,7 @@ __global__ void __launch_bounds__(share* side)
 #pragma unroll
     for (int e = 0; e < count; ++e) {
       if constexpr (before) value[e] *= gate::value(own[e]);
+      if constexpr (keeps) products[i][e] = value[e];
       squares[0] += value[e] * value[e];
     }
   }
@@ -111,11 +124,16 @@ __global__ void __launch_bounds__(share* side)
     if (column >= d) continue;
     float value[count], own[count], weight[count];
     to_floats(values[i], value);
-    load_gate(i, own);
-    to_floats(load_through_l1<W, count>(w + at.w + column, true), weight);
+    if constexpr (!keeps) load_gate(i, own);
+    to_floats(has_weights ? weights[has_weights ? i : 0] : load_weights(i), weight);
 #pragma unroll
     for (int e = 0; e < count; ++e) {
-      if constexpr (before) value[e] *= gate::value(own[e]);
+      if constexpr (keeps) {
+        value[e] = products[i][e];
+        own[e] = 0.0f;
+      } else if constexpr (before) {
+        value[e] *= gate::value(own[e]);
+      }
       value[e] = gated_result<T, W, gate, Convention, before>(value[e] * r, weight[e], own[e]);
     }
     store_once(y + row * d + column, from_floats<T>(value), policy);
