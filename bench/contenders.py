@@ -65,9 +65,15 @@ def graph_of(passes):
             run()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for run in passes:
-            run()
+    try:
+        with torch.cuda.graph(graph):
+            for run in passes:
+                run()
+    except Exception:
+        # A capture that ends in an error leaves the generator in it, and every later one fails.
+        fresh = torch.Generator(device="cuda").graphsafe_get_state()
+        torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
+        raise
     return graph
 
 
@@ -81,11 +87,18 @@ def seconds(graph, repeats):
     return begin.elapsed_time(end) / 1e3 / repeats
 
 
-def microseconds(contenders, sets):
+def microseconds(contenders, sets, left_out=None):
     """By name, what a pass of each contender takes: call(set, index) for every set is a CUDA graph,
-    the graphs are replayed round-robin, and the median of the rounds counts."""
-    graphs = {name: graph_of([lambda s=s, i=i, call=call: call(s, i) for i, s in enumerate(sets)])
-              for name, call in contenders.items()}
+    the graphs are replayed round-robin, and the median of the rounds counts. With `left_out`, a
+    contender that cannot be captured is named there, with the reason."""
+    graphs = {}
+    for name, call in contenders.items():
+        try:
+            graphs[name] = graph_of([lambda s=s, i=i, call=call: call(s, i) for i, s in enumerate(sets)])
+        except Exception as error:
+            if left_out is None:
+                raise
+            left_out[name] = f"its capture failed: {str(error).partition(chr(10))[0][:120]}"
     repeats = {name: max(1, int(0.01 / seconds(graph, 2))) for name, graph in graphs.items()}
     samples = {name: [] for name in graphs}
     for _ in range(ROUNDS):

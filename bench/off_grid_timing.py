@@ -40,7 +40,11 @@ def timed(row, sets, calls, rows=ERROR_ROWS):
             kept[name] = call
         except Exception as error:
             row.setdefault("left_out", {})[name] = str(error).splitlines()[0][:120] if str(error) else repr(error)
-    row["us"] = microseconds(kept, sets)
+    not_captured = {}
+    row["us"] = microseconds(kept, sets, not_captured)
+    if not_captured:
+        row["left_out"] = row.get("left_out", {}) | not_captured
+        results = {name: value for name, value in results.items() if name not in not_captured}
     own, other = results.pop("fftune", None), next(iter(results.values()), None)
     if own is None:
         row["failed"] = "fftune: " + row["left_out"]["fftune"]

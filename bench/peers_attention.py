@@ -269,7 +269,10 @@ def measure(library, case, more=None):
         if theirs.shape == mine.shape:
             result["difference"] = float((mine.float() - theirs.float()).norm()
                                          / theirs.float().norm())
-    result["us"] = microseconds(kept, sets)
+    not_captured = {}
+    result["us"] = microseconds(kept, sets, not_captured)
+    for name, why in not_captured.items():
+        print(f"{case['label']}: {name} is left out: {why}", file=sys.stderr)
     library.destroy(plan)
     return result
 

@@ -210,7 +210,7 @@ def test_peers_compute_the_same(cpu, monkeypatch, problem, peers):
     compared row by row."""
     monkeypatch.setattr(contenders, "DEVICE", "cpu")
     monkeypatch.setattr(off_grid_states, "sets_of", lambda make, *_: [make(), make()])
-    monkeypatch.setattr(off_grid_timing, "microseconds", lambda calls, sets: dict.fromkeys(calls, 1.0))
+    monkeypatch.setattr(off_grid_timing, "microseconds", lambda calls, sets, _: dict.fromkeys(calls, 1.0))
     monkeypatch.setattr(off_grid_states.torch, "compile", lambda call, **_: call)
     monkeypatch.setattr(off_grid_states, "import_fla", lambda: types.SimpleNamespace(
         chunk_gated_delta_rule=delta_rule_by_tokens))
@@ -226,6 +226,31 @@ def test_peers_compute_the_same(cpu, monkeypatch, problem, peers):
     # Names of the peers that are not there.
     left = {"FLA", "vLLM", "mamba_ssm", "causal_conv1d", "FlashMLA", "FA3", "Triton"} & set(row.get("left_out", {}))
     assert left or problem["op"] == "gated-rmsnorm"
+
+
+def test_a_contender_that_cannot_be_captured_is_left_out(monkeypatch):
+    """It alone is: the others have their times, and a result that is compared."""
+    def graph_of(passes):
+        for run in passes:
+            run()
+        return object()
+
+    def uncapturable(tensors, _):
+        if len(calls) > 4:  # it ran once by itself, as did the others
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        calls.append(tensors)
+        return tensors[0]
+
+    calls = [0] * 4
+    monkeypatch.setattr(contenders, "graph_of", graph_of)
+    monkeypatch.setattr(contenders, "seconds", lambda graph, repeats: 1e-3)
+    monkeypatch.setattr(contenders, "DEVICE", "cpu")
+    monkeypatch.setattr(off_grid_timing.contenders, "DEVICE", "cpu")
+    sets = [(torch.ones(2, 3),), (torch.ones(2, 3),)]
+    row = {}
+    off_grid_timing.timed(row, sets, {"peer": uncapturable, "other": lambda t, _: t[0], "fftune": lambda t, _: t[0]})
+    assert row["left_out"] == {"peer": "its capture failed: operation not permitted when stream is capturing"}
+    assert set(row["us"]) == {"other", "fftune"} and row["difference"] == 0 and "failed" not in row
 
 
 def delta_rule_by_tokens(q, k, v, g, beta, output_final_state, use_qk_l2norm_in_kernel):
@@ -256,7 +281,7 @@ def scan_by_tokens(x, dt, A, B, C, chunk, *, D, dt_bias, dt_softplus, return_fin
 
 def test_a_wrong_result_is_a_failed_row(cpu, monkeypatch):
     monkeypatch.setattr(contenders, "DEVICE", "cpu")
-    monkeypatch.setattr(off_grid_timing, "microseconds", lambda calls, sets: dict.fromkeys(calls, 1.0))
+    monkeypatch.setattr(off_grid_timing, "microseconds", lambda calls, sets, _: dict.fromkeys(calls, 1.0))
     row, tensors = {}, [{"x": torch.ones(4, 8)}]
     calls = {"peer": lambda t, _: t["x"].mul_(2), "fftune": lambda t, _: t["x"] * 2}
     off_grid_timing.timed(row, tensors, calls)  # the peer's result is in place
