@@ -76,7 +76,8 @@ def test_a_layer(scales, count, dtype):
     results = [cache.update(t, u, 0) for t, u in ((k, v), (2.5 * k, 4 * v))]
     (k_scale, v_scale), = cache.scales
     for scale, first in ((k_scale, k), (v_scale, v)):
-        assert scale.dtype == torch.float32 and scale.shape == (count,) and torch.equal(scale.log2(), scale.log2().round())
+        assert scale.dtype == torch.float32 and scale.shape == (count,)
+        assert torch.equal(scale.log2(), scale.log2().round())
         most = first.float().abs().amax((0, 2, 3)) if count > 1 else first.float().abs().max().view(1)
         assert ((112 < most / scale) & (most / scale <= 224)).all()
     assert int(cache.get_seq_length()) == 10 and layer.keys.shape == (2, 3, 12, 16)
@@ -87,7 +88,8 @@ def test_a_layer(scales, count, dtype):
         assert torch.equal(own[:, :, :10].float(), right.float()) and not own[:, :, 10:].float().any()
         for result, tokens in zip(results, (5, 10)):
             assert result[at].dtype == dtype and result[at].shape == own.shape
-            assert torch.equal(result[at][:, :, :tokens], (right[:, :, :tokens].float() * scale.view(-1, 1, 1)).to(dtype))
+            wide = right[:, :, :tokens].float() * scale.view(-1, 1, 1)
+            assert torch.equal(result[at][:, :, :tokens], wide.to(dtype))
     # Twice the first largest number, and a bit more than that: the others are cut.
     assert own[:, :, 5:10].float().abs().max() == 448 and error(results[0][0][:, :, :5], k) < 0.03
 

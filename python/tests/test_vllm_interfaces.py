@@ -13,7 +13,8 @@ RECORD = json.loads(vllm_interfaces.RECORD.read_text())
 # Names that the plugin asks for with a default, or that it knows in another form.
 ABSENT = {"0.24": {"SpeculativeConfig.enable_adaptive_verification"},
           "0.33": {"MPLinearLayerConfig.has_g_idx", "FlashAttentionMetadata.use_cascade",
-                   "ModelConfig.enable_return_routed_experts", "CompressedTensorsWNA16MarlinMoEMethod"}}
+                   "ModelConfig.enable_return_routed_experts", "CompressedTensorsWNA16MarlinMoEMethod",
+                   "Attention.calculate_kv_scales"}}
 
 
 def recorded(version, module):

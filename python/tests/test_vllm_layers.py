@@ -118,8 +118,13 @@ def step(model, metadata, positions, ids=None, **named):
         return model(ids.int(), positions, None, **named)
 
 
+def numbers_of(cache):
+    """Bytes are codes of e4m3."""
+    return cache.view(torch.float8_e4m3fn).float() if cache.dtype is torch.uint8 else cache
+
+
 def caches(model):
-    return torch.stack([own.kv_cache for own in attentions_of(model)])
+    return torch.stack([numbers_of(own.kv_cache) for own in attentions_of(model)])
 
 
 def warm(model, *batch):
@@ -137,7 +142,9 @@ def wide(model):
     """The same model and caches in float64, which stay vLLM's."""
     own = copy.deepcopy(model).double()
     for attention in attentions_of(own):
-        attention.kv_cache = attention.kv_cache.double()
+        attention.rounds_queries = False
+        if attention.kv_cache.dtype is not torch.uint8:
+            attention.kv_cache = attention.kv_cache.double()
     own.vllm_config.model_config.dtype = torch.float64
     # Such as the rotary embedding, whose table is no weight.
     for module in own.modules():
@@ -150,9 +157,10 @@ def error(got, right):
     return ((got.double() - right).norm() / right.norm()).item()
 
 
-def expect_right(model, metadata, positions, rows=slice(None), calls=0, **named):
+def expect_right(model, metadata, positions, rows=slice(None), calls=0, cuts=False, **named):
     """That a step runs here, and has the result and the caches of float64, with at most one and a
-    half times the error of vLLM's own computation. `calls`: how often vLLM's code runs."""
+    half times the error of vLLM's own computation. `calls`: how often vLLM's code runs. `cuts`: new keys and values are
+    cut to e4m3, a few of them the other way."""
     model.calls = 0
     exact, plain = wide(model), copy.deepcopy(model)
     for network in (layer.mlp for layer in (*exact.layers, *plain.layers)):
@@ -172,10 +180,12 @@ def expect_right(model, metadata, positions, rows=slice(None), calls=0, **named)
     assert got.shape == right.shape and got.dtype is torch.bfloat16
     assert error(got[rows], right[rows]) < 1.5 * error(theirs[rows], right[rows]) + 2e-3
     written = caches(exact) != before.double()
+    if cuts:  # a number may have the code of the one before
+        written = written.any(-1, keepdim=True).expand_as(written)
     assert torch.equal(caches(model)[~written], before[~written]), "other rows were written"
     if written.any():
-        assert error(caches(model)[written], caches(exact)[written]) < 1.5 * error(
-            caches(plain)[written], caches(exact)[written]) + 2e-3
+        assert error(caches(model)[written], caches(exact)[written].double()) < 1.5 * error(
+            caches(plain)[written], caches(exact)[written].double()) + (1e-2 if cuts else 2e-3)
     return got
 
 
@@ -184,6 +194,88 @@ def test_numbers(stand_in, kind):
     model = warm(model_of(stand_in, kind))
     expect_right(model, *batch_of(model))
     expect_right(model, *batch_of(model, (48,)))
+
+
+SCALES = {"uncalibrated": (1.0, 1.0), "tensor": (0.03, 0.007), "head": ((0.02, 0.05), (0.01, 0.004)),
+          "one": ((0.03,), (0.007,))}
+
+
+def float8_of(model, scales, dtype="fp8"):
+    """The same model with caches of e4m3 and these scales of keys and values."""
+    for own in attentions_of(model):
+        own.kv_cache_dtype = dtype
+        own._k_scale, own._v_scale = (torch.tensor(scale) for scale in SCALES[scales])
+        cache = own.kv_cache.float()
+        parts = cache.unbind(1) if cache.dim() == 5 else cache.transpose(1, 2).split(16, -1)
+        for part, scale in zip(parts, (own._k_scale, own._v_scale)):
+            part.div_(scale.view(-1, 1))
+        own.kv_cache = cache.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    return model
+
+
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_moe", "gemma3"])
+def test_caches_of_fp8(prompts, stand_in, monkeypatch, kind, scales):
+    """One op for each run of layers, and op by op with prompts, if FFTUNE_VLLM names these."""
+    model = mixtures_of(stand_in) if kind == "qwen3_moe" else model_of(stand_in, kind)
+    warm(float8_of(model, scales, "fp8_e4m3" if scales == "head" else "fp8"))
+    with monkeypatch.context() as patched:
+        calls = calls_of_layer(patched)
+        expect_right(model, *batch_of(model), cuts=True)
+        expect_right(model, *batch_of(model, (48,)), cuts=True)
+    assert len(calls) >= 2 or kind == "qwen3"  # its norms have two epsilons: it runs op by op
+    if kind != "gemma3":
+        warm(model, *MIXED)
+        expect_right(model, *batch_of(model, *MIXED), cuts=True)
+
+
+def test_layers_of_two_caches(stand_in, monkeypatch):
+    """As kv_cache_dtype_skip_layers leaves them: each run of layers of one cache is a call."""
+    model = model_of(stand_in)
+    plain = attentions_of(model)[1]
+    kept, kind = plain.kv_cache, plain.kv_cache_dtype
+    float8_of(model, "tensor")
+    plain.kv_cache, plain.kv_cache_dtype = kept, kind
+    metadata, positions = batch_of(model)
+    step(model, metadata, positions)
+    calls = calls_of_layer(monkeypatch)
+    model.calls = 0
+    step(model, metadata, positions)
+    assert len(calls) == 3 and model.calls == 0
+
+
+def test_prompts_over_fp8_are_vllms_by_default(decoding, stand_in, monkeypatch):
+    """Those of mixtures run here with caches of bfloat16; nothing has timed them with others."""
+    monkeypatch.setattr(importlib.import_module("fftune.vllm.plans"), "COMPILES_BESIDE", False)
+    for change, calls in ((lambda model: model, 0), (lambda model: float8_of(model, "tensor"), 1)):
+        model = warm(change(mixtures_of(stand_in)), *MIXED)
+        step(model, *batch_of(model, *MIXED))
+        assert model.calls == calls
+
+
+def test_bytes_are_compared_as_numbers(vllm):
+    layers = importlib.import_module("fftune.vllm.layers")
+    assert layers._numbers_of(torch.tensor([0x80, 0x38, 0xFE], dtype=torch.uint8)).tolist() == [0, 1, -448]
+
+
+def test_scales_that_are_wrong_are_seen(stand_in, caplog, monkeypatch):
+    """The comparison with vLLM's layers sees keys of another scale."""
+    structure = importlib.import_module("fftune.vllm.structure")
+    own = structure.Layer.cache_scales
+    for at, factor in ((0, 3.0), (1, 2.0)):
+        def other(self):
+            scales = list(own.fget(self))
+            scales[at] = scales[at] * factor
+            return tuple(scales)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(structure.Layer, "cache_scales", property(other))
+            model = float8_of(model_of(stand_in), "tensor")
+            caplog.clear()
+            with caplog.at_level(logging.INFO):
+                step(model, *batch_of(model))
+        line, = (record.getMessage() for record in caplog.records)
+        assert "stay vLLM's" in line and "differ from vLLM's by" in line
 
 
 def set_on(path, value):
@@ -907,7 +999,14 @@ class OtherMLP(torch.nn.Module):
 
 
 @pytest.mark.parametrize("change, reason", [
-    (set_on("self_attn.attn.kv_cache_dtype", "fp8"), "a cache of fp8"),
+    (set_on("self_attn.attn.kv_cache_dtype", "fp8_e5m2"), "a cache of fp8_e5m2"),
+    (lambda model: set_on("self_attn.attn.calculate_kv_scales", True)(float8_of(model, "tensor")),
+     "scales of the cache that vLLM computes from the first batch"),
+    (lambda model: set_on("self_attn.attn._v_scale", torch.ones(2))(float8_of(model, "tensor")),
+     "1 scales of keys and 2 of values, for 2 heads"),
+    (lambda model: set_on("self_attn.attn._k_scale", 1.0)(float8_of(model, "tensor")),
+     "scales of the cache that are no float32 of the tensor or of heads"),
+    (set_on("self_attn.attn.kv_cache_dtype", "fp8"), "a cache of torch.bfloat16"),
     (set_on("self_attn.attn.attn_type", "encoder_only"), "attention that is not causal"),
     (set_on("self_attn.attn.kv_sharing_target_layer_name", "x"), "layers that share a cache"),
     (set_on("self_attn.attn.impl.alibi_slopes", torch.zeros(4)), "ALiBi"),

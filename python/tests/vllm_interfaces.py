@@ -37,7 +37,7 @@ TOUCHED = {
         "FlashAttentionImpl": "scale alibi_slopes logits_soft_cap sinks"},
     f"{_LAYERS}/attention/attention": {
         "Attention": "layer_name attn_type impl num_heads num_kv_heads head_size kv_cache "
-                     "kv_cache_dtype kv_sharing_target_layer_name sliding_window"},
+                     "kv_cache_dtype kv_sharing_target_layer_name sliding_window _k_scale _v_scale calculate_kv_scales"},
     f"{_LAYERS}/linear": {
         "QKVParallelLinear": "bias quant_method skip_bias_add",
         "MergedColumnParallelLinear": "bias quant_method skip_bias_add",
@@ -222,6 +222,10 @@ class Sources:
                     and ast.unparse(node.args[0]) == repr(name):
                 return "attribute"
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.register_buffer" \
+                    and ast.unparse(node.args[0]) == repr(name):
+                return "attribute"
+        for node in ast.walk(self.module(module)):  # of a function that gives layers their buffers
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "layer.register_buffer" \
                     and ast.unparse(node.args[0]) == repr(name):
                 return "attribute"
         for base in cls.bases:

@@ -192,10 +192,10 @@ def _pair(at: int, pair):
         good = isinstance(scale, Tensor) and type(scale) in (Tensor, torch.nn.Parameter) and not scale.is_nested \
             and scale.layout is torch.strided and scale.dtype == torch.float32 and scale.dim() <= 1 and scale.numel()
         if not good or scale.is_meta or not bool(((scale > 0) & (scale < math.inf)).all()):
-            raise Error(f"Float8StaticCache: {name} of layer {at} is {named(pair[len(tensors)])}: give a positive number, "
-                        "or float32 [1] or [heads]")
+            raise Error(f"Float8StaticCache: {name} of layer {at} is {named(pair[len(tensors)])}: give a positive "
+                        "number, or float32 [1] or [heads]")
         tensors.append(scale.detach().reshape(-1).clone())
     if tensors[0].shape != tensors[1].shape:
-        raise Error(f"Float8StaticCache: layer {at} has {tensors[0].numel()} scales of keys and {tensors[1].numel()} of "
-                    "values: give as many of each")
+        raise Error(f"Float8StaticCache: layer {at} has {tensors[0].numel()} scales of keys and {tensors[1].numel()} "
+                    "of values: give as many of each")
     return tuple(tensors)

@@ -31,7 +31,7 @@ from .._library import Plan
 from .._run import BATCH_INVARIANT
 from . import faster, plans, ranks
 from .logs import Unfit, log, one_line, reason_of
-from .structure import Layer, Model, Pages, expect_known, has_adapters, pages_of, queries_of
+from .structure import E4M3, Layer, Model, Pages, expect_known, has_adapters, pages_of, queries_of
 from .trial import difference, is_capturing
 
 
@@ -189,10 +189,10 @@ def _has_pieces(state: _State, context) -> bool:
 
 def _serves_prompts(state: _State, parts: tuple[str, ...]) -> bool:
     """Whether batches with prompts run here: those of mixtures, which are faster than vLLM's; others if FFTUNE_VLLM
-    names `prompts`."""
+    names `prompts`. Nothing times them, and prompts over caches of float8_e4m3fn have not been timed elsewhere."""
     model = state.model
     return model.has_ops and not state.without_prompts and (
-        "prompts" in parts or all(layer.experts is not None for layer in model.layers))
+        "prompts" in parts or not model.has_float8_cache and all(layer.experts is not None for layer in model.layers))
 
 
 def _on_all(state: _State, run):
@@ -260,15 +260,33 @@ def _in_context_of(state: _State, context, trial: "_Batch"):
             context.cudagraph_runtime_mode = getattr(type(mode), "NONE", mode)
 
     try:
-        for cache in caches:
-            cache[:_BLOCKS].normal_(generator=generator)
-            cache[_UNSEEN:_BLOCKS].mul_(100)  # a key that is seen nevertheless decides the result
+        for layer, cache in zip(state.model.layers, caches):
+            _fill(cache[:_BLOCKS], layer, generator)
         yield begin
     finally:
         vars(context).clear()
         vars(context).update(kept)
         for cache, own in zip(caches, before):
             cache[:_BLOCKS].copy_(own)
+
+
+def _fill(cache: Tensor, layer: Layer, generator: torch.Generator) -> None:
+    """Fills blocks of a cache with random keys and values."""
+    values = cache if layer.cache_scales is None else torch.empty(cache.shape, device=cache.device)
+    values.normal_(generator=generator)
+    values[_UNSEEN:].mul_(100)  # a key that is seen nevertheless decides the result
+    if layer.cache_scales is None:
+        return
+    # [blocks, block, kv heads, features] of each.
+    parts = values.unbind(1) if values.dim() == 5 else values.transpose(1, 2).split(layer.dim, -1)
+    for part, scale in zip(parts, layer.cache_scales):
+        part.div_(scale[:, None])
+    cache.view(E4M3).copy_(values.clamp_(-448, 448))
+
+
+def _numbers_of(cache: Tensor) -> Tensor:
+    """The numbers in a cache; bytes are codes of float8_e4m3fn."""
+    return (cache.view(E4M3).float() if cache.dtype in (torch.uint8, E4M3) else cache).flatten()
 
 
 def _mark_padding(context, rows: int, tokens: int) -> None:
@@ -299,7 +317,8 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
                 begin()
                 with ranks.summing():
                     results.append(_together(run(), real))
-                written += [torch.cat([_cache_of(layer)[:_SEQUENCES].flatten() for layer in state.model.layers])]
+                written += [torch.cat([_numbers_of(_cache_of(layer)[:_SEQUENCES]).float()
+                                       for layer in state.model.layers])]
             reason = difference("results", *results) or difference("keys and values", *written)
             if reason == "" and any(layer.window and layer.mixture is None for layer in state.model.layers):
                 # The first sequence has keys in front of windows. One whose experts are others by rounding says nothing.
@@ -386,6 +405,7 @@ def _choose(original, state: _State, model: nn.Module, context, batch: "_Batch")
         choice = faster.choice_of(f"layers of {type(model).__name__}", both,
                                   [count for count in (*_TIMED, batch.rows // batch.queries) if count <= most],
                                   _description(config), batch.queries, [cache.shape[1:] for cache in caches],
+                                  *(["cache of e4m3"] if state.model.has_float8_cache else ()),
                                   outside=lambda: _outside(original, state, model, context, batch, among), among=among)
     except Exception as error:
         if state.model.reduce is not None and not isinstance(error, Unfit):
@@ -549,6 +569,8 @@ def _examine(model: nn.Module, with_ranks: bool) -> _State:
             raise Unfit("tensor parallelism, which needs ranks in FFTUNE_VLLM")
         if BATCH_INVARIANT and not found.has_ops:
             raise Unfit("batch invariance, for layers that the op layer alone computes")
+        if BATCH_INVARIANT and found.has_float8_cache:
+            raise Unfit("batch invariance, with a cache of fp8")
     except Exception as error:  # another vLLM than the one that is known, if it is not Unfit
         reason = reason_of(error)
     reason = ranks.common_reason(reason)
@@ -802,12 +824,13 @@ def _run_ops(model: Model, blocks: list[_Blocks], batch: _Batch, x: Tensor, mark
     for place, (layer, own) in enumerate(zip(model.layers, blocks)):
         note(place)
         normed, x = _norm(added, x, layer.attn_norm)
+        scales = dict(zip(("k_scale", "v_scale"), layer.cache_scales or ()))
         q = ops.qkv(normed, layer.w_qkv, layer.heads, layer.kv_heads, bias=layer.b_qkv,
                     norms=layer.head_norms, eps=layer.head_eps, positions=batch.positions,
                     angles=layer.angles, rotation=layer.rotation, scale=layer.rope_scale,
-                    rotary=layer.rotary, caches=own.pages.rows, slots=own.slots)
+                    rotary=layer.rotary, caches=own.pages.rows, slots=own.slots, **scales)
         of_batch = dict(pages=own.table, lengths=batch.lengths, scale=layer.scale, softcap=layer.softcap,
-                        sinks=layer.sinks)
+                        sinks=layer.sinks, **scales)
         if batch.offsets is None:
             y = ops.attention(q.unflatten(0, (-1, batch.queries)), *own.pages.pages,
                               causal=batch.queries > 1, window=layer.window, **of_batch)
@@ -865,5 +888,6 @@ def _pages_of(state: _State, layer: Layer) -> Pages:
     found = state.pages.get(cache)
     if found is None:
         # Views of a tensor keep it: these are of one that shares its memory.
-        found = state.pages[cache] = pages_of(cache.data, layer.kv_heads, layer.dim)
+        found = state.pages[cache] = pages_of(
+            cache.data, layer.kv_heads, layer.dim, *(() if layer.cache_scales is None else (E4M3,)))
     return found

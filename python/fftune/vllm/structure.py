@@ -48,6 +48,9 @@ _MIXTURES = {"Qwen3MoeSparseMoeBlock": "gate", "MLPBlock": "router"}
 _ROTARY = ("RotaryEmbedding", "LinearScalingRotaryEmbedding", "DynamicNTKScalingRotaryEmbedding",
            "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding")
 _DTYPE = torch.bfloat16
+# vLLM's words for caches of float8_e4m3fn, which it keeps as bytes, and for those of the model's type.
+E4M3 = torch.float8_e4m3fn
+_FLOAT8, _PLAIN = ("fp8", "fp8_e4m3"), ("auto", "bfloat16")
 
 
 @dataclass
@@ -141,6 +144,13 @@ class Layer:
         return None if self.out.bias is None or self.out.tp_rank > 0 else self.out.bias.data
 
     @property
+    def cache_scales(self) -> tuple[Tensor, Tensor] | None:
+        """The scales of keys and values of float8_e4m3fn, float32 [1] or [kv heads]; None for a cache of bfloat16.
+        vLLM may exchange the tensors until it has loaded a checkpoint."""
+        own = self.attention
+        return None if own.kv_cache_dtype in _PLAIN else (own._k_scale.reshape(-1), own._v_scale.reshape(-1))
+
+    @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
         return self.head_norm_modules and tuple(n.weight.data for n in self.head_norm_modules)
 
@@ -171,8 +181,9 @@ class Layer:
     def weights(self) -> dict[str, Tensor | PackedWeight]:
         """As the op `layer` calls them: all ranks have the same names."""
         q_norm, k_norm = self.head_norms or (None, None)
+        k_scale, v_scale = self.cache_scales or (None, None)
         found = dict(attn_norm=self.attn_norm.weight.data, w_qkv=self.w_qkv, b_qkv=self.b_qkv,
-                     q_norm=q_norm, k_norm=k_norm, sinks=self.sinks, w_o=self.w_o,
+                     q_norm=q_norm, k_norm=k_norm, k_scale=k_scale, v_scale=v_scale, sinks=self.sinks, w_o=self.w_o,
                      b_o=self._no_bias if self.b_o is None else self.b_o,
                      ffn_norm=self.ffn_norm.weight.data)
         if self.behind is not None:
@@ -225,6 +236,11 @@ class Model:
         return not self.is_packed and all(layer.behind is None and layer.convention == "llama" for layer in self.layers)
 
     @functools.cached_property
+    def has_float8_cache(self) -> bool:
+        """Whether a layer's keys and values are float8_e4m3fn."""
+        return any(layer.cache_scales is not None for layer in self.layers)
+
+    @functools.cached_property
     def runs(self) -> list[range]:
         """Layers that follow each other and have one kind: a call of `layer` each, if their caches are of one group."""
         def kind(place: int) -> tuple:
@@ -261,15 +277,17 @@ class Pages:
         return blocks * 2 if self.apart else blocks
 
 
-def pages_of(cache: Tensor, kv_heads: int, dim: int) -> Pages:
-    """The views of a layer's cache. Unfit if it lies in memory in another way."""
+def pages_of(cache: Tensor, kv_heads: int, dim: int, dtype: torch.dtype = _DTYPE) -> Pages:
+    """The views of a layer's cache of this type. Unfit if it lies in memory in another way."""
+    if dtype is E4M3 and cache.dtype is torch.uint8:
+        cache = cache.view(E4M3)
     shape = tuple(cache.shape)
     apart = cache.dim() == 5
     # Both have the tokens of a block in the same place.
     if len(shape) < 4 or shape != ((shape[0], 2, shape[2], kv_heads, dim) if apart else
                                    (shape[0], kv_heads, shape[2], 2 * dim)):
         raise Unfit(f"a cache of {list(shape)}")
-    if cache.dtype is not _DTYPE:
+    if cache.dtype is not dtype:
         raise Unfit(f"a cache of {cache.dtype}")
     memory = cache if apart else cache.transpose(1, 2)  # in the order of the memory
     if not memory.is_contiguous():
@@ -528,12 +546,25 @@ def _expect_attention(attention: nn.Module, heads: int, kv_heads: int, dim: int)
     for is_so, reason in (
             ((attention.num_heads, attention.num_kv_heads, attention.head_size) !=
              (heads, kv_heads, dim), "attention with other heads than its products"),
-            (attention.kv_cache_dtype not in ("auto", "bfloat16"),
-             f"a cache of {attention.kv_cache_dtype}"),
+            (attention.kv_cache_dtype not in _PLAIN + _FLOAT8, f"a cache of {attention.kv_cache_dtype}"),
             (attention.kv_sharing_target_layer_name is not None, "layers that share a cache"),
             (impl.alibi_slopes is not None, "ALiBi")):
         if is_so:
             raise Unfit(reason)
+    if attention.kv_cache_dtype in _FLOAT8:
+        _expect_scales(attention, kv_heads)
+
+
+def _expect_scales(attention: nn.Module, kv_heads: int) -> None:
+    """That keys and values of float8_e4m3fn have scales as the ops take them, which stay the same."""
+    # 0.24 computes scales from the first batch that its own attention runs.
+    if getattr(attention, "calculate_kv_scales", False):
+        raise Unfit("scales of the cache that vLLM computes from the first batch")
+    scales = [getattr(attention, name, None) for name in ("_k_scale", "_v_scale")]
+    if not all(isinstance(scale, Tensor) and scale.dtype is torch.float32 and scale.dim() < 2 for scale in scales):
+        raise Unfit("scales of the cache that are no float32 of the tensor or of heads")
+    if len({scale.numel() for scale in scales}) > 1 or scales[0].numel() not in (1, kv_heads):
+        raise Unfit(f"{scales[0].numel()} scales of keys and {scales[1].numel()} of values, for {kv_heads} heads")
 
 
 def _angles_of(rotary: nn.Module, positions: int) -> tuple[Tensor, float]:

@@ -120,11 +120,18 @@ class FlashAttentionImpl:
         self.scale, self.logits_soft_cap, self.sinks = scale, softcap, sinks
 
 
+def _coded(x, scale):
+    """Numbers as e4m3 keeps them, divided by their scale."""
+    wide = x if x.dtype is torch.float64 else x.float()
+    return (wide / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
 class Attention(nn.Module):
     """Over a cache [blocks, 2, block, kv heads, features], or [blocks, kv heads, block, 2 *
-    features] as in 0.33."""
+    features] as in 0.33. One of fp8 has bytes; queries are rounded to e4m3 then, too."""
 
     attn_type, kv_cache_dtype = "decoder", "auto"
+    rounds_queries = True  # where the cache is of fp8
     kv_sharing_target_layer_name = None
 
     def __init__(self, name, heads, kv_heads, dim, scale=None, window=None, softcap=0, sinks=None):
@@ -133,6 +140,7 @@ class Attention(nn.Module):
         self.impl = FlashAttentionImpl(dim**-0.5 if scale is None else scale, softcap, sinks)
         self.num_heads, self.num_kv_heads, self.head_size = heads, kv_heads, dim
         self.kv_cache = torch.tensor([])
+        self._q_scale, self._k_scale, self._v_scale = torch.ones(3).unbind()
 
     def forward(self, q, k, v):
         from vllm.forward_context import get_forward_context
@@ -141,6 +149,13 @@ class Attention(nn.Module):
         if context.attn_metadata is None:
             return torch.zeros_like(q)
         metadata, cache = context.attn_metadata[self.layer_name], self.kv_cache
+        scales = [scale.view(-1, 1) for scale in (self._k_scale, self._v_scale)]
+        is_fp8 = self.kv_cache_dtype.startswith("fp8")
+        if is_fp8:
+            cache = cache.view(torch.float8_e4m3fn)
+            k, v = (_coded(t, scale) for t, scale in zip((k, v), scales))
+            if self.rounds_queries:
+                q = (_coded(q, self._q_scale).float() * self._q_scale).to(q.dtype)
         block = cache.shape[2]
         # [blocks, block, kv heads, features] of keys and of values.
         parts = (cache.unbind(1) if cache.dim() == 5 else
@@ -155,9 +170,9 @@ class Attention(nn.Module):
                                                         metadata.seq_lens.tolist())):
             if not length:
                 continue
-            keys, values = (part[metadata.block_table[row].long()].flatten(0, 1)[:length]
-                            .repeat_interleave(self.num_heads // self.num_kv_heads, 1)
-                            for part in parts)
+            keys, values = ((part.double() * scale).to(q.dtype) if is_fp8 else part for part, scale in zip(
+                (part[metadata.block_table[row].long()].flatten(0, 1)[:length] for part in parts), scales))
+            keys, values = (part.repeat_interleave(self.num_heads // self.num_kv_heads, 1) for part in (keys, values))
             scores = torch.einsum("qhd,khd->hqk", q[first:last], keys) * self.impl.scale
             if self.impl.logits_soft_cap:
                 scores = self.impl.logits_soft_cap * torch.tanh(scores / self.impl.logits_soft_cap)
