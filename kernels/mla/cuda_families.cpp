@@ -1,4 +1,4 @@
-// The CUDA families of mla: mma.sync over a cache that is read once, and the fallback.
+// The CUDA families of mla: wgmma, and mma.sync, over a cache that is read once, and the fallback.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,14 +16,16 @@
 #include "kernels/gemm/element.hpp"
 #include "kernels/mla/decode_config.cuh"
 #include "kernels/mla/mla.hpp"
+#include "kernels/mla/sm90_config.cuh"
 
 namespace fftune::mla {
 namespace {
 
 constexpr const char* decode_file = "mla/decode.cu";
+constexpr const char* sm90_file = "mla/sm90.cu";
 constexpr const char* simt_file = "mla/simt.cu";
-constexpr std::string_view decode_name = "mla_decode";
-constexpr std::int64_t most_decode_rank = 512;
+constexpr std::string_view decode_name = "mla_decode", sm90_name = "mla_sm90";
+constexpr std::int64_t most_rank = 512;  // of results in registers
 
 mla_form form_of(const Layer& layer) {
   mla_form form;
@@ -113,9 +115,14 @@ std::string template_argument(const Point& config) {
                     config.stages, "ctas_per_sm", config.ctas_per_sm);
 }
 
-mla_decode_grid grid_of(const Layer& layer, const DeviceFacts& facts, const Point& config) {
-  return mla_decode_grid_of(config, facts.multiprocessors, static_cast<int>(layer.b), layer.rows(),
-                            static_cast<int>(layer.kv), !layer.lengths);
+std::string template_argument(const mla_sm90_config& config) {
+  return StructText("mla_sm90_config", "keys", config.keys, "stages", config.stages);
+}
+
+template <class Config>
+mla_grid grid_of(const Layer& layer, const DeviceFacts& facts, const Config& config) {
+  return mla_grid_of(config, facts.multiprocessors, static_cast<int>(layer.b), layer.rows(),
+                     static_cast<int>(layer.kv), !layer.lengths);
 }
 
 /// Registers of a thread: its accumulators, the scores of its rows, and what addresses and
@@ -170,7 +177,7 @@ Points points_of(const Layer& layer, const DeviceFacts& facts) {
 /// exchange of parts. A model that no measurement has fitted yet.
 double seconds(const Layer& layer, const DeviceFacts& facts, const Point& config) {
   const mla_form form = form_of(layer);
-  const mla_decode_grid grid = grid_of(layer, facts, config);
+  const mla_grid grid = grid_of(layer, facts, config);
   const double sms = facts.multiprocessors, clock = facts.clock_hz;
   const double ctas = static_cast<double>(grid.row_blocks) * grid.groups;
   const double resident = std::clamp(ctas / sms, 1.0, static_cast<double>(config.ctas_per_sm));
@@ -204,18 +211,25 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Point& config
   return std::max(stream, compute) + 0.2 * std::min(stream, compute) + exchange + 3e-6;
 }
 
-std::optional<std::string> decode_refusal(const Problem& problem, const DeviceFacts& facts) {
-  const Layer layer = layer_of(problem);
-  if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
-  if (layer.rank > most_decode_rank)
+/// Why a kernel of the tensor cores that keeps a result in registers cannot serve a layer.
+std::optional<std::string> refuse_rows(const Layer& layer, const char* instruction) {
+  if (layer.dtype == DType::f32)
+    return fmt::format("{} multiplies bf16 and fp16, not f32", instruction);
+  if (layer.rank > most_rank)
     return fmt::format("rank={} exceeds {}: the result must fit in registers", layer.rank,
-                       most_decode_rank);
+                       most_rank);
   for (const auto& [name, value] : {std::pair{"rank", layer.rank},
                                     {"rope", layer.rope},
                                     {"kv-row", layer.row},
                                     {"kv-block", layer.block}})
     if (value % 8 != 0)
       return fmt::format("{}={} is no multiple of 8: rows are loaded in 16 bytes", name, value);
+  return std::nullopt;
+}
+
+std::optional<std::string> decode_refusal(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  if (auto reason = refuse_rows(layer, "mma.sync m16n8k16")) return reason;
   if (points_of(layer, facts).is_empty())
     return fmt::format("tiles of rank={} do not fit in the registers and shared memory of {}",
                        layer.rank, facts.name);
@@ -232,28 +246,120 @@ Config decode_default(const Problem& problem, const DeviceFacts& facts) {
                     [&](const Point& config) { return seconds(layer, facts, config); });
 }
 
-Program decode_program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
+/// The launch of a kernel whose CTAs have `threads` threads, and the workspace of sequences that
+/// are cut.
+template <class Config>
+Program divided_program(const Problem& problem, const DeviceFacts& facts, const Config& config,
+                        const char* file, std::string_view kernel, int threads, int shared_bytes) {
   const Layer layer = layer_of(problem);
   const mla_form form = form_of(layer);
-  const Point config = config_of(values);
-  const mla_decode_grid grid = grid_of(layer, facts, config);
+  const mla_grid grid = grid_of(layer, facts, config);
   ParameterStruct parameters = parameters_of(problem, layer);
   Program program;
   if (grid.cuts) {
-    program.scratch = {{static_cast<std::size_t>(grid.partial_bytes(form, config)), false},
+    program.scratch = {{static_cast<std::size_t>(grid.partial_bytes(form, config.rows())), false},
                        {static_cast<std::size_t>(grid.counter_bytes()), true, true}};
     parameters.fields.push_back({offsetof(mla_params, partials), ScratchArgument{0}});
     parameters.fields.push_back({offsetof(mla_params, counters), ScratchArgument{1}});
   }
   KernelLaunch& launch = append(
-      program, facts, decode_file,
-      fmt::format("mla_decode<{}, {}>", template_argument(form), template_argument(config)),
+      program, facts, file,
+      fmt::format("{}<{}, {}>", kernel, template_argument(form), template_argument(config)),
       {static_cast<std::uint32_t>(grid.row_blocks), static_cast<std::uint32_t>(grid.groups), 1},
-      config.threads(), parameters);
-  launch.shared_bytes = static_cast<std::uint32_t>(mla_decode_plan_of(form, config).shared_bytes);
+      threads, parameters);
+  launch.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
   launch.cooperative = grid.cuts;
   if (grid.cuts) launch.programmatic = false;
   return program;
+}
+
+Program decode_program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
+  const Point config = config_of(values);
+  return divided_program(problem, facts, config, decode_file, decode_name, config.threads(),
+                         mla_decode_plan_of(form_of(layer_of(problem)), config).shared_bytes);
+}
+
+// --- wgmma ---
+
+using Sm90Points = TypedSpace<mla_sm90_config>;
+
+mla_sm90_config sm90_config_of(const Config& config) {
+  return {.keys = config.get("keys"),
+          .stages = config.get("stages"),
+          .least_tiles = config.get("least_tiles")};
+}
+
+Sm90Points sm90_points_of(const Layer& layer, const DeviceFacts& facts) {
+  Sm90Points space{mla_sm90_config()};
+  space.parameter("keys", "keys of a stage", Sm90Points::to<&mla_sm90_config::keys>, {32, 64})
+      .parameter("stages", "stages of keys in shared memory",
+                 Sm90Points::to<&mla_sm90_config::stages>, {2, 3, 4, 5, 6})
+      .parameter("least_tiles", "stages of keys of a CTA at least, before another shares them",
+                 Sm90Points::to<&mla_sm90_config::least_tiles>, {1, 2, 4, 8});
+  space.constraint("queries and the stages of keys must fit in shared memory", {"keys", "stages"},
+                   [form = form_of(layer), facts](const mla_sm90_config& c) {
+                     return mla_sm90_plan_of(form, c).shared_bytes <= facts.shared_bytes_per_block;
+                   });
+  return space;
+}
+
+/// Seconds of a launch: the larger of the time of the memory and that of the tensor cores, and the
+/// exchange of parts.
+double sm90_seconds(const Layer& layer, const DeviceFacts& facts, const mla_sm90_config& config) {
+  const mla_grid grid = grid_of(layer, facts, config);
+  const double sms = facts.multiprocessors, clock = facts.clock_hz;
+  const double ctas = static_cast<double>(grid.row_blocks) * grid.groups;
+  const double tiles = std::ceil(std::ceil(static_cast<double>(layer.kv) / config.keys) *
+                                 static_cast<double>(layer.b) / grid.groups);
+  const double reads = 1 + 0.3 * (grid.row_blocks - 1);
+  const double bytes = 2.0 * static_cast<double>(layer.b * layer.kv * layer.width()) * reads;
+  const double stream = bytes / std::min(0.9 * facts.memory_bandwidth, 50 * clock * ctas);
+  // An SM has 4,096 FLOPs a cycle; a tile waits for its softmax where another does not overlap it.
+  const double products = 2.0 * 64 * config.keys * (layer.width() + layer.rank) / 4096;
+  const double compute =
+      std::ceil(ctas / sms) * (tiles * (products + 4.0 * config.keys + 250) + 1500) / clock;
+  double exchange = 0;
+  if (grid.cuts) {
+    const double parts = std::ceil(grid.groups / static_cast<double>(layer.b)) + 1;
+    const double items = static_cast<double>(std::min<std::int64_t>(layer.rows(), 64)) *
+                         static_cast<double>(layer.rank) / 4 / parts;
+    exchange = 2e-6 + 0.7e-6 * std::ceil(items / 256) * std::ceil(parts / 8);
+  }
+  return std::max(stream, compute) + 0.2 * std::min(stream, compute) + exchange + 3e-6;
+}
+
+std::optional<std::string> sm90_refusal(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  if (facts.compute_capability != 90)
+    return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
+                       facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
+  if (auto reason = refuse_rows(layer, "wgmma")) return reason;
+  if (layer.rank % 128 != 0)
+    return fmt::format("rank={} is no multiple of 128: two MMA warpgroups have half of it each",
+                       layer.rank);
+  if (layer.rope % 16 != 0)
+    return fmt::format("rope={} is no multiple of 16, the depth of a wgmma", layer.rope);
+  if (sm90_points_of(layer, facts).is_empty())
+    return fmt::format("tiles of rank={} and rope={} do not fit in the shared memory of {}",
+                       layer.rank, layer.rope, facts.name);
+  return std::nullopt;
+}
+
+Space sm90_space(const Problem& problem, const DeviceFacts& facts) {
+  return sm90_points_of(layer_of(problem), facts).space();
+}
+
+Config sm90_default(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  return least_cost(sm90_points_of(layer, facts), sm90_name, [&](const mla_sm90_config& config) {
+    return sm90_seconds(layer, facts, config);
+  });
+}
+
+Program sm90_program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
+  const mla_sm90_config config = sm90_config_of(values);
+  return divided_program(problem, facts, config, sm90_file, sm90_name, 384,
+                         mla_sm90_plan_of(form_of(layer_of(problem)), config).shared_bytes);
 }
 
 /// A family with a cost model.
@@ -289,6 +395,17 @@ std::vector<const Family*> cuda_families() {
                          .program = decode_program},
         [](const Problem& problem, const DeviceFacts& facts, const Config& config) {
           return seconds(layer_of(problem), facts, config_of(config));
+        });
+    made.emplace_back(
+        StageFamilyFacts{.name = sm90_name,
+                         .summary = "wgmma: 64 rows, of which two MMA warpgroups have half each",
+                         .sources = {sm90_file},
+                         .refusal = sm90_refusal,
+                         .space = sm90_space,
+                         .default_config = sm90_default,
+                         .program = sm90_program},
+        [](const Problem& problem, const DeviceFacts& facts, const Config& config) {
+          return sm90_seconds(layer_of(problem), facts, sm90_config_of(config));
         });
     made.emplace_back(
         StageFamilyFacts{.name = "mla_simt",

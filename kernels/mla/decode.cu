@@ -20,24 +20,35 @@
 //   shared memory   [stage][key] rows of the cache; Q; S
 //   workspace       [group][first, last sequence of its share][row block] parts of results
 //
-// Where a sequence is cut, each of the CTAs that share it leaves its part in the workspace, counts
-// itself, and at the end of its share waits until all have done so. Then each adds up a share of
-// the elements of the result, over the parts in their order: the same bits in every run. The launch
-// is cooperative, since CTAs wait for one another. The last to have read sets the counters back.
+// Where a sequence is cut, its groups add up their parts (shares.cuh).
 //
 // Grid: (row blocks, groups). Block: config.threads().
 #include "attention/mma_tile.cuh"
-#include "attention/tile_division.cuh"
 #include "common/async.cuh"
-#include "common/numerics.cuh"
-#include "common/vectors.cuh"
-#include "mla/cache.cuh"
 #include "mla/decode_config.cuh"
+#include "mla/shares.cuh"
 
 namespace fftune {
 
+struct mla_decode_sync {
+  static __device__ __forceinline__ void sync() { __syncthreads(); }
+};
+
 template <mla_form form, mla_decode_config config>
-class mla_decode_kernel {
+class mla_decode_kernel
+    : mla_shares<form, config.keys, config.rows(), config.threads(), mla_decode_sync> {
+  using shares_type =
+      mla_shares<form, config.keys, config.rows(), config.threads(), mla_decode_sync>;
+  using shares_type::arrive;
+  using shares_type::combine;
+  using shares_type::divide;
+  using shares_type::find;
+  using shares_type::part_of;
+  using shares_type::store_lse;
+  using shares_type::store_result;
+  using shares_type::tile_count;
+  using typename shares_type::cut_sequence;
+  using typename shares_type::rows_of_queries;
   using T = element_type<form.type>;
   static constexpr mla_decode_plan plan = mla_decode_plan_of(form, config);
   static_assert(mla_decode_misfit(form, config) == nullptr);
@@ -49,18 +60,6 @@ class mla_decode_kernel {
   static constexpr int pairs = config.columns(form) / 16;       // of blocks of 8 columns of a warp
   static constexpr int chunks = width / 8;                      // of 16 bytes of a row of the cache
   static_assert(rank % 8 == 0 && form.rope % 8 == 0);
-
-  // A sequence needs one tile at least, for zeros to be written where it has no keys.
-  static __device__ __forceinline__ int tile_count(const mla_params& p, int sequence) {
-    return larger(1, ceil_div(mla_length<form>(p, sequence), keys));
-  }
-
-  static __device__ __forceinline__ tile_division divide(const mla_params& p) {
-    return divide_tiles<form.lengths>(p.batch, [&](int index) { return tile_count(p, index); });
-  }
-  static __device__ __forceinline__ sequence_tile find(const mla_params& p, int tile) {
-    return find_tile<form.lengths>(p.batch, tile, [&](int index) { return tile_count(p, index); });
-  }
 
   // The tiles of a share, on their way to shared memory. A warp copies whole rows; a lane finds the
   // place of one of these a tile ahead, so that no load waits for the table of pages.
@@ -141,17 +140,6 @@ class mla_decode_kernel {
     }
   }
 
-  // The rows of queries of this CTA in a sequence: row r is head r % heads of query r / heads.
-  struct rows_of_queries {
-    int first, count;
-    __device__ __forceinline__ int query(const mla_params& p, int row) const {
-      return (first + row) / p.heads;
-    }
-    __device__ __forceinline__ i64 at(const mla_params& p, int sequence, int row) const {
-      return static_cast<i64>(sequence) * p.queries * p.heads + first + row;
-    }
-  };
-
   static __device__ __forceinline__ void load_q(const mla_params& p, int sequence,
                                                 const rows_of_queries& own, u32 shared_q) {
     constexpr int all = plan.width / 8;
@@ -170,98 +158,6 @@ class mla_decode_kernel {
       store_shared(shared_q + layout::offset(row, chunk),
                    float4{__uint_as_float(value.word[0]), __uint_as_float(value.word[1]),
                           __uint_as_float(value.word[2]), __uint_as_float(value.word[3])});
-    }
-  }
-
-  static __device__ __forceinline__ void store_result(const mla_params& p, i64 at, int column,
-                                                      float first, float second) {
-    *reinterpret_cast<u32*>(static_cast<T*>(p.out) + at * rank + column) = pack<T>(first, second);
-  }
-  static __device__ __forceinline__ void store_lse(const mla_params& p, int sequence, int row,
-                                                   float lse) {
-    if constexpr (form.lse) {
-      const int query = row / p.heads, head = row % p.heads;
-      p.lse[(static_cast<i64>(sequence) * p.heads + head) * p.queries + query] =
-          lse * natural_log_of_2;
-    }
-  }
-
-  // --- Sequences that several groups share ---
-
-  struct cut_sequence {
-    int index, first_group, count;
-    int first_part;  // of the first group; of the others the sequence is the first
-  };
-
-  static __device__ __forceinline__ float* part_of(const mla_params& p, int group, int part) {
-    const i64 number = (static_cast<i64>(group) * 2 + part) * gridDim.x + blockIdx.x;
-    return p.partials + number * mla_decode_grid::part_floats(form, config);
-  }
-  // Arrivals, then departures, of the groups that share a sequence.
-  static __device__ __forceinline__ int* counters_of(const mla_params& p, const cut_sequence& cut) {
-    return p.counters + (static_cast<i64>(cut.first_group) * gridDim.x + blockIdx.x) * 2;
-  }
-
-  static __device__ __forceinline__ int load_acquired(const int* address) {
-    int value;
-    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-    return value;
-  }
-
-  // All threads, when they have stored their part.
-  static __device__ __forceinline__ void arrive(const mla_params& p, const cut_sequence& cut) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(counters_of(p, cut), 1);
-  }
-
-  // Adds up this group's share of the elements of a sequence that is cut.
-  static __device__ __forceinline__ void combine(const mla_params& p, const cut_sequence& cut,
-                                                 const rows_of_queries& own) {
-    if (threadIdx.x == 0) {
-      while (load_acquired(counters_of(p, cut)) != cut.count) {
-      }
-      __threadfence();
-    }
-    __syncthreads();
-    constexpr int quads = rank / 4, batch = 8;
-    const int share = static_cast<int>(blockIdx.y) - cut.first_group;
-    const int items = own.count * quads;
-    const int begin = static_cast<int>(static_cast<i64>(items) * share / cut.count);
-    const int end = static_cast<int>(static_cast<i64>(items) * (share + 1) / cut.count);
-    for (int item = begin + static_cast<int>(threadIdx.x); item < end; item += threads) {
-      const int row = item / quads, column = item % quads * 4;
-      partial_row sum;
-      for (int base = 0; base < cut.count; base += batch) {
-        softmax_row other[batch];
-        float4 value[batch];
-#pragma unroll
-        for (int i = 0; i < batch; ++i) {
-          // Past the end the last one again, which then counts as nothing.
-          const int number = smaller(base + i, cut.count - 1);
-          const float* const part =
-              part_of(p, cut.first_group + number, number == 0 ? cut.first_part : 0);
-          const float2 pair = load_coherent_pair(part + rows * rank + row * 2);
-          value[i] = load_coherent(part + row * rank + column);
-          other[i] = {pair.x, pair.y};
-          if (base + i >= cut.count) other[i] = {minus_infinity(), 0.0f};
-        }
-        sum.add(other, value, [&](int i) { return base + i < cut.count; });
-      }
-      const float4 o = sum.o;
-      const softmax_result result = finish_softmax(sum.softmax, minus_infinity());
-      const i64 at = own.at(p, cut.index, row);
-      store_result(p, at, column, o.x * result.factor, o.y * result.factor);
-      store_result(p, at, column + 2, o.z * result.factor, o.w * result.factor);
-      if (column == 0) store_lse(p, cut.index, own.first + row, result.lse);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      int* const counters = counters_of(p, cut);
-      if (atomicAdd(counters + 1, 1) == cut.count - 1) {
-        counters[0] = 0;
-        counters[1] = 0;
-      }
     }
   }
 

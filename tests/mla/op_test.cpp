@@ -65,8 +65,8 @@ ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
 /// blocks; pages and lengths have values that lead outside. Every family writes what it writes for
 /// clean values, and nothing beside its outputs.
 void check_foreign_values(Backend& backend, DType dtype, std::int64_t s, std::int64_t page) {
-  Sizes sizes{{"b", 5},     {"s", s},     {"kv", 150},    {"heads", 20},
-              {"rank", 64}, {"rope", 16}, {"kv-row", 88}, {"kv-block", 150 * 88 + 8}};
+  Sizes sizes{{"b", 5},      {"s", s},     {"kv", 150},     {"heads", 20},
+              {"rank", 128}, {"rope", 16}, {"kv-row", 152}, {"kv-block", 150 * 152 + 8}};
   if (page > 0) sizes.insert({{"page", page}, {"pages", 60}});
   const Problem problem =
       mla_problem(backend.facts().kind, dtype, sizes, {{"lengths", "yes"}, {"lse", "yes"}});
@@ -203,14 +203,14 @@ TEST_CASE("the absorbed form of mla is the attention of expanded keys and values
 TEST_CASE("the groups of mla's decoding fit the device, and cut no sequence without need") {
   const mla_decode_config config{.keys = 32, .ctas_per_sm = 2};
   // 128 tiles of a sequence.
-  CHECK(mla_decode_grid_of(config, 132, 1, 16, 4096, true).groups == 128);
-  CHECK(mla_decode_grid_of(config, 132, 264, 16, 4096, true).groups == 264);
-  CHECK_FALSE(mla_decode_grid_of(config, 132, 264, 16, 4096, true).cuts);
-  CHECK(mla_decode_grid_of(config, 132, 264, 16, 4096, false).cuts);
+  CHECK(mla_grid_of(config, 132, 1, 16, 4096, true).groups == 128);
+  CHECK(mla_grid_of(config, 132, 264, 16, 4096, true).groups == 264);
+  CHECK_FALSE(mla_grid_of(config, 132, 264, 16, 4096, true).cuts);
+  CHECK(mla_grid_of(config, 132, 264, 16, 4096, false).cuts);
   // 64 blocks of rows leave room for four groups; 300 leave none for a second.
-  CHECK(mla_decode_grid_of(config, 132, 8, 1024, 4096, false).groups == 4);
-  CHECK(mla_decode_grid_of(config, 132, 8, 4800, 4096, false).groups == 1);
-  CHECK_FALSE(mla_decode_grid_of(config, 132, 8, 4800, 4096, false).cuts);
+  CHECK(mla_grid_of(config, 132, 8, 1024, 4096, false).groups == 4);
+  CHECK(mla_grid_of(config, 132, 8, 4800, 4096, false).groups == 1);
+  CHECK_FALSE(mla_grid_of(config, 132, 8, 4800, 4096, false).cuts);
 }
 
 TEST_CASE("random problems of mla are right on the CPU") {
@@ -267,6 +267,27 @@ TEST_CASE("groups of mla's decoding with ends of two sequences are right on the 
     verify_variant(verifier, {&family, config, 0, 1},
                    backend->compile(family.program(problem, backend->facts(), config)));
   }
+}
+
+TEST_CASE("wgmma's kernel of mla is right on the GPU, its sequences cut or whole", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const std::pair<Sizes, Options> forms[] = {
+      {{{"b", 1}, {"s", 1}, {"kv", 330}, {"heads", 16}, {"rank", 512}, {"rope", 64}}, {}},
+      {{{"b", 2}, {"s", 2}, {"kv", 200}, {"heads", 40}, {"rank", 512}, {"rope", 64}, {"page", 64}},
+       {{"lengths", "yes"}, {"lse", "yes"}}},
+      {{{"b", 5}, {"s", 4}, {"kv", 300}, {"heads", 20}, {"rank", 256}, {"rope", 32}, {"page", 24}},
+       {{"lengths", "yes"}}},
+      {{{"b", 3}, {"s", 1}, {"kv", 70}, {"heads", 128}, {"rank", 384}}, {{"lse", "yes"}}},
+      {{{"b", 140}, {"s", 1}, {"kv", 40}, {"heads", 8}, {"rank", 128}, {"rope", 16}},
+       {{"lengths", "yes"}}}};
+  std::vector<Problem> problems;
+  for (const auto& [sizes, options] : forms)
+    for (const DType dtype : {DType::bf16, DType::fp16})
+      problems.push_back(mla_problem(DeviceKind::cuda, dtype, sizes, options));
+  std::mt19937_64 random(4);
+  verify_families(*backend, mla_op(), problems, random, 3,
+                  [](const Family& family) { return family.name() == "mla_sm90"; });
 }
 
 TEST_CASE("foreign values of mla's cache have no effect on the GPU", "[gpu][small]") {
