@@ -50,13 +50,22 @@ constexpr std::int64_t most_together = 1024;
 /// Up to most_together elements of one row, `index` being the first one's place in the matrix.
 void compare_part(DType dtype, std::int64_t index, const std::byte* out,
                   std::span<const double> reference, const double* independent,
-                  double relative_bound, double absolute_bound, Partial& partial) {
+                  const double* rounded, double relative_bound, double absolute_bound,
+                  Partial& partial) {
   std::array<float, most_together> values;
   const std::size_t count = reference.size();
   decode(dtype, out, {values.data(), count});
 
-  const auto bound_of = [=](double value) {
-    return std::isinf(value) ? 0 : relative_bound * std::abs(value) + absolute_bound;
+  static constexpr std::array<double, most_together> zeros{};
+  std::array<double, most_together> differences;
+  if (rounded != nullptr)
+    for (std::size_t i = 0; i < count; ++i) {
+      const double difference = std::abs(rounded[i] - reference[i]);
+      differences[i] = std::isfinite(difference) ? difference : 0;
+    }
+  const double* const of_rounding = rounded != nullptr ? differences.data() : zeros.data();
+  const auto bound_of = [=](double value, double more) {
+    return std::isinf(value) ? 0 : relative_bound * std::abs(value) + absolute_bound + more;
   };
   std::array<double, most_together> expected;
   if (std::any_of(reference.begin(), reference.end(), [](double x) { return std::isnan(x); })) {
@@ -77,7 +86,7 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
     const double error = values[i] == reference[i] ? 0 : std::abs(values[i] - reference[i]);
     squares[i & 3] += error * error;
     // Negated so that NaN counts.
-    outliers[i & 3] += !(error <= bound_of(reference[i]));
+    outliers[i & 3] += !(error <= bound_of(reference[i], of_rounding[i]));
   }
   partial.squares += (squares[0] + squares[1]) + (squares[2] + squares[3]);
   const int found = outliers[0] + outliers[1] + outliers[2] + outliers[3];
@@ -86,7 +95,7 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
   if (partial.outliers == 0) {
     for (std::size_t i = 0; i < count; ++i) {
       const double error = values[i] == reference[i] ? 0 : std::abs(values[i] - reference[i]);
-      if (error <= bound_of(reference[i])) continue;
+      if (error <= bound_of(reference[i], of_rounding[i])) continue;
       partial.first_outlier = index + static_cast<std::int64_t>(i);
       partial.outlier_value = values[i];
       partial.outlier_reference = reference[i];
@@ -129,6 +138,8 @@ Difference compare(const RepeatedRows& shape, const void* out,
       const double* const independent =
           shape.independent == nullptr ? nullptr
                                        : (*shape.independent)[static_cast<std::size_t>(source)];
+      const double* const rounded =
+          shape.rounded == nullptr ? nullptr : (*shape.rounded)[static_cast<std::size_t>(source)];
       for (std::int64_t first = 0; first < shape.columns; first += alike) {
         const std::int64_t last = std::min(first + alike, shape.columns);
         const double own =
@@ -144,7 +155,7 @@ Difference compare(const RepeatedRows& shape, const void* out,
               shape.dtype, index,
               static_cast<const std::byte*>(out) + static_cast<std::size_t>(index) * element,
               {expected + column, count}, independent == nullptr ? nullptr : independent + column,
-              relative_bound, bound, partial);
+              rounded == nullptr ? nullptr : rounded + column, relative_bound, bound, partial);
         }
       }
     }

@@ -23,6 +23,8 @@ struct RepeatedRows {
   double least_bound = 0;  // of an element, where neighbours are alike
   /// By which the absolute bound is multiplied in each distinct row; null: 1.
   const double* factors = nullptr;
+  /// Distinct rows of Expected::rounded; null: an element's bound is that of the others.
+  const std::vector<const double*>* rounded = nullptr;
   /// Distinct rows of Expected::independent; null: NaN everywhere.
   const std::vector<const double*>* independent = nullptr;
 };
@@ -39,8 +41,9 @@ struct Difference {
 
 /// `out` holds rows x columns elements; `reference` the distinct rows. An element is an outlier if
 /// its error is not at most relative_bound |ref| + absolute_bound; where neighbours are `alike`,
-/// absolute_bound is relative to the root of their mean square, and least_bound is added to it. An
-/// infinity is equal to the same infinity alone. NaN where the reference is NaN has no error; a
+/// absolute_bound is relative to the root of their mean square, and least_bound is added to it.
+/// Where the reference is `rounded`, the difference that this makes is added, element by element.
+/// An infinity is equal to the same infinity alone. NaN where the reference is NaN has no error; a
 /// number there is compared with `independent`.
 Difference compare(const RepeatedRows& shape, const void* out,
                    const std::vector<const double*>& reference, double relative_bound,

@@ -147,6 +147,17 @@ void Truth::measure(std::size_t tensor, std::int64_t rows,
     expected.row_factors.push_back(std::max(1.0, std::sqrt(row.errors / usual)));
 }
 
+bool Truth::updates_by_rounded(std::size_t first_stage, std::size_t tensor) const {
+  const TensorSpec& spec = tensors()[tensor];
+  if (spec.role != Role::updated || is_integer(spec.dtype)) return false;
+  for (std::size_t k = first_stage; k < producer(tensor); ++k)
+    for (const std::string& name : stages()[k].outputs)
+      if (dtype_unit_roundoff(tensors()[tensor_index(tensors(), name)].dtype) >
+          dtype_unit_roundoff(spec.dtype))
+        return true;
+  return false;
+}
+
 void Truth::find_independent(std::size_t first_stage, std::size_t tensor, Expected& expected) {
   const auto width = static_cast<std::size_t>(columns(tensor));
   const auto has_nan = [width](const double* row) {
@@ -179,7 +190,9 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   Expected expected;
   expected.rows = references_.rows(first_stage, tensor);
   if (sources(tensor) == nullptr) expected.rows.resize(static_cast<std::size_t>(period(tensor)));
-  measure(tensor, live_rows(tensor), references_.rows(stage, tensor), expected);
+  const auto before_rounding = references_.rows(stage, tensor);
+  measure(tensor, live_rows(tensor), before_rounding, expected);
+  if (updates_by_rounded(first_stage, tensor)) expected.rounded = before_rounding;
   if (!substitutes_.empty()) find_independent(first_stage, tensor, expected);
 
   // The roundings of what is summed are independent of each other and of that of the sum, and as

@@ -24,6 +24,9 @@ struct Expected {
   // Of given values: by how much the errors of that reference are larger in each distinct row than
   // in all together, at least 1. Empty: random rows are alike.
   std::vector<double> row_factors;
+  /// The distinct rows of that reference, where they decide the bounds of elements: those of a
+  /// tensor that a stage updates, of a finer dtype than what the run rounds before it. Else empty.
+  std::vector<const double*> rounded;
   std::int64_t distinct = 0;  // finite elements of the distinct rows among those
   /// The distinct rows: where the reference is NaN and a group of InputData::substitutes leaves it
   /// one number, that number; else NaN. Empty without substitutes, and without NaN.
@@ -73,6 +76,10 @@ class Truth {
   /// Sets the norm, the root of the mean square and the error of rounding, over `rows` rows.
   void measure(std::size_t tensor, std::int64_t rows,
                const std::vector<const double*>& before_rounding, Expected& expected) const;
+
+  /// Whether a run that begins with `first_stage` updates the tensor by values of coarser dtypes,
+  /// which it has rounded.
+  bool updates_by_rounded(std::size_t first_stage, std::size_t tensor) const;
 
   /// Sets what is independent of values that are no numbers.
   void find_independent(std::size_t first_stage, std::size_t tensor, Expected& expected);

@@ -183,6 +183,7 @@ std::string Verifier::State::check_values(std::size_t first, std::size_t end,
     std::vector<const double*> independent;
     for (const auto& row : expected.independent) independent.push_back(row.data());
     if (!independent.empty()) shape.independent = &independent;
+    if (!expected.rounded.empty()) shape.rounded = &expected.rounded;
     double size = expected.root_mean_square;
     if (spec.alike > 0) {
       // Rounding is relative to a row's own elements. The sums behind these are not: where terms

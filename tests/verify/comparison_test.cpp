@@ -65,6 +65,25 @@ TEST_CASE("the absolute bound of a row is multiplied by its factor") {
   CHECK(outliers() == 3);
 }
 
+TEST_CASE("the bound of an element has more room by what rounding changes in the reference") {
+  HostThreads threads;
+  const double nan = std::nan("");
+  const std::vector<double> reference{1, 1, 1, nan, HUGE_VAL, 1};
+  const std::vector<double> rounded{1, 1.5, 0.5, 2, HUGE_VAL, nan};
+  const auto rounded_rows = rows_of(rounded, 6);
+  RepeatedRows shape{DType::f32, 2, 6, 1};
+  shape.rounded = &rounded_rows;
+  const auto outliers = [&](const std::vector<float>& second) {
+    std::vector<float> out{1, 1, 1, std::nanf(""), HUGE_VALF, 1};
+    out.insert(out.end(), second.begin(), second.end());
+    return compare(shape, out.data(), rows_of(reference, 6), 0, 0.2, threads).outliers;
+  };
+  const float none = std::nanf(""), infinity = HUGE_VALF;
+  CHECK(outliers({1.1F, 1.6F, 0.4F, none, infinity, 1.1F}) == 0);
+  CHECK(outliers({1.3F, 1.8F, 0.2F, none, infinity, 1.3F}) == 4);
+  CHECK(outliers({1, 1, 1, 2, 1, none}) == 3);
+}
+
 TEST_CASE("NaN equals NaN alone, unless the place is independent of it") {
   HostThreads threads;
   const double nan = std::nan("");
