@@ -176,6 +176,19 @@ def test_generation_by_whole_layers_and_graphs():
         assert torch.equal(own.generate(ids, max_new_tokens=8, do_sample=False), right)
 
 
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")
+def test_a_cache_of_8_bits():
+    model, own, _ = pair("llama", whole_layers=IS_5)
+    ids, cache = inputs("llama")["input_ids"], lambda: fftune.Float8StaticCache(model.config, 32)
+    if RELEASE < (5, 17):
+        with pytest.raises(fftune.Error, match="transformers 5.17 or newer"):
+            cache()
+        return
+    right = model.generate(ids, past_key_values=cache(), max_new_tokens=8, do_sample=False)
+    assert torch.equal(own.generate(ids, past_key_values=cache(), max_new_tokens=8, do_sample=False), right)
+    assert torch.equal(fftune.generate(own, ids, 8, cache=cache()), right)
+
+
 def _cache_of(outputs):
     return outputs.cache if "cache" in outputs else outputs.past_key_values
 
