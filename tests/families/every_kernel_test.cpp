@@ -165,7 +165,7 @@ std::vector<Problem> many_problems(const Op& op, const DeviceFacts& facts) {
       }
       const Problem example = example_problem(op, pass, dtype);
       for (const SizeField& size : op.sizes())
-        for (const std::int64_t value : {std::int64_t{2}, std::int64_t{24}, size.example})
+        for (const std::int64_t value : {std::int64_t{2}, std::int64_t{48}, size.example})
           if (size.rare) add_at_tokens(with_sizes(example, {{size.name, value}}));
       for (const KnownModel& model : op.known_models())
         add_at_tokens(with_sizes(example_problem(op, pass, dtype, model.options), model.sizes));
