@@ -38,9 +38,10 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def in_double(tensor: Tensor) -> Tensor:
-    """The same, of float64 where it has floating point."""
+    """The same, of float64 where it has floating point. Codes of 8 bits stay: they stand for other numbers."""
     made = own(tensor)
-    return made.detach().double().requires_grad_(made.requires_grad) if made.is_floating_point() else made
+    return made.detach().double().requires_grad_(made.requires_grad) \
+        if made.is_floating_point() and made.element_size() > 1 else made
 
 
 class _Copies(TorchFunctionMode):

@@ -135,6 +135,20 @@ def test_later_calls_go_on():
     assert all(torch.equal(a, b) for own, old in zip(cache.scales, scales) for a, b in zip(own, old))
 
 
+def test_a_check_with_a_cache_leaves_it_as_it_was():
+    model = model_of()
+    ids = inputs("llama", 2, TOKENS, DEVICE)["input_ids"]
+    cache = cache_of(model)
+    greedy(model, ids, cache, 3)
+    layer = cache.layers[1]
+    before = [t.clone() for t in (layer.keys.float(), layer.values.float(), layer.k_scale, layer.cumulative_length)]
+    with torch.no_grad():
+        report = fftune.check(model, {"input_ids": ids[:, :1], "past_key_values": cache})
+    assert report.good
+    assert all(map(torch.equal, before, (layer.keys.float(), layer.values.float(), layer.k_scale,
+                                         layer.cumulative_length)))
+
+
 def test_beams_are_those_of_the_unpatched_model():
     model = model_of()
     ids = inputs("llama", 2, TOKENS, DEVICE)["input_ids"]
