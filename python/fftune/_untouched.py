@@ -5,7 +5,7 @@ import random
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,23 @@ def same_random_numbers(seed: int | None = None):
             random.setstate(of_python)
             if numpy:
                 numpy.random.set_state(of_numpy)
+
+
+@contextmanager
+def usual_settings():
+    """Within it tensors without a type or a device are of float32 on the CPU, and no autocast casts any: whatever
+    the caller has set for tensors of his own."""
+    dtype = torch.get_default_dtype()
+    with ExitStack() as stack:
+        if dtype is not torch.float32:
+            stack.callback(torch.set_default_dtype, dtype)
+            torch.set_default_dtype(torch.float32)
+        if torch.empty(0).device.type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def own(tensor: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Nothing that measures or verifies leaves a trace: parameters, buffers, gradients, hooks, arguments and their
 caches, the state of modules and of random numbers are the same bits and objects afterwards."""
+import contextlib
 import copy
 import random
 
@@ -177,3 +178,26 @@ def test_what_cannot_be_copied_is_an_error():
     del model.handle
     with pytest.raises(fftune.Error, match="check: list cannot be copied"):
         fftune.check(model, [torch.randn(5, 32), (line for line in ())])
+
+
+@contextlib.contextmanager
+def _default_type(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("setting", [
+    lambda: _default_type(torch.bfloat16), lambda: _default_type(torch.float64), lambda: torch.device("meta"),
+    lambda: torch.autocast("cpu", torch.bfloat16), torch.inference_mode], ids=["bf16", "f64", "device", "autocast", "inference"])
+def test_patch_does_not_depend_on_what_its_caller_has_set(setting):
+    right = fftune.patch(make("llama"), whole_layers=True)
+    model = make("llama")
+    with setting():
+        dtype, device = torch.get_default_dtype(), torch.empty(0).device
+        report = fftune.patch(model, whole_layers=True)
+        assert (torch.get_default_dtype(), torch.empty(0).device) == (dtype, device)
+        assert torch.is_autocast_enabled("cpu") == isinstance(setting(), torch.autocast)
+    assert report.replaced == right.replaced and report.left == right.left

@@ -8,7 +8,7 @@ from torch import nn
 
 from .._checks import expect_module, expect_one_of, flag, named
 from .._library import Error
-from .._untouched import same_random_numbers
+from .._untouched import same_random_numbers, usual_settings
 from . import attention as attentions
 from .blocks import patch_block, patch_layer
 from .copies import keep_copies_right, restore
@@ -83,6 +83,7 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
     return patch_knowing({}, model, options, graphs=graphs, whole_layers=whole_layers, loss=loss)
 
 
+@usual_settings()
 @same_random_numbers()
 def patch_knowing(known: dict, model: nn.Module, options: Options, *, graphs: bool = False,
                   whole_layers: bool = False, loss: bool = True) -> PatchReport:
