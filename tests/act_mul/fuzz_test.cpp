@@ -4,10 +4,6 @@
 
 namespace fftune::test {
 
-const Op& fuzzed_op() {
-  return act_mul_op();
-}
-
 Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const auto [m, h] = draw.matrix(most_elements);
   return canonical(act_mul_op(),
@@ -19,5 +15,7 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
                      {"packed", draw.of({"no", "yes"})}}},
                    kind);
 }
+
+const FuzzCases<act_mul_op, random_problem> act_mul_cases;
 
 }  // namespace fftune::test

@@ -23,10 +23,6 @@ ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
 
 }  // namespace
 
-TEST_CASE("act-mul is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(act_mul_op());
-}
-
 TEST_CASE("packed, gate and up are in one tensor, and so are their gradients") {
   for (const std::string pass : {"fwd", "bwd"})
     for (const std::string packed : {"no", "yes"}) {

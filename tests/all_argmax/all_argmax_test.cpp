@@ -1,7 +1,7 @@
 // A rank that plays its peers, on every family of a device. Ranks as processes are in the tests of
 // the Python package.
 #include "kernels/all_argmax/all_argmax.hpp"
-#include "support/fuzz.hpp"
+#include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 
 using namespace fftune;
@@ -24,15 +24,6 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
 
 }  // namespace
 
-TEST_CASE("all-argmax: small random problems are right on the CPU") {
-  check_registration(all_argmax_op());
-  verify_small_on_cpu(all_argmax_op(), random_problem, 300);
-}
-
-TEST_CASE("all-argmax: every CUDA family has a space with its default in it, and legal launches") {
-  check_cuda_spaces(all_argmax_op(), random_problem, 20);
-}
-
-TEST_CASE("all-argmax: a few small problems are right on the GPU", "[gpu]") {
-  verify_small_on_gpu(all_argmax_op(), random_problem);
-}
+const FuzzCases<all_argmax_op, random_problem,
+                FuzzCounts{.small = 300, .larger = 0, .gpu = 0, .spaces = 20}>
+    all_argmax_cases;

@@ -2,6 +2,7 @@
 #include "all_reduce/problems.hpp"
 #include "cuda/launch_limits.hpp"
 #include "device/facts.hpp"
+#include "support/fuzz_cases.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -15,14 +16,6 @@ TEST_CASE("all-reduce is in the catalog, and adds by hand") {
   CHECK(tensors.at("sum") == std::vector<double>{3, 7});
   CHECK(tensors.at("y")[0] == Approx(30 / std::sqrt(29.0)));
   CHECK(tensors.at("y")[1] == Approx(7 / std::sqrt(29.0)));
-}
-
-TEST_CASE("all-reduce: two thousand small random problems are right on the CPU") {
-  verify_small_on_cpu(all_reduce_op(), random_all_reduce, 2000);
-}
-
-TEST_CASE("all-reduce: every CUDA family has a space with its default in it, and legal launches") {
-  check_cuda_spaces(all_reduce_op(), random_all_reduce, 400);
 }
 
 TEST_CASE("all-reduce by NCCL: legal launches behind the library's sum, on no CPU") {
@@ -74,10 +67,6 @@ TEST_CASE("all-reduce by NCCL: legal launches behind the library's sum, on no CP
                     ContainsSubstring("NCCL is for GPUs"));
 }
 
-TEST_CASE("all-reduce: 100 random problems are right on the GPU", "[gpu]") {
-  verify_on_gpu(all_reduce_op(), random_all_reduce, 100);
-}
-
-TEST_CASE("all-reduce: a few small problems are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(all_reduce_op(), random_all_reduce);
-}
+const FuzzCases<all_reduce_op, random_all_reduce,
+                FuzzCounts{.small = 2000, .larger = 0, .gpu = 100}>
+    all_reduce_cases;

@@ -8,6 +8,7 @@
 
 #include "attention/run.hpp"
 #include "core/error.hpp"
+#include "support/fuzz_cases.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;
@@ -190,21 +191,6 @@ TEST_CASE(
   CHECK(serving(100, 512) == Names{"attention_simt"});
 }
 
-TEST_CASE("random problems of e4m3 are right on the CPU") {
-  verify_small_on_cpu(attention_op(), random_attention_of_e4m3, 600);
-  verify_larger_on_cpu(attention_op(), random_attention_of_e4m3, 20);
-}
-
-TEST_CASE("CUDA families of e4m3 have their default in their space, and legal launches") {
-  check_cuda_spaces(attention_op(), random_attention_of_e4m3);
-  check_cuda_spaces(attention_op(), random_decode_of_e4m3, 200);
-}
-
-TEST_CASE("a few small problems of e4m3 are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(attention_op(), random_attention_of_e4m3);
-  verify_small_on_gpu(attention_op(), random_decode_of_e4m3);
-}
-
 TEST_CASE("prompts over caches of e4m3 are right on the GPU", "[gpu][small]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
@@ -223,11 +209,6 @@ TEST_CASE("prompts over caches of e4m3 are right on the GPU", "[gpu][small]") {
         DeviceKind::cuda, "fwd", at++ % 2 == 0 ? DType::bf16 : DType::fp16, sizes, options);
     CHECK(verify_variants(*backend, attention_op(), problem, random, 1) >= 2);
   }
-}
-
-TEST_CASE("random problems of e4m3 are right on the GPU", "[gpu][e4m3]") {
-  verify_on_gpu(attention_op(), random_attention_of_e4m3, 60);
-  verify_on_gpu(attention_op(), random_decode_of_e4m3, 120);
 }
 
 TEST_CASE("every code of e4m3 is its number, and NaN is NaN, on the CPU") {
@@ -280,3 +261,10 @@ TEST_CASE("heads of real size are as far from a 16-bit cache's as the rounding o
     CHECK(error > unit / 2);
   }
 }
+
+const FuzzCases<attention_op, random_attention_of_e4m3,
+                FuzzCounts{.small = 600, .larger = 20, .gpu = 60}>
+    e4m3_cases("attention of e4m3", "[e4m3]");
+const FuzzCases<attention_op, random_decode_of_e4m3,
+                FuzzCounts{.small = 0, .larger = 0, .gpu = 120, .spaces = 200}>
+    e4m3_decode_cases("decode attention of e4m3", "[e4m3]");

@@ -12,6 +12,7 @@
 #include "attention/problems.hpp"
 #include "kernels/attention/copy_heads.cuh"
 #include "kernels/attention/sm90/params.cuh"
+#include "support/fuzz_cases.hpp"
 #include "support/tensor_maps.hpp"
 
 using namespace fftune;
@@ -75,46 +76,18 @@ void add_variant(std::vector<ChosenVariant>& cases, const Problem& problem, cons
 
 }  // namespace
 
-TEST_CASE("two thousand small random problems of attention are right on the CPU") {
-  verify_small_on_cpu(attention_op(), random_attention, 2000);
-}
-
-TEST_CASE("larger random problems of attention are right on the CPU") {
-  verify_larger_on_cpu(attention_op(), random_attention);
-}
-
-TEST_CASE("random values of other features than keys are right on the CPU") {
-  verify_small_on_cpu(attention_op(), random_attention_of_values, 1000);
-  verify_larger_on_cpu(attention_op(), random_attention_of_values, 30);
-}
-
-TEST_CASE("random values of other features than keys are right on the GPU", "[gpu][values]") {
-  verify_on_gpu(attention_op(), random_attention_of_values, 150);
-}
-
-TEST_CASE("a few small values of other features than keys are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(attention_op(), random_attention_of_values);
-}
-
-TEST_CASE("CUDA families of values of other features than keys have their default in their space") {
-  check_cuda_spaces(attention_op(), random_attention_of_values);
-}
+const FuzzCases<attention_op, random_attention, FuzzCounts{.small = 2000, .gpu = 150}>
+    attention_cases("attention", "[random1]");
+const FuzzCases<attention_op, random_attention_of_values,
+                FuzzCounts{.small = 1000, .larger = 30, .gpu = 150}>
+    values_cases("attention with values of other features than keys", "[values]");
 
 // In parts, each of a minute or so: a run on a device may be limited in time.
-TEST_CASE("random problems of attention are right on the GPU, first part", "[gpu][random1]") {
-  verify_on_gpu(attention_op(), random_attention, 150);
-}
-
 TEST_CASE("random problems of attention are right on the GPU, second part", "[gpu][random2]") {
   verify_on_gpu(attention_op(), random_attention, 150, 20, 4);
 }
-
 TEST_CASE("random problems of attention are right on the GPU, third part", "[gpu][random3]") {
   verify_on_gpu(attention_op(), random_attention, 150, 20, 5);
-}
-
-TEST_CASE("a few small problems of attention are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(attention_op(), random_attention);
 }
 
 TEST_CASE("tiles of several warpgroups are right on the GPU, in pairs, their keys divided or not",
@@ -597,8 +570,4 @@ TEST_CASE("query blocks of the backward pass end with a causal mask's queries") 
   CHECK(queries(1024, 64) == 128);
   CHECK(queries(2048, 64) == 128);
   CHECK(queries(2048, 128) == 64);
-}
-
-TEST_CASE("every CUDA family of attention has a space with its default in it, and legal launches") {
-  check_cuda_spaces(attention_op(), random_attention);
 }

@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "kernels/attention/pack_mask.hpp"
 #include "kernels/attention/test_data.hpp"
+#include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 
 using namespace fftune;
@@ -162,19 +163,6 @@ Problem random_mask(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
 
 }  // namespace
 
-TEST_CASE("random masks are packed right on the CPU") {
-  verify_small_on_cpu(pack_mask_op(), random_mask, 300);
-  verify_larger_on_cpu(pack_mask_op(), random_mask, 20);
-}
-
-TEST_CASE("100 random masks are packed right on the GPU", "[gpu]") {
-  verify_on_gpu(pack_mask_op(), random_mask, 100);
-}
-
-TEST_CASE("every CUDA family of pack-mask has a space with its default in it, and legal launches") {
-  check_cuda_spaces(pack_mask_op(), random_mask, 100);
-}
-
 TEST_CASE("weights whose rounding errors average count by their sizes") {
   const auto alike = [](const Sizes& sizes, const char* mask) {
     const Problem problem = problem_of("fwd", sizes, {{"mask", mask}});
@@ -208,3 +196,7 @@ TEST_CASE("sequences of test data fit in the pages together") {
   CHECK(longest(20) == 40);
   CHECK(longest(1) == 2);
 }
+
+const FuzzCases<pack_mask_op, random_mask,
+                FuzzCounts{.small = 300, .larger = 20, .gpu = 100, .spaces = 100}>
+    mask_cases;

@@ -4,10 +4,6 @@
 
 namespace fftune::test {
 
-const Op& fuzzed_op() {
-  return bias_gelu_op();
-}
-
 Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const auto [m, h] = draw.matrix(most_elements);
   Problem problem = canonical(bias_gelu_op(),
@@ -21,5 +17,7 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
                               kind);
   return maybe_frozen(bias_gelu_op(), std::move(problem), kind, draw);
 }
+
+const FuzzCases<bias_gelu_op, random_problem> bias_gelu_cases;
 
 }  // namespace fftune::test

@@ -23,10 +23,6 @@ ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
 
 }  // namespace
 
-TEST_CASE("bias-gelu is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(bias_gelu_op());
-}
-
 TEST_CASE("buffers are those that pass and options ask for") {
   using Names = std::vector<std::string>;
   const auto names = [](const std::string& pass, const std::string& save) {

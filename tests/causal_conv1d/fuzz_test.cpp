@@ -49,12 +49,6 @@ Problem random_conv(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
       draw);
 }
 
-const Op& fuzzed_op() {
-  return causal_conv1d_op();
-}
-
-Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
-  return random_conv(kind, draw, most_elements);
-}
+const FuzzCases<causal_conv1d_op, random_conv> causal_conv1d_cases;
 
 }  // namespace fftune::test

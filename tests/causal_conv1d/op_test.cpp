@@ -41,10 +41,6 @@ using Values = std::vector<double>;
 
 }  // namespace
 
-TEST_CASE("causal-conv1d is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(causal_conv1d_op());
-}
-
 TEST_CASE("buffers are those that pass, sizes and options ask for") {
   using Names = std::vector<std::string>;
   CHECK(names(problem_of("fwd", {})) == Names{"x", "w", "y"});

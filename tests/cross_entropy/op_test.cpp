@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "kernels/cross_entropy/cross_entropy.hpp"
-#include "support/fuzz.hpp"
+#include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
 
@@ -50,10 +50,6 @@ ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
 }
 
 }  // namespace
-
-TEST_CASE("cross-entropy is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(cross_entropy_op());
-}
 
 TEST_CASE("the reference of cross-entropy is the formula, by hand") {
   const ReferenceTensors in{{"logits", {0, std::log(3.0), 1, 1, 5, 9}}, {"labels", {1, 0, -100}}};
@@ -178,11 +174,6 @@ TEST_CASE("options that a slice of a vocabulary cannot have are refused") {
       "cross-entropy: slice-of=9 with vocab=10: a slice has no more ids than the vocabulary");
 }
 
-TEST_CASE("random problems of cross-entropy are right on the CPU") {
-  verify_small_on_cpu(cross_entropy_op(), random_loss, 2000);
-  verify_larger_on_cpu(cross_entropy_op(), random_loss);
-}
-
 TEST_CASE("gradients of cross-entropy may lie where the logits do") {
   const auto backend = open_cpu();
   check_in_place(
@@ -191,14 +182,5 @@ TEST_CASE("gradients of cross-entropy may lie where the logits do") {
       {{"dlogits", "logits"}});
 }
 
-TEST_CASE("300 random problems of cross-entropy are right on the GPU", "[gpu]") {
-  verify_on_gpu(cross_entropy_op(), random_loss, 300);
-}
-
-TEST_CASE("a few small problems of cross-entropy are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(cross_entropy_op(), random_loss);
-}
-
-TEST_CASE("every CUDA family of cross-entropy has a space with its default in it") {
-  check_cuda_spaces(cross_entropy_op(), random_loss);
-}
+const FuzzCases<cross_entropy_op, random_loss, FuzzCounts{.small = 2000, .gpu = 300}>
+    cross_entropy_cases;

@@ -8,7 +8,7 @@
 
 #include "gated_delta_rule/states.hpp"
 #include "kernels/gated_delta_rule/gated_delta_rule.hpp"
-#include "support/fuzz.hpp"
+#include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
 
@@ -75,11 +75,6 @@ ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
 }
 
 }  // namespace
-
-TEST_CASE(
-    "gated-delta-rule is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(gated_delta_rule_op());
-}
 
 TEST_CASE("the reference of gated-delta-rule is the recurrence, by hand") {
   // One head of 2 features, 2 tokens: S is [v, k].
@@ -269,23 +264,10 @@ TEST_CASE("a chunk's matrices of gated-delta-rule, in float64, give its recurren
   }
 }
 
-TEST_CASE("random problems of gated-delta-rule are right on the CPU") {
-  verify_small_on_cpu(gated_delta_rule_op(), random_delta, 1500);
-  verify_larger_on_cpu(gated_delta_rule_op(), random_delta, 30);
-}
-
-TEST_CASE("400 random problems of gated-delta-rule are right on the GPU", "[gpu]") {
-  verify_on_gpu(gated_delta_rule_op(), random_delta, 400);
-}
-
-TEST_CASE("a few small problems of gated-delta-rule are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(gated_delta_rule_op(), random_delta);
-}
-
 TEST_CASE("a few problems with chunks of gated-delta-rule are right on the GPU", "[gpu][small]") {
   verify_on_gpu(gated_delta_rule_op(), random_chunks, 8);
 }
 
-TEST_CASE("every CUDA family of gated-delta-rule has a space with its default in it") {
-  check_cuda_spaces(gated_delta_rule_op(), random_delta);
-}
+const FuzzCases<gated_delta_rule_op, random_delta,
+                FuzzCounts{.small = 1500, .larger = 30, .gpu = 400}>
+    delta_cases;

@@ -4,10 +4,6 @@
 
 namespace fftune::test {
 
-const Op& fuzzed_op() {
-  return gated_rmsnorm_op();
-}
-
 Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   auto [m, d] = draw.matrix(most_elements, gated_rmsnorm::most_features);
   std::map<std::string, std::int64_t> sizes{{"m", m}, {"d", d}};
@@ -37,5 +33,7 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
     problem.sizes["z-row"] = own_groups * (row_gate ? 1 : d) + 8 * draw.below(3) + draw.below(2);
   return maybe_frozen(gated_rmsnorm_op(), canonical(gated_rmsnorm_op(), problem, kind), kind, draw);
 }
+
+const FuzzCases<gated_rmsnorm_op, random_problem> gated_rmsnorm_cases;
 
 }  // namespace fftune::test

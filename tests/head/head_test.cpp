@@ -10,7 +10,7 @@
 #include "kernels/head/head.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
-#include "support/fuzz.hpp"
+#include "support/fuzz_cases.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -105,9 +105,7 @@ TEST_CASE("head: options that do not go together are refused by name") {
         "head: logprobs=yes is of a choice: give choose=argmax or choose=sample");
 }
 
-TEST_CASE("head: random problems are right on the CPU, by family and from x to ids") {
-  verify_small_on_cpu(head_op(), random_problem, 300);
-  verify_larger_on_cpu(head_op(), random_problem, 20);
+TEST_CASE("head: random problems are right on the CPU, from x to ids") {
   const auto backend = open_cpu();
   verify_recipes(*backend, 1 << 14, 200);
 }
@@ -128,14 +126,6 @@ TEST_CASE("head: untuned, few tokens take the family that writes no logits") {
       {"head", "fwd", DType::bf16, {{"m", 1}, {"d", 2048}, {"vocab", 128256}, {"best", 5}}, {}},
       DeviceKind::cuda);
   CHECK(default_recipe(head_op(), best, facts).at(1).family == "product.product_decode");
-}
-
-TEST_CASE("head: random problems are right on a GPU, family by family", "[gpu]") {
-  verify_on_gpu(head_op(), random_problem, 100, 20);
-}
-
-TEST_CASE("head: small problems for the sanitizer", "[gpu]") {
-  verify_small_on_gpu(head_op(), random_problem);
 }
 
 TEST_CASE("head: packed weights are right on a GPU", "[gpu]") {
@@ -176,3 +166,7 @@ TEST_CASE("head: the heads of models are right on a GPU", "[gpu]") {
                     default_recipe(head_op(), problem, backend->facts()), 1);
     }
 }
+
+const FuzzCases<head_op, random_problem,
+                FuzzCounts{.small = 300, .larger = 20, .gpu = 100, .spaces = 0}>
+    head_cases;

@@ -7,7 +7,7 @@
 
 #include "core/error.hpp"
 #include "kernels/head_linear/head_linear.hpp"
-#include "support/fuzz.hpp"
+#include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
 
@@ -53,10 +53,6 @@ std::string complaint(Sizes more, const Options& options) {
 }
 
 }  // namespace
-
-TEST_CASE("head-linear is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(head_linear_op());
-}
 
 TEST_CASE("the reference of head-linear is the definition, by hand") {
   // Two heads of two features; of each head in w a row before those of the product, and one behind.
@@ -120,20 +116,5 @@ TEST_CASE("head-linear does not read what is between heads on the CPU") {
     }
 }
 
-TEST_CASE("random problems of head-linear are right on the CPU") {
-  verify_small_on_cpu(head_linear_op(), random_problem, 1500);
-  verify_larger_on_cpu(head_linear_op(), random_problem, 20);
-}
-
-TEST_CASE("random problems of head-linear are right on the GPU", "[gpu]") {
-  verify_on_gpu(head_linear_op(), random_problem, 100);
-}
-
-TEST_CASE("a few small problems of head-linear are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(head_linear_op(), random_problem);
-}
-
-TEST_CASE(
-    "every CUDA family of head-linear has a space with its default in it, and legal launches") {
-  check_cuda_spaces(head_linear_op(), random_problem);
-}
+const FuzzCases<head_linear_op, random_problem, FuzzCounts{.small = 1500, .larger = 20, .gpu = 100}>
+    head_linear_cases;

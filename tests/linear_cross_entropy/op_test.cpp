@@ -12,7 +12,7 @@
 #include "cpu/open.hpp"
 #include "device/facts.hpp"
 #include "kernels/linear_cross_entropy/linear_cross_entropy.hpp"
-#include "support/fuzz.hpp"
+#include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
 #include "support/verify_variants.hpp"
@@ -80,10 +80,6 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
 }
 
 }  // namespace
-
-TEST_CASE("linear-cross-entropy is in the catalog, and its families' sources are embedded") {
-  test::check_registration(op());
-}
 
 TEST_CASE("the gradients of linear-cross-entropy's reference are those of its differences") {
   const Sizes sizes{3, 2, 4};
@@ -206,11 +202,6 @@ TEST_CASE("options of gradients are refused where there are none") {
                     "of all slices, which the pass bwd takes");
 }
 
-TEST_CASE("random problems of linear-cross-entropy are right on the CPU") {
-  verify_small_on_cpu(op(), random_problem, 600);
-  verify_larger_on_cpu(op(), random_problem, 25);
-}
-
 TEST_CASE("gradients of linear-cross-entropy accumulate in place") {
   const auto backend = open_cpu();
   check_in_place(
@@ -219,14 +210,6 @@ TEST_CASE("gradients of linear-cross-entropy accumulate in place") {
           DeviceKind::cpu, "fwd", {33, 24, 70}, DType::bf16,
           {{"bias", "yes"}, {"gradients", "yes"}, {"accumulate", "yes"}, {"workspace", "0"}}),
       {{"dw", "dw_before"}, {"dbias", "dbias_before"}});
-}
-
-TEST_CASE("200 random problems of linear-cross-entropy are right on the GPU", "[gpu]") {
-  verify_on_gpu(op(), random_problem, 200, 18);
-}
-
-TEST_CASE("a few small problems of linear-cross-entropy are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(op(), random_problem);
 }
 
 TEST_CASE("linear-cross-entropy is right on a GPU in several chunks of whole tiles", "[gpu]") {
@@ -276,3 +259,7 @@ TEST_CASE("on a GPU too, gradients of linear-cross-entropy accumulate in place",
           {{"bias", "yes"}, {"gradients", "yes"}, {"accumulate", "yes"}, {"workspace", "0.6"}}),
       {{"dw", "dw_before"}, {"dbias", "dbias_before"}});
 }
+
+const FuzzCases<op, random_problem,
+                FuzzCounts{.small = 600, .larger = 25, .gpu = 200, .gpu_bits = 18, .spaces = 0}>
+    linear_cross_entropy_cases;

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "kernels/masked_softmax/masked_softmax.hpp"
-#include "support/fuzz.hpp"
+#include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
 
@@ -44,10 +44,6 @@ ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
 
 }  // namespace
 
-TEST_CASE("masked-softmax is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(masked_softmax_op());
-}
-
 TEST_CASE("the reference of masked-softmax is the formula, by hand") {
   const std::map<std::string, std::int64_t> sizes{{"s", 2}, {"b", 1}, {"heads", 1}, {"n", 3}};
   const ReferenceTensors in{{"x", {0, std::log(3.0), 5, 1, 1, 1}}, {"mask", {1, 7, 0, 0, 0, 0}}};
@@ -81,11 +77,6 @@ TEST_CASE("a mask's heads are of a mask in memory") {
       "masked-softmax: mask-heads=each without mask=bool: there is no mask in memory");
 }
 
-TEST_CASE("random problems of masked-softmax are right on the CPU") {
-  verify_small_on_cpu(masked_softmax_op(), random_softmax, 2000);
-  verify_larger_on_cpu(masked_softmax_op(), random_softmax);
-}
-
 TEST_CASE("masked-softmax may write where it reads") {
   const auto backend = open_cpu();
   check_in_place(*backend, masked_softmax_op(),
@@ -94,14 +85,5 @@ TEST_CASE("masked-softmax may write where it reads") {
                  {{"y", "x"}});
 }
 
-TEST_CASE("300 random problems of masked-softmax are right on the GPU", "[gpu]") {
-  verify_on_gpu(masked_softmax_op(), random_softmax, 300);
-}
-
-TEST_CASE("a few small problems of masked-softmax are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(masked_softmax_op(), random_softmax);
-}
-
-TEST_CASE("every CUDA family of masked-softmax has a space with its default in it") {
-  check_cuda_spaces(masked_softmax_op(), random_softmax);
-}
+const FuzzCases<masked_softmax_op, random_softmax, FuzzCounts{.small = 2000, .gpu = 300}>
+    softmax_cases;

@@ -10,7 +10,7 @@
 
 #include "kernels/mla/decode_config.cuh"
 #include "kernels/mla/mla.hpp"
-#include "support/fuzz.hpp"
+#include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
 
@@ -130,10 +130,6 @@ void check_own_nan(Backend& backend, DType dtype) {
 
 }  // namespace
 
-TEST_CASE("mla is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(mla_op());
-}
-
 TEST_CASE("the reference of mla is the definition, by hand") {
   // Two queries of one head over three keys of two latents and one rotated feature.
   const Sizes sizes{{"b", 1}, {"s", 2}, {"kv", 3}, {"heads", 1}, {"rank", 2}, {"rope", 1}};
@@ -213,25 +209,12 @@ TEST_CASE("the groups of mla's decoding fit the device, and cut no sequence with
   CHECK_FALSE(mla_grid_of(config, 132, 8, 4800, 4096, false).cuts);
 }
 
-TEST_CASE("random problems of mla are right on the CPU") {
-  verify_small_on_cpu(mla_op(), random_mla, 1500);
-  verify_larger_on_cpu(mla_op(), random_mla, 30);
-}
-
 TEST_CASE("foreign values of mla's cache have no effect on the CPU") {
   const auto backend = open_cpu();
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const std::int64_t s : {1, 3})
       for (const std::int64_t page : {0, 16, 7}) check_foreign_values(*backend, dtype, s, page);
   check_own_nan(*backend, DType::f32);
-}
-
-TEST_CASE("400 random problems of mla are right on the GPU", "[gpu]") {
-  verify_on_gpu(mla_op(), random_mla, 400);
-}
-
-TEST_CASE("a few small problems of mla are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(mla_op(), random_mla);
 }
 
 TEST_CASE("groups of mla's decoding that share sequences are right on the GPU", "[gpu][small]") {
@@ -299,6 +282,4 @@ TEST_CASE("foreign values of mla's cache have no effect on the GPU", "[gpu][smal
   check_own_nan(*backend, DType::bf16);
 }
 
-TEST_CASE("every CUDA family of mla has a space with its default in it, and legal launches") {
-  check_cuda_spaces(mla_op(), random_mla);
-}
+const FuzzCases<mla_op, random_mla, FuzzCounts{.small = 1500, .larger = 30, .gpu = 400}> mla_cases;

@@ -7,7 +7,7 @@
 
 #include "core/error.hpp"
 #include "kernels/mla_rope/mla_rope.hpp"
-#include "support/fuzz.hpp"
+#include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
 
@@ -85,10 +85,6 @@ ReferenceTensors by_hand(const Options& options) {
 
 }  // namespace
 
-TEST_CASE("mla-rope is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(mla_rope_op());
-}
-
 TEST_CASE("the reference of mla-rope is the definition, by hand") {
   const auto near = [](const std::vector<double>& values, const std::vector<double>& right) {
     REQUIRE(values.size() == right.size());
@@ -137,19 +133,5 @@ TEST_CASE("on the CPU a slot beyond the cache is none, as a negative one is") {
   CHECK(cache({1, 3, 0}) != cache({1, -1, -1}));
 }
 
-TEST_CASE("random problems of mla-rope are right on the CPU") {
-  verify_small_on_cpu(mla_rope_op(), random_problem, 1500);
-  verify_larger_on_cpu(mla_rope_op(), random_problem, 20);
-}
-
-TEST_CASE("random problems of mla-rope are right on the GPU", "[gpu]") {
-  verify_on_gpu(mla_rope_op(), random_problem, 100);
-}
-
-TEST_CASE("a few small problems of mla-rope are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(mla_rope_op(), random_problem);
-}
-
-TEST_CASE("every CUDA family of mla-rope has a space with its default in it, and legal launches") {
-  check_cuda_spaces(mla_rope_op(), random_problem);
-}
+const FuzzCases<mla_rope_op, random_problem, FuzzCounts{.small = 1500, .larger = 20, .gpu = 100}>
+    mla_rope_cases;

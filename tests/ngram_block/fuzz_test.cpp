@@ -5,14 +5,6 @@
 
 namespace fftune::test {
 
-const Op& fuzzed_op() {
-  return ngram_block_op();
-}
-
-Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
-  return random_ngram_block(kind, draw, most_elements);
-}
-
 TEST_CASE("the longest rows and the largest vocabulary are right on the GPU", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
@@ -29,5 +21,7 @@ TEST_CASE("the longest rows and the largest vocabulary are right on the GPU", "[
       REQUIRE(verify_variants(*backend, ngram_block_op(), problem, draw.random(), 6) > 0);
     }
 }
+
+const FuzzCases<ngram_block_op, random_ngram_block> ngram_block_cases;
 
 }  // namespace fftune::test

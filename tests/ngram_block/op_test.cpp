@@ -39,10 +39,6 @@ std::pair<std::set<int>, int> blocked(const Ids& ids, Options options = {}, doub
 
 }  // namespace
 
-TEST_CASE("ngram-block is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(ngram_block_op());
-}
-
 TEST_CASE("ids that followed the last ids before are blocked, by hand") {
   using Tokens = std::set<int>;
   CHECK(blocked({1, 2, 3, 1, 2, 4, 1, 2}).first == Tokens{3, 4});

@@ -5,11 +5,6 @@
 using namespace fftune;
 using namespace fftune::test;
 
-TEST_CASE("every problem has a CUDA family, with a default that its space allows") {
-  check_cuda_spaces(rmsnorm_op(), random_rmsnorm, 600);
-  check_cuda_spaces(layernorm_op(), random_layernorm, 600);
-}
-
 TEST_CASE("rmsnorm: the widths of models have rows in registers, with a choice of variants") {
   for (const auto& arch : known_architectures())
     for (const auto& pass : {"fwd", "bwd"})

@@ -1,12 +1,9 @@
 // Random problems against the float64 reference, on every family of a device.
 #include "norm/problems.hpp"
+#include "support/fuzz_cases.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
-
-TEST_CASE("rmsnorm: ten thousand small random problems are right on the CPU") {
-  verify_small_on_cpu(rmsnorm_op(), random_rmsnorm);
-}
 
 TEST_CASE("rmsnorm: large problems of every width are right on the CPU, by every variant") {
   const auto backend = open_cpu();
@@ -31,26 +28,7 @@ TEST_CASE("rmsnorm: large problems of every width are right on the CPU, by every
       }
 }
 
-TEST_CASE("rmsnorm: 500 random problems are right on the GPU", "[gpu]") {
-  verify_on_gpu(rmsnorm_op(), random_rmsnorm);
-}
-
-TEST_CASE("rmsnorm: a few small problems are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(rmsnorm_op(), random_rmsnorm);
-}
-
-TEST_CASE("layernorm: four thousand small random problems are right on the CPU") {
-  verify_small_on_cpu(layernorm_op(), random_layernorm, 4000);
-}
-
-TEST_CASE("layernorm: larger random problems are right on the CPU") {
-  verify_larger_on_cpu(layernorm_op(), random_layernorm, 40);
-}
-
-TEST_CASE("layernorm: 300 random problems are right on the GPU", "[gpu]") {
-  verify_on_gpu(layernorm_op(), random_layernorm, 300);
-}
-
-TEST_CASE("layernorm: a few small problems are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(layernorm_op(), random_layernorm);
-}
+const FuzzCases<rmsnorm_op, random_rmsnorm, FuzzCounts{.larger = 0, .spaces = 600}> rmsnorm_cases;
+const FuzzCases<layernorm_op, random_layernorm,
+                FuzzCounts{.small = 4000, .larger = 40, .gpu = 300, .spaces = 600}>
+    layernorm_cases;

@@ -24,10 +24,6 @@ Problem layernorm_of(const std::string& pass, std::map<std::string, std::string>
 
 }  // namespace
 
-TEST_CASE("layernorm is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(layernorm_op());
-}
-
 TEST_CASE("layernorm: buffers are those that pass and options ask for") {
   using Names = std::vector<std::string>;
   CHECK(layernorm_names(layernorm_of("fwd", {})) == Names{"x", "w", "b", "y"});

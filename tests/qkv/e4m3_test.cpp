@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "qkv/problems.hpp"
+#include "support/fuzz_cases.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -144,19 +145,6 @@ TEST_CASE("e4m3 without a cache, and scales without e4m3, are refused in one lin
         std::string::npos);
 }
 
-TEST_CASE("random problems with caches of e4m3 are right on the CPU") {
-  verify_small_on_cpu(qkv_op(), random_qkv_of_e4m3, 600);
-  verify_larger_on_cpu(qkv_op(), random_qkv_of_e4m3, 15);
-}
-
-TEST_CASE("a few small problems with caches of e4m3 are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(qkv_op(), random_qkv_of_e4m3);
-}
-
-TEST_CASE("CUDA families of caches of e4m3 have their default in their space") {
-  check_cuda_spaces(qkv_op(), random_qkv_of_e4m3);
-}
-
 TEST_CASE("every 16-bit value becomes the nearest e4m3, saturates, or stays NaN, on the CPU") {
   check_every_number(*open_cpu());
 }
@@ -167,3 +155,6 @@ TEST_CASE("every 16-bit value becomes the nearest e4m3, saturates, or stays NaN,
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   check_every_number(*backend);
 }
+
+const FuzzCases<qkv_op, random_qkv_of_e4m3, FuzzCounts{.small = 600, .larger = 15, .gpu = 0}>
+    e4m3_cases("qkv with caches of e4m3");

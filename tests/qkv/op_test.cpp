@@ -33,12 +33,9 @@ std::string complaint(std::map<std::string, std::int64_t> more, const Options& o
 
 }  // namespace
 
-TEST_CASE("qkv is in the catalog, and every source that its families name is embedded") {
-  const auto& catalog = builtin_catalog();
-  for (const auto* family : catalog.op("qkv").families()) {
-    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+TEST_CASE("each family of qkv is found by its name") {
+  for (const auto* family : builtin_catalog().op("qkv").families())
     REQUIRE(&family_of(qkv_op(), family->name()) == family);
-  }
 }
 
 TEST_CASE("qkv's buffers are in the order that the API promises") {

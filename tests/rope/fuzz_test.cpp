@@ -4,12 +4,6 @@
 
 namespace fftune::test {
 
-const Op& fuzzed_op() {
-  return rope_op();
-}
-
-Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
-  return random_rope(kind, draw, most_elements);
-}
+const FuzzCases<rope_op, random_rope> rope_cases;
 
 }  // namespace fftune::test

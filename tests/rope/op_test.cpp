@@ -38,10 +38,6 @@ std::string refusal(Sizes sizes, Options options = {}) {
 
 }  // namespace
 
-TEST_CASE("rope is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(rope_op());
-}
-
 TEST_CASE("buffers are those that pass, sizes and options ask for") {
   using Names = std::vector<std::string>;
   CHECK(names(problem_of("fwd", {})) == Names{"q", "angles", "q_out"});

@@ -12,7 +12,7 @@
 #include "core/dtype.hpp"
 #include "kernels/common/sampling.cuh"
 #include "kernels/sample/sample.hpp"
-#include "support/fuzz.hpp"
+#include "support/fuzz_cases.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -131,26 +131,6 @@ std::vector<double> softmax(const std::vector<float>& logits, double temperature
 constexpr std::int64_t draws = 1'000'000;
 
 }  // namespace
-
-TEST_CASE("sample: two thousand small random problems are right on the CPU") {
-  verify_small_on_cpu(sample_op(), random_problem, 2000);
-}
-
-TEST_CASE("sample: larger random problems are right on the CPU") {
-  verify_larger_on_cpu(sample_op(), random_problem, 40);
-}
-
-TEST_CASE("sample: every problem has a CUDA family, and legal launches") {
-  check_cuda_spaces(sample_op(), random_problem, 200);
-}
-
-TEST_CASE("sample: random problems are right on a GPU", "[gpu]") {
-  verify_on_gpu(sample_op(), random_problem, 150, 20);
-}
-
-TEST_CASE("sample: small problems for the sanitizer", "[gpu]") {
-  verify_small_on_gpu(sample_op(), random_problem);
-}
 
 TEST_CASE("sample: whole vocabularies are right on a GPU", "[gpu]") {
   const auto backend = open_first_cuda();
@@ -407,3 +387,7 @@ TEST_CASE("an id that rounded logits choose is possible, and near the best that 
   CHECK(others > 100);     // errors do change ids,
   CHECK(left_out > 4000);  // and filters still leave ids out
 }
+
+const FuzzCases<sample_op, random_problem,
+                FuzzCounts{.small = 2000, .larger = 40, .gpu = 150, .spaces = 200}>
+    sample_cases;

@@ -5,7 +5,7 @@
 
 #include "cpu/open.hpp"
 #include "kernels/scale/scale.hpp"
-#include "support/fuzz.hpp"
+#include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 
 using namespace fftune;
@@ -53,10 +53,6 @@ void check_factor(Backend& backend, float factor) {
 
 }  // namespace
 
-TEST_CASE("scale is in the catalog, and every source that its families name is embedded") {
-  check_registration(scale_op());
-}
-
 TEST_CASE("the reference of scale is the formula") {
   const Problem problem = canonical(
       scale_op(), {"scale", "fwd", DType::f32, {{"m", 2}, {"h", 2}}, {}}, DeviceKind::cpu);
@@ -64,22 +60,9 @@ TEST_CASE("the reference of scale is the formula") {
   CHECK(found.at("x") == std::vector<double>{-0.5, 1, -1.5, 0});
 }
 
-TEST_CASE("random problems of scale are right on the CPU") {
-  verify_small_on_cpu(scale_op(), random_problem, 200);
-  verify_larger_on_cpu(scale_op(), random_problem, 10);
-}
-
 TEST_CASE("a factor of 1 moves nothing") {
   const auto backend = open_cpu();
   for (const float factor : {1.0f, 0.25f}) check_factor(*backend, factor);
-}
-
-TEST_CASE("every CUDA family of scale has a space with its default in it") {
-  check_cuda_spaces(scale_op(), random_problem);
-}
-
-TEST_CASE("random problems of scale are right on the GPU", "[gpu]") {
-  verify_on_gpu(scale_op(), random_problem, 40, 3);
 }
 
 TEST_CASE("on a GPU too, a factor of 1 moves nothing", "[gpu]") {
@@ -87,3 +70,6 @@ TEST_CASE("on a GPU too, a factor of 1 moves nothing", "[gpu]") {
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const float factor : {1.0f, 0.25f}) check_factor(*backend, factor);
 }
+
+const FuzzCases<scale_op, random_problem, FuzzCounts{.small = 200, .larger = 10, .gpu = 40}>
+    scale_cases;

@@ -8,7 +8,7 @@
 
 #include "gated_delta_rule/states.hpp"
 #include "kernels/ssd/ssd.hpp"
-#include "support/fuzz.hpp"
+#include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
 
@@ -103,10 +103,6 @@ void verify_chunks(const char* pass) {
 }
 
 }  // namespace
-
-TEST_CASE("ssd is in the catalog, and every source that its families name is embedded") {
-  test::check_registration(ssd_op());
-}
 
 TEST_CASE("the reference of ssd is the recurrence, by hand") {
   // One head of one feature, a state of 2, 2 tokens.
@@ -258,19 +254,6 @@ TEST_CASE("most steps of ssd's test data are between the limits, and some are be
   CHECK((above > dt.size() / 50) == std::isfinite(layer.dt_max));
 }
 
-TEST_CASE("random problems of ssd are right on the CPU") {
-  verify_small_on_cpu(ssd_op(), random_ssd, 1500);
-  verify_larger_on_cpu(ssd_op(), random_ssd, 30);
-}
-
-TEST_CASE("400 random problems of ssd are right on the GPU", "[gpu]") {
-  verify_on_gpu(ssd_op(), random_ssd, 400);
-}
-
-TEST_CASE("a few small problems of ssd are right on the GPU", "[gpu][small]") {
-  verify_small_on_gpu(ssd_op(), random_ssd);
-}
-
 TEST_CASE("chunks of ssd are right on the GPU at their edges", "[gpu][small]") {
   verify_chunks("fwd");
 }
@@ -278,6 +261,4 @@ TEST_CASE("gradients of chunks of ssd are right on the GPU at their edges", "[gp
   verify_chunks("bwd");
 }
 
-TEST_CASE("every CUDA family of ssd has a space with its default in it") {
-  check_cuda_spaces(ssd_op(), random_ssd);
-}
+const FuzzCases<ssd_op, random_ssd, FuzzCounts{.small = 1500, .larger = 30, .gpu = 400}> ssd_cases;
