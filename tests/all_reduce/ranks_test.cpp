@@ -29,6 +29,7 @@
 #include "runtime/group.hpp"
 #include "runtime/plan.hpp"
 #include "store/preset_file.hpp"
+#include "support/error_of.hpp"
 #include "support/on_threads.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_variants.hpp"
@@ -610,12 +611,8 @@ void use_from_elsewhere(const Task& task) {
       plan_of(*backend, problem,
               draw_variants(backend->facts(), all_reduce_op(), problem, random, 0).front());
   const auto error_of_run = [&]() -> std::string {
-    try {
-      RankRun(*backend, task, group->memory(), problem).run(plan, backend->stream());
-      return "";
-    } catch (const Error& error) {
-      return error.what();
-    }
+    return test::error_of(
+        [&] { RankRun(*backend, task, group->memory(), problem).run(plan, backend->stream()); });
   };
   CHECK(error_of_run() == "");
   if (const pid_t child = ::fork(); child == 0) {
@@ -974,12 +971,7 @@ TEST_CASE("all-reduce: ranks that end or differ are errors on one GPU", "[gpu]")
 TEST_CASE("options of a group that are wrong are one line") {
   const auto backend = open_cpu();
   const auto error_of = [&](GroupOptions options) -> std::string {
-    try {
-      Group group(*backend, options);
-      return "";
-    } catch (const Error& error) {
-      return error.what();
-    }
+    return test::error_of([&] { Group group(*backend, options); });
   };
   CHECK(error_of({"a", 0, 9, 1}) == "ranks is 9: a group has 1 to 8");
   CHECK(error_of({"a", 2, 2, 1}) == "rank is 2: use 0 to 1");

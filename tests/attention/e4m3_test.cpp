@@ -8,6 +8,7 @@
 
 #include "attention/run.hpp"
 #include "core/error.hpp"
+#include "support/error_of.hpp"
 #include "support/fuzz_cases.hpp"
 #include "support/verify_variants.hpp"
 
@@ -56,12 +57,9 @@ Problem random_decode_of_e4m3(DeviceKind kind, Draw& draw, std::int64_t most_ele
 
 std::string complaint(Sizes sizes, Options options, const char* pass = "fwd") {
   sizes.insert({{"s", 4}, {"b", 1}, {"heads", 4}, {"dim", 64}});
-  try {
+  return error_of([&] {
     attention_problem(DeviceKind::cuda, pass, DType::bf16, std::move(sizes), std::move(options));
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 /// A key's weight is 1 where it is alone: the output is its value. There is one for each code.

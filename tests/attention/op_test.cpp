@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "kernels/attention/pack_mask.hpp"
 #include "kernels/attention/test_data.hpp"
+#include "support/error_of.hpp"
 #include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 
@@ -28,12 +29,7 @@ std::vector<std::string> names(const Problem& problem) {
 }
 
 std::string refusal(Sizes sizes, Options options = {}, const std::string& pass = "fwd") {
-  try {
-    problem_of(pass, std::move(sizes), std::move(options));
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { problem_of(pass, std::move(sizes), std::move(options)); });
 }
 
 }  // namespace

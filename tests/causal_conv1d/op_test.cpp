@@ -4,6 +4,7 @@
 
 #include "causal_conv1d/problems.hpp"
 #include "core/error.hpp"
+#include "support/error_of.hpp"
 #include "support/gradients.hpp"
 #include "support/op_reference.hpp"
 
@@ -29,12 +30,7 @@ std::vector<std::string> names(const Problem& problem) {
 }
 
 std::string refusal(const std::string& pass, Sizes sizes, Options options = {}) {
-  try {
-    problem_of(pass, std::move(sizes), std::move(options));
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { problem_of(pass, std::move(sizes), std::move(options)); });
 }
 
 using Values = std::vector<double>;

@@ -17,6 +17,7 @@
 #include "sandbox.hpp"
 #include "saved/model.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/json.hpp"
 #include "support/safetensors.hpp"
 #include "support/temporary_folder.hpp"
@@ -90,12 +91,7 @@ class PackedModel {
   }
   std::string complaint(const std::string& op,
                         const std::map<std::string, std::string>& options = {}) const {
-    try {
-      problem(open(op), options);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return test::error_of([&] { problem(open(op), options); });
   }
 
   SafetensorsWriter writer;

@@ -12,6 +12,7 @@
 #include "process.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/safetensors.hpp"
 #include "support/temporary_folder.hpp"
 #include "verify/host_threads.hpp"
@@ -55,12 +56,7 @@ class DenseModel {
   }
   std::string complaint(const std::string& name, const SavedValues& options = {},
                         const ProblemOptions& given = {}) const {
-    try {
-      problems(open(name, options), given);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return test::error_of([&] { problems(open(name, options), given); });
   }
 
  private:

@@ -16,10 +16,14 @@
 #include "cuda/shared_library.hpp"
 #include "runtime/group.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/host_backend.hpp"
 #include "support/strangers.hpp"
 
 namespace fftune::cuda {
+
+using test::error_of;
+
 namespace {
 
 using namespace std::chrono_literals;
@@ -100,16 +104,6 @@ GroupOptions rank_of(const std::string& name, int rank, int ranks = 2,
           .max_bytes = 4096,
           .timeout = timeout,
           .nccl = true};
-}
-
-/// The error that the rank's part throws, or nothing.
-std::string error_of(const std::function<void()>& part) {
-  try {
-    part();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 /// The errors of two ranks, each in a thread.

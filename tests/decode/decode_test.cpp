@@ -22,6 +22,7 @@
 #include "runtime/plan.hpp"
 #include "store/example.hpp"
 #include "store/preset_file.hpp"
+#include "support/error_of.hpp"
 #include "support/op_reference.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_plan.hpp"
@@ -61,12 +62,7 @@ Names names_of(const Problem& problem) {
 }
 
 std::string complaint(const Sizes& more, const Options& options = {}) {
-  try {
-    small_llama(DeviceKind::cuda, more, options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { small_llama(DeviceKind::cuda, more, options); });
 }
 
 /// How ids are chosen, and where keys are.

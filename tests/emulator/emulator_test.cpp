@@ -11,6 +11,7 @@
 
 #include "cuda/device.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 
 using namespace fftune;
 using namespace fftune::testing;
@@ -51,12 +52,7 @@ class Emulated {
 
   /// The words of a fault.
   std::string fault(std::size_t elements, Dim3 grid, Dim3 block) {
-    try {
-      run(std::vector<float>(elements), grid, block);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return {};
+    return test::error_of([&] { run(std::vector<float>(elements), grid, block); });
   }
 
  private:

@@ -8,6 +8,7 @@
 #include "cpu/open.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/packed/params.cuh"
+#include "support/error_of.hpp"
 #include "support/op_reference.hpp"
 #include "support/verify_variants.hpp"
 
@@ -52,12 +53,7 @@ std::vector<std::string> families_of(std::int64_t m, const Options& options, con
 }
 
 std::string complaint(Problem problem) {
-  try {
-    canonical(ffn_op(), std::move(problem), DeviceKind::cuda);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { canonical(ffn_op(), std::move(problem), DeviceKind::cuda); });
 }
 
 }  // namespace

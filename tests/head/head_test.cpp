@@ -10,6 +10,7 @@
 #include "kernels/head/head.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
+#include "support/error_of.hpp"
 #include "support/fuzz_cases.hpp"
 
 using namespace fftune;
@@ -90,12 +91,7 @@ TEST_CASE("head's buffers are in the order that the API promises") {
 
 TEST_CASE("head: options that do not go together are refused by name") {
   const auto complaint = [](const Options& options) -> std::string {
-    try {
-      problem_of(DeviceKind::cuda, DType::bf16, 2, 16, 40, options);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return error_of([&] { problem_of(DeviceKind::cuda, DType::bf16, 2, 16, 40, options); });
   };
   CHECK(complaint({{"norm", "layer"}, {"convention", "gemma"}}) ==
         "head: convention=gemma is of norm=rms");

@@ -7,6 +7,7 @@
 
 #include "core/error.hpp"
 #include "kernels/head_linear/head_linear.hpp"
+#include "support/error_of.hpp"
 #include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
@@ -44,12 +45,7 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
 
 std::string complaint(Sizes more, const Options& options) {
   more.insert({{"m", 5}, {"heads", 2}, {"n", 4}, {"k", 6}});
-  try {
-    head_problem(DeviceKind::cuda, DType::bf16, more, options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { head_problem(DeviceKind::cuda, DType::bf16, more, options); });
 }
 
 }  // namespace

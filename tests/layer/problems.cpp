@@ -1,6 +1,7 @@
 #include "layer/problems.hpp"
 
 #include "core/error.hpp"
+#include "support/error_of.hpp"
 
 namespace fftune::test {
 
@@ -9,12 +10,7 @@ Problem layer_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options
 }
 
 std::string layer_complaint(const Sizes& sizes, const Options& options) {
-  try {
-    layer_problem(DeviceKind::cuda, DType::bf16, sizes, options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { layer_problem(DeviceKind::cuda, DType::bf16, sizes, options); });
 }
 
 std::vector<SmallModel> small_models() {

@@ -2,6 +2,7 @@
 #include "kernels/linear/linear.hpp"
 #include "linear/problems.hpp"
 #include "registry/catalog.hpp"
+#include "support/error_of.hpp"
 #include "support/op_reference.hpp"
 
 using namespace fftune;
@@ -43,12 +44,7 @@ TEST_CASE("linear's buffers are in the order that the API promises, each option'
 
 TEST_CASE("an option of the other pass is refused by name") {
   const auto complaint = [](const std::string& pass, const std::string& option) -> std::string {
-    try {
-      small_problem(pass, {{option, "yes"}});
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return error_of([&] { small_problem(pass, {{option, "yes"}}); });
   };
   CHECK(complaint("bwd", "residual") ==
         "linear: there is no option 'residual' in pass bwd: options are bias, accumulate");

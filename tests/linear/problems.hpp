@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "kernels/linear/linear.hpp"
+#include "support/error_of.hpp"
 
 namespace fftune::test {
 
@@ -26,13 +27,10 @@ inline Problem linear_problem(const std::string& pass, const LinearSizes& sizes,
 
 /// Why a GPU has no forward pass of bf16 with these, or "".
 inline std::string linear_complaint(const LinearSizes& sizes, Options options) {
-  try {
+  return error_of([&] {
     canonical(linear_op(), linear_problem("fwd", sizes, DType::bf16, std::move(options)),
               DeviceKind::cuda);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 }  // namespace fftune::test

@@ -7,6 +7,7 @@
 
 #include "core/error.hpp"
 #include "kernels/mla_rope/mla_rope.hpp"
+#include "support/error_of.hpp"
 #include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
@@ -46,12 +47,7 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
 
 std::string complaint(Sizes more, const Options& options) {
   more.insert({{"m", 5}, {"heads", 2}, {"nope", 4}, {"rope", 4}, {"rank", 8}});
-  try {
-    rope_problem(DeviceKind::cuda, DType::bf16, more, options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { rope_problem(DeviceKind::cuda, DType::bf16, more, options); });
 }
 
 /// One token, two heads of one feature and four that are rotated, by a quarter and by a half.

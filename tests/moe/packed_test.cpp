@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "cpu/open.hpp"
 #include "moe/problems.hpp"
+#include "support/error_of.hpp"
 #include "support/op_reference.hpp"
 #include "support/verify_variants.hpp"
 
@@ -39,12 +40,7 @@ Names default_families(const MoeSizes& sizes, const char* arch) {
 }
 
 std::string complaint(const MoeSizes& sizes, DType dtype, const Options& options) {
-  try {
-    moe_problem(sizes, dtype, DeviceKind::cuda, options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { moe_problem(sizes, dtype, DeviceKind::cuda, options); });
 }
 
 /// Rows of an expert that a pass of the decode kernel serves, as its type says.

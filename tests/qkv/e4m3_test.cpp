@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "qkv/problems.hpp"
+#include "support/error_of.hpp"
 #include "support/fuzz_cases.hpp"
 
 using namespace fftune;
@@ -133,12 +134,8 @@ TEST_CASE("caches of e4m3 have scales behind the slots, and a second stage that 
 
 TEST_CASE("e4m3 without a cache, and scales without e4m3, are refused in one line") {
   const auto complaint = [](const Options& options) -> std::string {
-    try {
-      qkv_problem(DeviceKind::cuda, DType::bf16, qkv_sizes(5, 32, 4, 2, 16), options);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return error_of(
+        [&] { qkv_problem(DeviceKind::cuda, DType::bf16, qkv_sizes(5, 32, 4, 2, 16), options); });
   };
   CHECK(complaint({{"cache-format", "e4m3"}}).find("there is no cache") != std::string::npos);
   CHECK(complaint({{"cache", "yes"}, {"cache-scales", "head"}}).find("only e4m3 has scales") !=

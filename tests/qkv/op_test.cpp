@@ -5,6 +5,7 @@
 #include "kernels/qkv/qkv.hpp"
 #include "qkv/problems.hpp"
 #include "registry/catalog.hpp"
+#include "support/error_of.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -23,12 +24,7 @@ Names names_of(const Options& options) {
 
 std::string complaint(std::map<std::string, std::int64_t> more, const Options& options) {
   more.insert({{"m", 5}, {"d", 32}, {"heads", 4}, {"dim", 16}});
-  try {
-    qkv_problem(DeviceKind::cuda, DType::bf16, more, options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { qkv_problem(DeviceKind::cuda, DType::bf16, more, options); });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "rope/problems.hpp"
+#include "support/error_of.hpp"
 #include "support/op_reference.hpp"
 
 using namespace fftune;
@@ -28,12 +29,7 @@ std::vector<std::string> names(const Problem& problem) {
 }
 
 std::string refusal(Sizes sizes, Options options = {}) {
-  try {
-    problem_of("fwd", std::move(sizes), std::move(options));
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { problem_of("fwd", std::move(sizes), std::move(options)); });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/safetensors.hpp"
 
 using namespace fftune;
@@ -21,12 +22,7 @@ std::vector<SavedTensor> read(const std::string& bytes) {
 }
 
 std::string header_complaint(const std::string& bytes) {
-  try {
-    read(bytes);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return test::error_of([&] { read(bytes); });
 }
 
 /// The error of a header with data of this many bytes.

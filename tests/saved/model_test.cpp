@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "store/json.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/safetensors.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/text_file.hpp"
@@ -35,12 +36,7 @@ double first_value(const SavedModel& model, const std::string& name) {
 }
 
 std::string model_complaint(const fs::path& path) {
-  try {
-    const SavedModel model(path);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return test::error_of([&] { const SavedModel model(path); });
 }
 
 }  // namespace

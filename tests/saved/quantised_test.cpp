@@ -20,6 +20,7 @@
 #include "saved/model.hpp"
 #include "store/json.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/safetensors.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/text_file.hpp"
@@ -116,7 +117,7 @@ std::size_t wrong_codes(const SavedModel& model, const SavedModel::Tensor& tenso
 }
 
 std::string weights_complaint(const fs::path& path) {
-  try {
+  return test::error_of([&] {
     const SavedModel model(path);
     for (const auto& [name, tensor] : model.tensors())
       if (tensor.quantised) {
@@ -124,10 +125,7 @@ std::string weights_complaint(const fs::path& path) {
         values_of(model, name);
         CHECK(wrong_codes(model, tensor) == 0);
       }
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 /// Bytes of words of int32 with fields of `bits`, the lowest first.

@@ -20,9 +20,11 @@
 #include "store/example.hpp"
 #include "store/preset_file.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/temporary_folder.hpp"
 
 using namespace fftune;
+using test::error_of;
 
 namespace {
 
@@ -246,16 +248,6 @@ TEST_CASE(
   REQUIRE(code == 0);
 }
 
-template <typename Body>
-std::string reason(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST_CASE("a link is followed, a mode is kept, and what is read-only is refused") {
   const testing::TemporaryFolder folder;
   const auto path = merge(folder.path(), {example::record(example::ffn(16))});
@@ -270,10 +262,10 @@ TEST_CASE("a link is followed, a mode is kept, and what is read-only is refused"
   REQUIRE(::stat(elsewhere.c_str(), &status) == 0);
   CHECK((status.st_mode & 07777) == 0600);
   ::chmod(elsewhere.c_str(), 0444);
-  CHECK(reason([&] {
+  CHECK(error_of([&] {
           merge(folder.path(), {example::record(example::ffn(64))});
         }).find("read-only") != std::string::npos);
-  CHECK(reason([&] {
+  CHECK(error_of([&] {
           require_mergeable(folder.path(), example::device(), "ffn");
         }).find("read-only") != std::string::npos);
   CHECK(read_preset_file(elsewhere).records.size() == 2);
@@ -286,7 +278,7 @@ TEST_CASE("a lock that is not let go is given up, after it was told of") {
   LockWait wait;
   wait.most_seconds = 1.3;
   wait.tell = [&](const std::string& line) { told.push_back(line); };
-  CHECK(reason([&] {
+  CHECK(error_of([&] {
           const FileLock second(folder.path() / "lock", wait);
         }).find("waited for 1 s") != std::string::npos);
   REQUIRE(told.size() == 1);
@@ -311,7 +303,7 @@ TEST_CASE("a merge into several files that is refused at the last changes none")
   const FileLock held(place / ".zz.lock");
   LockWait wait;
   wait.most_seconds = 1.2;
-  CHECK(reason([&] {
+  CHECK(error_of([&] {
           merge_preset_batches(folder.path(),
                                {batch_of("aa", 1), batch_of("ffn", 2), batch_of("zz", 2)}, wait);
         }).find(".zz.lock") != std::string::npos);
@@ -332,7 +324,7 @@ TEST_CASE("a file that cannot be replaced midway leaves those before it as they 
     std::filesystem::create_directories(place / "ffn.json" / "wall");
     held.reset();
   };
-  CHECK(reason([&] {
+  CHECK(error_of([&] {
           merge_preset_batches(
               folder.path(),
               {batch_of("aa", 2), batch_of("bb", 2), batch_of("ffn", 2), batch_of("zz", 2)}, wait);
@@ -350,7 +342,7 @@ TEST_CASE("a folder that cannot be synced leaves every file as it was, the last 
   for (int good = 0; good < 3; ++good) {
     CAPTURE(good);
     folder_syncs_before_failure = good;
-    const auto why = reason([&] {
+    const auto why = error_of([&] {
       merge_preset_batches(folder.path(),
                            {batch_of("aa", 2), batch_of("bb", 2), batch_of("ffn", 2)});
     });
@@ -362,7 +354,7 @@ TEST_CASE("a folder that cannot be synced leaves every file as it was, the last 
   }
   for (const char* name : {"aa.json", "new.json"}) {
     folder_syncs_before_failure = 0;
-    CHECK(!reason([&] { replace_file(place / name, "text"); }).empty());
+    CHECK(!error_of([&] { replace_file(place / name, "text"); }).empty());
     folder_syncs_before_failure = -1;
   }
   CHECK(names_in(place) == before);
