@@ -82,6 +82,36 @@ _BACKWARD = ("dq, dk, dv, dg:g?g, da:a?a, dA_log:A_log?A_log, ddt_bias:dt_bias?d
              "dbeta_logits:beta_logits?beta_logits, d_initial_state?initial_state")
 
 
+def _states_gradient(name: str, op: str, *, tensors: int, options: int, values: int) -> None:
+    """The gradient of the op with states `name` by the op `name`_backward. Its arguments are `tensors`
+    tensors, an initial state behind them; has_state and offsets; `options` options; the states' dtype,
+    and whether the last ones are kept. `out` has the shape of the tensor with the index `values`."""
+    first_option = tensors + 2
+
+    def save(ctx, inputs, output):
+        has_state, offsets = inputs[tensors:first_option]
+        if has_state is not None:
+            raise Error(f"{op}: has_state has no gradients: give an initial_state of zeros")
+        ctx.set_materialize_grads(False)
+        ctx.options, ctx.keeps = inputs[first_option:first_option + options], inputs[-1]
+        ctx.save_for_backward(*inputs[:tensors], offsets)
+
+    @gradient(name, save)
+    def _(ctx, d_out, d_final_state):
+        *given, offsets = ctx.saved_tensors
+        if not ctx.keeps:
+            d_final_state = None
+        if d_out is None and d_final_state is None:
+            return (None,) * (tensors + options + 4)
+        if d_out is None:
+            d_out = torch.zeros_like(given[values], memory_format=torch.contiguous_format)
+        if d_final_state is not None:
+            d_final_state = d_final_state.float()
+        found = call(getattr(OPS, f"{name}_backward"), d_out, d_final_state, *given, offsets, *ctx.options)
+        gradients = [None if t is None else d.to(t.dtype) for t, d in zip(given, found)]
+        return *gradients, *(None,) * (options + 4)
+
+
 def _declare(end: str, layout: str) -> None:
     """The ops of states of one layout: the results' shapes follow from it."""
     fixed = {"state-layout": layout}
@@ -98,30 +128,7 @@ def _declare(end: str, layout: str) -> None:
     declare(f"gated_delta_rule{end}_backward", "gated-delta-rule",
             f"d_out, d_final_state:f32?, q, k, v, {_GATES}, initial_state:state?, offsets:ints?, {_RULES}",
             _BACKWARD, back=True, lays=_LAYS, sizes={"b": _sequences}, fixed=fixed, **_COMMON)
-
-    def save(ctx, inputs, output):
-        *tensors, has_state, offsets = inputs[:12]
-        if has_state is not None:
-            raise Error("gated-delta-rule: has_state has no gradients: give an initial_state of zeros")
-        ctx.set_materialize_grads(False)
-        ctx.options, ctx.keeps = inputs[12:18], inputs[19]
-        ctx.save_for_backward(*tensors, offsets)
-
-    @gradient(f"gated_delta_rule{end}", save)
-    def _(ctx, d_out, d_final_state):
-        *tensors, offsets = ctx.saved_tensors
-        if not ctx.keeps:
-            d_final_state = None
-        if d_out is None and d_final_state is None:
-            return (None,) * 20
-        if d_out is None:
-            d_out = torch.zeros_like(tensors[2], memory_format=torch.contiguous_format)
-        if d_final_state is not None:
-            d_final_state = d_final_state.float()
-        found = call(getattr(OPS, f"gated_delta_rule{end}_backward"), d_out, d_final_state, *tensors,
-                     offsets, *ctx.options)
-        given = [None if t is None else d.to(t.dtype) for t, d in zip(tensors, found)]
-        return *given, *(None,) * 10
+    _states_gradient(f"gated_delta_rule{end}", "gated-delta-rule", tensors=10, options=6, values=2)
 
 
 _declare("", "vk")

@@ -3,11 +3,11 @@ import torch
 from torch import Tensor
 
 from .._checks import flag, has_sizes
-from .._custom import OPS, call, gradient, wants_gradient
+from .._custom import OPS, call, wants_gradient
 from .._declare import declare
 from .._library import Error
 from .attention import _rowed
-from .gated_delta_rule import _laid_states, _wide, kept_state
+from .gated_delta_rule import _laid_states, _states_gradient, _wide, kept_state
 
 _SHAPES = {**dict.fromkeys(("x", "d_out"), "[..., tokens, heads, features]"),
            **dict.fromkeys(("B", "C"), "[..., tokens, groups, state_features]"),
@@ -56,31 +56,7 @@ declare("ssd_backward", "ssd",
         f"d_out, d_final_state:f32?, {_INPUTS}, initial_state:state?, offsets:ints?, {_RULES}",
         "dx, ddt, dA:A?A, dA_log:A_log?A_log, dB, dC, dD:D?D, ddt_bias:dt_bias?dt_bias, "
         "d_initial_state?initial_state", back=True, lays=_LAYS, sizes={"b": _sequences}, **_COMMON)
-
-
-def _save(ctx, inputs, output):
-    *tensors, has_state, offsets = inputs[:11]
-    if has_state is not None:
-        raise Error("ssd: has_state has no gradients: give an initial_state of zeros")
-    ctx.set_materialize_grads(False)
-    ctx.options, ctx.keeps = inputs[11:14], inputs[15]
-    ctx.save_for_backward(*tensors, offsets)
-
-
-@gradient("ssd", _save)
-def _(ctx, d_out, d_final_state):
-    *tensors, offsets = ctx.saved_tensors
-    if not ctx.keeps:
-        d_final_state = None
-    if d_out is None and d_final_state is None:
-        return (None,) * 16
-    if d_out is None:
-        d_out = torch.zeros_like(tensors[0], memory_format=torch.contiguous_format)
-    if d_final_state is not None:
-        d_final_state = d_final_state.float()
-    found = call(OPS.ssd_backward, d_out, d_final_state, *tensors, offsets, *ctx.options)
-    given = [None if t is None else d.to(t.dtype) for t, d in zip(tensors, found)]
-    return *given, *(None,) * 7
+_states_gradient("ssd", "ssd", tensors=9, options=3, values=0)
 
 
 def ssd(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, D: Tensor | None = None, *,

@@ -25,7 +25,52 @@ def _normed(x, qk_norm):
     return x * factor, factor
 
 
-class _Call:
+class _StateCall:
+    """A call of an op with a state for each head. A subclass has `values`, whose shape `out` has, with
+    all tokens in one row and in a wide type, and the methods zeros() and run()."""
+
+    def _set_ranges(self, x, offsets):
+        """The first token and the end of each sequence, of batches x or of packed tokens."""
+        if offsets is None:
+            self.ranges = [(i * x.shape[1], (i + 1) * x.shape[1]) for i in range(x.shape[0])]
+        else:
+            ends = offsets.clamp(0, len(x)).tolist()
+            self.ranges = [(first, max(first, end)) for first, end in zip(ends, ends[1:])]
+
+    def taken(self, state):
+        return _wide(state)
+
+    def given(self, state):
+        return state
+
+    def forward(self, shape, dtype, initial_state, has_state, state_dtype, keep):
+        """`out` and the last states, if they are kept."""
+        out, states = torch.zeros_like(self.values), []
+        for i, (first, end) in enumerate(self.ranges):
+            begins = initial_state is not None and (has_state is None or bool(has_state[i]))
+            state = self.taken(initial_state[i]) if begins else self.zeros()
+            states.append(self.given(self.run(first, end, state.to(out.dtype), out)))
+        out = out.reshape(shape).to(dtype)
+        if not keep:
+            return out, out.new_empty(0, dtype=torch.float32)
+        final = torch.stack(states).contiguous()
+        wide = final.dtype is torch.float64
+        return out, final if wide else final.to(torch.bfloat16 if state_dtype == "bf16" else torch.float32)
+
+    def update(self, shape, dtype, states, state_indices, has_state, null_index):
+        """`out`, with the states updated in their cache."""
+        out = torch.zeros_like(self.values)
+        for i, (first, end) in enumerate(self.ranges):
+            entry = int(state_indices[i])
+            if entry <= null_index or entry >= len(states):
+                continue
+            begins = has_state is None or bool(has_state[i])
+            state = self.taken(states[entry]) if begins else self.zeros()
+            states[entry] = self.given(self.run(first, end, state.to(out.dtype), out))
+        return out.reshape(shape).to(dtype)
+
+
+class _Call(_StateCall):
     """Arguments with all tokens in one row, in wide types, and the ranges of sequences."""
 
     def __init__(self, q, k, v, g, a, A_log, dt_bias, beta, beta_logits, offsets, gate, decay, qk_norm,
@@ -35,17 +80,13 @@ class _Call:
         self.group = v.shape[-2] // q.shape[-2]
         self.q, self.q_factor = _normed(_wide(flat(q)).repeat_interleave(self.group, 1), qk_norm)
         self.k, self.k_factor = _normed(_wide(flat(k)).repeat_interleave(self.group, 1), qk_norm)
-        self.v = _wide(flat(v))
+        self.v = self.values = _wide(flat(v))
         self.g = _decay_of(flat(g), flat(a), A_log, dt_bias, gate, gate_bound, decay == "channel")
         self.beta = (_wide(flat(beta)) if beta is not None
                      else beta_scale * torch.sigmoid(_wide(flat(beta_logits))))
         self.scale = scale or q.shape[-1] ** -0.5
         self.key_major = layout == "kv"
-        if offsets is None:
-            self.ranges = [(i * q.shape[1], (i + 1) * q.shape[1]) for i in range(q.shape[0])]
-        else:
-            ends = offsets.clamp(0, len(self.q)).tolist()
-            self.ranges = [(first, max(first, end)) for first, end in zip(ends, ends[1:])]
+        self._set_ranges(q, offsets)
 
     def zeros(self):
         return self.v.new_zeros(self.v.shape[1], self.v.shape[2], self.q.shape[2])
@@ -73,17 +114,7 @@ def gated_delta_rule(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, initial_s
                      gate, decay, qk_norm, scale, beta_scale, gate_bound, state_dtype, keep, *, layout="vk"):
     one = _Call(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, offsets, gate, decay, qk_norm, scale,
                 beta_scale, gate_bound, layout)
-    out, states = torch.zeros_like(one.v), []
-    for i, (first, end) in enumerate(one.ranges):
-        begins = initial_state is not None and (has_state is None or bool(has_state[i]))
-        state = one.taken(initial_state[i]) if begins else one.zeros()
-        states.append(one.given(one.run(first, end, state.to(out.dtype), out)))
-    out = out.reshape(v.shape).to(q.dtype)
-    if not keep:
-        return out, out.new_empty(0, dtype=torch.float32)
-    final = torch.stack(states).contiguous()
-    wide = final.dtype is torch.float64
-    return out, final if wide else final.to(torch.bfloat16 if state_dtype == "bf16" else torch.float32)
+    return one.forward(v.shape, q.dtype, initial_state, has_state, state_dtype, keep)
 
 
 def gated_delta_rule_update(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, states, state_indices,
@@ -91,15 +122,7 @@ def gated_delta_rule_update(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, st
                             null_index, *, layout="vk"):
     one = _Call(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, offsets, gate, decay, qk_norm, scale,
                 beta_scale, gate_bound, layout)
-    out = torch.zeros_like(one.v)
-    for i, (first, end) in enumerate(one.ranges):
-        entry = int(state_indices[i])
-        if entry <= null_index or entry >= len(states):
-            continue
-        begins = has_state is None or bool(has_state[i])
-        state = one.taken(states[entry]) if begins else one.zeros()
-        states[entry] = one.given(one.run(first, end, state.to(out.dtype), out))
-    return out.reshape(v.shape).to(q.dtype)
+    return one.update(v.shape, q.dtype, states, state_indices, has_state, null_index)
 
 
 def gated_delta_rule_backward(d_out, d_final_state, q, k, v, g, a, A_log, dt_bias, beta, beta_logits,

@@ -2,6 +2,7 @@
 import torch
 
 from .common import _wide
+from .gated_delta_rule import _StateCall
 
 
 def _number(x):
@@ -9,12 +10,12 @@ def _number(x):
     return x + 0 * x
 
 
-class _Call:
+class _Call(_StateCall):
     """Arguments with all tokens in one row, in wide types, and the ranges of sequences."""
 
     def __init__(self, x, dt, A, A_log, B, C, D, dt_bias, offsets, softplus, dt_min, dt_max):
         flat = (lambda t: t) if offsets is not None else (lambda t: t.flatten(0, 1))
-        self.x = _wide(flat(x))
+        self.x = self.values = _wide(flat(x))
         self.group = x.shape[-2] // B.shape[-2]
         self.B, self.C = (_wide(flat(t)).repeat_interleave(self.group, 1) for t in (B, C))
         self.A = _wide(A) if A is not None else -_wide(A_log).exp()
@@ -27,11 +28,7 @@ class _Call:
         self.decay = (self.dt * self.A).exp()
         # By head, what is NaN or infinite in what a chunk's products multiply by 0.
         self.odd = ~(self.x.isfinite().all(-1) & (self.dt + self.decay).isfinite())
-        if offsets is None:
-            self.ranges = [(i * x.shape[1], (i + 1) * x.shape[1]) for i in range(x.shape[0])]
-        else:
-            ends = offsets.clamp(0, len(self.x)).tolist()
-            self.ranges = [(first, max(first, end)) for first, end in zip(ends, ends[1:])]
+        self._set_ranges(x, offsets)
 
     def slope(self):
         """The derivative of steps by their inputs."""
@@ -60,31 +57,13 @@ class _Call:
 def ssd(x, dt, A, A_log, B, C, D, dt_bias, initial_state, has_state, offsets, softplus, dt_min, dt_max,
         state_dtype, keep):
     one = _Call(x, dt, A, A_log, B, C, D, dt_bias, offsets, softplus, dt_min, dt_max)
-    out, states = torch.zeros_like(one.x), []
-    for i, (first, end) in enumerate(one.ranges):
-        begins = initial_state is not None and (has_state is None or bool(has_state[i]))
-        state = _wide(initial_state[i]).to(out.dtype) if begins else one.zeros()
-        states.append(one.run(first, end, state, out))
-    out = out.reshape(x.shape).to(x.dtype)
-    if not keep:
-        return out, out.new_empty(0, dtype=torch.float32)
-    final = torch.stack(states)
-    wide = final.dtype is torch.float64
-    return out, final if wide else final.to(torch.bfloat16 if state_dtype == "bf16" else torch.float32)
+    return one.forward(x.shape, x.dtype, initial_state, has_state, state_dtype, keep)
 
 
 def ssd_update(x, dt, A, A_log, B, C, D, dt_bias, states, state_indices, has_state, offsets, softplus, dt_min,
                dt_max, null_index):
     one = _Call(x, dt, A, A_log, B, C, D, dt_bias, offsets, softplus, dt_min, dt_max)
-    out = torch.zeros_like(one.x)
-    for i, (first, end) in enumerate(one.ranges):
-        entry = int(state_indices[i])
-        if entry <= null_index or entry >= len(states):
-            continue
-        begins = has_state is None or bool(has_state[i])
-        state = _wide(states[entry]).to(out.dtype) if begins else one.zeros()
-        states[entry] = one.run(first, end, state, out)
-    return out.reshape(x.shape).to(x.dtype)
+    return one.update(x.shape, x.dtype, states, state_indices, has_state, null_index)
 
 
 def ssd_backward(d_out, d_final_state, x, dt, A, A_log, B, C, D, dt_bias, initial_state, offsets, softplus,
