@@ -24,8 +24,7 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
   const TensorPlaces places(all_argmax_op().tensors(problem));
   const std::string expression = fmt::format("all_argmax<{}>", form.ranks);
   Program program;
-  KernelLaunch& launch = append_kernel(program, file, expression, {1}, 256, {});
-  launch.programmatic = facts.compute_capability >= 90;
+  KernelLaunch& launch = append_pdl_kernel(program, facts, file, expression, {1}, 256, {});
   ParameterStruct parameters{.bytes = sizeof(all_reduce_params), .fields = {}};
   all_reduce::set_group(
       parameters, program, form, places.at("group"),

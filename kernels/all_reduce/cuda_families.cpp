@@ -34,9 +34,8 @@ KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts
                      std::int64_t grid, std::int64_t threads, std::int64_t chunk_rows) {
   const TensorPlaces places(all_reduce_op().tensors(problem));
   KernelLaunch& launch =
-      append_kernel(program, file, expression, {static_cast<std::uint32_t>(grid)},
-                    static_cast<std::uint32_t>(threads), {});
-  launch.programmatic = facts.compute_capability >= 90;
+      append_pdl_kernel(program, facts, file, expression, {static_cast<std::uint32_t>(grid)},
+                        static_cast<std::uint32_t>(threads), {});
   ParameterStruct parameters{.bytes = sizeof(all_reduce_params), .fields = {}};
   const auto set = [&](std::size_t offset, Argument value) {
     parameters.fields.push_back({offset, std::move(value)});

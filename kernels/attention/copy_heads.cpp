@@ -66,12 +66,11 @@ HeadTensors head_tensors(Program& program, Launch& launch, const DeviceFacts& fa
   if (layer.backward)
     copy(tensors.d_out, layer.q_tokens(), layer.heads, layer.heads * layer.dim, layer.dim);
   auto& step =
-      append_kernel(program, copy_heads_source,
-                    fmt::format("attention_copy_heads<{}, {}>", layer.dim, tokens_of_block),
-                    {static_cast<std::uint32_t>(quotient_up(most_tokens, tokens_of_block)),
-                     static_cast<std::uint32_t>(count), 1},
-                    256, {});
-  step.programmatic = facts.compute_capability >= 90;
+      append_pdl_kernel(program, facts, copy_heads_source,
+                        fmt::format("attention_copy_heads<{}, {}>", layer.dim, tokens_of_block),
+                        {static_cast<std::uint32_t>(quotient_up(most_tokens, tokens_of_block)),
+                         static_cast<std::uint32_t>(count), 1},
+                        256, {});
   step.parameters = std::move(parameters);
   Layer& copied = tensors.layer;
   copied.dim = copied.kv_head = padded(layer);

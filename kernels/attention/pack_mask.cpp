@@ -152,12 +152,11 @@ void append_pack_mask(Program& program, const DeviceFacts& facts, const MaskShap
   if (vector == 0) vector = widest_vector(shape.kv) >= 4 ? widest_vector(shape.kv) : 1;
   const std::int64_t blocks = quotient_up(shape.words() * 32, keys_of_block) *
                               quotient_up(shape.s, mask_tile) * shape.matrices;
-  auto& launch = append_kernel(
-      program, pack_mask_source, fmt::format("pack_mask<{}>", vector),
+  append_pdl_kernel(
+      program, facts, pack_mask_source, fmt::format("pack_mask<{}>", vector),
       {static_cast<std::uint32_t>(blocks), 1, 1}, 256,
       {argument_of(mask), argument_of(bits), argument_of(flags), static_cast<std::int32_t>(shape.s),
        static_cast<std::int32_t>(shape.kv), static_cast<std::int32_t>(shape.words())});
-  launch.programmatic = facts.compute_capability >= 90;
 }
 
 std::vector<const Family*> pack_mask_cuda_families() {

@@ -214,9 +214,8 @@ class Conv final : public StageFamily {
                                  const std::string& division) {
     const TensorPlaces at(tensors_of(layer));
     const bool updates = layer.state == State::update;
-    Program program;
-    auto& launch = append_kernel(
-        program, file, fmt::format("conv_forward<{}, {}, {}>", types, layer.gates, division),
+    return pdl_program(
+        facts, file, fmt::format("conv_forward<{}, {}, {}>", types, layer.gates, division),
         {static_cast<std::uint32_t>(of.blocks())}, static_cast<std::uint32_t>(of.columns * of.rows),
         {tensor_of(at, "x"),
          tensor_of(at, "w"),
@@ -238,8 +237,6 @@ class Conv final : public StageFamily {
          small(layer.slots),
          small(config.at("tokens")),
          small(of.column_blocks)});
-    launch.programmatic = facts.compute_capability >= 90;
-    return program;
   }
 
   static Program backward_program(const Layer& layer, const DeviceFacts& facts,
@@ -253,8 +250,9 @@ class Conv final : public StageFamily {
     Program program;
     if (sums) program.scratch.push_back(floats(of.tiles * layer.channels * layer.width));
     if (sums && layer.bias) program.scratch.push_back(floats(of.tiles * layer.channels));
-    auto& launch = append_kernel(
-        program, file, fmt::format("conv_backward<{}, {}, {}>", types, layer.frozen, division),
+    append_pdl_kernel(
+        program, facts, file,
+        fmt::format("conv_backward<{}, {}, {}>", types, layer.frozen, division),
         {static_cast<std::uint32_t>(of.blocks())}, static_cast<std::uint32_t>(of.columns * of.rows),
         {tensor_of(at, "dy"), tensor_of(at, "x"), tensor_of(at, "w"), tensor_or_null(at, "bias"),
          tensor_or_null(at, "offsets"), tensor_or_null(at, "initial"),
@@ -263,7 +261,6 @@ class Conv final : public StageFamily {
          sums && layer.bias ? Argument{ScratchArgument{1}} : Argument{std::int64_t{0}},
          layer.tokens(), layer.s, small(layer.b), small(layer.channels), layer.x_row,
          layer.state_row, small(config.at("tokens")), small(of.column_blocks)});
-    launch.programmatic = facts.compute_capability >= 90;
     if (!sums) return program;
     append_column_sum(program, facts, file, "conv_backward_sum", layer.weight_dtype, {0},
                       tensor_of(at, "dw"), of.tiles, layer.channels * layer.width);

@@ -164,14 +164,13 @@ Program ColumnFamily::program(const Problem& problem, const DeviceFacts& facts,
     arguments.emplace_back(ScratchArgument{0});
   }
   arguments.insert(arguments.end(), {work.m, work.h, static_cast<std::int32_t>(across)});
-  KernelLaunch& launch = append_kernel(
-      program, file,
+  append_pdl_kernel(
+      program, facts, file,
       fmt::format("{}_columns<{}, {}, {}, {}, {}, {}>", stages().front(), kernel.types,
                   config.at("vector"), config.at("columns"), config.at("rows"), config.at("unroll"),
                   config.at("evict_first") != 0),
       {static_cast<std::uint32_t>(across * down)},
       static_cast<std::uint32_t>(column_block_threads(config)), std::move(arguments));
-  launch.programmatic = facts.compute_capability >= 90;
   if (work.sums && !kernel.sum_name.empty())
     append_column_sum(program, facts, file, kernel.sum_name, kernel.sum_dtype, ScratchArgument{0},
                       kernel.sum, down, work.h);

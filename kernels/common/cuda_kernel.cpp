@@ -28,6 +28,23 @@ KernelLaunch& append_kernel(Program& program, const std::string& file,
   return std::get<KernelLaunch>(program.steps.back());
 }
 
+KernelLaunch& append_pdl_kernel(Program& program, const DeviceFacts& facts, const std::string& file,
+                                const std::string& expression, Dim3 grid, std::uint32_t threads,
+                                std::vector<Argument> arguments) {
+  KernelLaunch& launch =
+      append_kernel(program, file, expression, grid, threads, std::move(arguments));
+  launch.programmatic = facts.compute_capability >= 90;
+  return launch;
+}
+
+Program pdl_program(const DeviceFacts& facts, const std::string& file,
+                    const std::string& expression, Dim3 grid, std::uint32_t threads,
+                    std::vector<Argument> arguments) {
+  Program program;
+  append_pdl_kernel(program, facts, file, expression, grid, threads, std::move(arguments));
+  return program;
+}
+
 Dim3 grid_of_matrix(std::int64_t rows, std::int64_t columns, std::int64_t columns_of_block) {
   constexpr std::int64_t most_rows = 65535;
   return {static_cast<std::uint32_t>(quotient_up(columns, columns_of_block)),
@@ -39,11 +56,9 @@ void append_column_sum(Program& program, const DeviceFacts& facts, const std::st
                        TensorArgument out, std::int64_t rows, std::int64_t columns) {
   constexpr std::int64_t columns_of_block = 32;
   constexpr std::uint32_t threads = 512;
-  auto& launch =
-      append_kernel(program, file, fmt::format("{}<{}>", name, element_type(dtype)),
+  append_pdl_kernel(program, facts, file, fmt::format("{}<{}>", name, element_type(dtype)),
                     {static_cast<std::uint32_t>(quotient_up(columns, columns_of_block)), 1, 1},
                     threads, {partial, out, static_cast<std::int32_t>(rows), columns});
-  launch.programmatic = facts.compute_capability >= 90;
 }
 
 }  // namespace fftune

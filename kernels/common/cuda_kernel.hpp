@@ -69,6 +69,17 @@ KernelLaunch& append_kernel(Program& program, const std::string& file,
                             const std::string& expression, Dim3 grid, std::uint32_t threads,
                             std::vector<Argument> arguments);
 
+/// The same for a kernel that executes griddepcontrol.wait before it reads: on compute capability
+/// 9.0 the launch is programmatic.
+KernelLaunch& append_pdl_kernel(Program& program, const DeviceFacts& facts, const std::string& file,
+                                const std::string& expression, Dim3 grid, std::uint32_t threads,
+                                std::vector<Argument> arguments);
+
+/// A program of that launch alone.
+Program pdl_program(const DeviceFacts& facts, const std::string& file,
+                    const std::string& expression, Dim3 grid, std::uint32_t threads,
+                    std::vector<Argument> arguments);
+
 /// The grid over a matrix: x covers the columns, `columns_of_block` a block; y is a block for each
 /// row, 65,535 at most: kernels loop over further rows.
 Dim3 grid_of_matrix(std::int64_t rows, std::int64_t columns, std::int64_t columns_of_block);

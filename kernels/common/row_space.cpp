@@ -102,11 +102,10 @@ void append_row_kernel(Program& program, const DeviceFacts& facts, const std::st
                        const std::string& expression, std::int64_t sets, const Config& config,
                        std::vector<Argument> arguments) {
   const std::int64_t cluster = cluster_of(config);
-  auto& launch =
-      append_kernel(program, file, expression, {static_cast<std::uint32_t>(sets * cluster)},
-                    static_cast<std::uint32_t>(block_threads(config)), std::move(arguments));
+  auto& launch = append_pdl_kernel(
+      program, facts, file, expression, {static_cast<std::uint32_t>(sets * cluster)},
+      static_cast<std::uint32_t>(block_threads(config)), std::move(arguments));
   launch.cluster.x = static_cast<std::uint32_t>(cluster);
-  launch.programmatic = facts.compute_capability >= 90;
 }
 
 std::optional<std::string> RowFamily::refusal(const Problem& problem,

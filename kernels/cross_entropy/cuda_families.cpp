@@ -109,11 +109,9 @@ void append_total(Program& program, const Form& form, const Pointer& losses, con
     }));
     return;
   }
-  KernelLaunch& launch =
-      append_kernel(program, kernel_file, "cross_entropy_total", {1}, 1024,
+  append_pdl_kernel(program, facts, kernel_file, "cross_entropy_total", {1}, 1024,
                     {argument_of(losses), divides ? or_null(items) : Argument{std::int64_t{0}},
                      argument_of(total), rows});
-  launch.programmatic = facts.compute_capability >= 90;
 }
 
 std::vector<const Family*> cuda_families() {

@@ -26,9 +26,8 @@ Program embed_program(const Problem& problem, const DeviceFacts& facts, const Co
   const auto given = [&](const char* name) { return tensor_or_null(places, name); };
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(of.dtype));
   const std::int64_t vector = widest_vector(of.d * bytes) / bytes;
-  Program program;
-  KernelLaunch& launch = append_kernel(
-      program, kernel_file,
+  return pdl_program(
+      facts, kernel_file,
       fmt::format("embed_tokens<{}, {}>", element_type(of.dtype),
                   StructText("step_config", "vector", vector, "page", of.page, "rotates",
                              places.at("positions") != absent)),
@@ -36,8 +35,6 @@ Program embed_program(const Problem& problem, const DeviceFacts& facts, const Co
       {given("ids"), given("lengths"), given("ended"), given("pages"), given("embedding"),
        given("x"), given("positions"), given("slots"), given("key_lengths"), of.scale, number(of.d),
        number(of.vocab), number(of.cache), number(of.table), number(of.rows)});
-  launch.programmatic = facts.compute_capability >= 90;
-  return program;
 }
 
 Program advance_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
@@ -45,15 +42,12 @@ Program advance_program(const Problem& problem, const DeviceFacts& facts, const 
   const Sequences of = sequences_of(problem);
   const TensorPlaces places = places_of(problem);
   const auto given = [&](const char* name) { return tensor_or_null(places, name); };
-  Program program;
-  KernelLaunch& launch = append_kernel(
-      program, kernel_file, "advance_tokens",
+  return pdl_program(
+      facts, kernel_file, "advance_tokens",
       {static_cast<std::uint32_t>(quotient_up(of.batch, threads))}, threads,
       {given("chosen"), given("limits"), given("stop"), given("ids"), given("lengths"),
        given("steps"), given("ended"), given("out"), number(of.batch), number(of.cache),
        number(of.stops), number(of.room), of.pad});
-  launch.programmatic = facts.compute_capability >= 90;
-  return program;
 }
 
 StageFamily family_of(const char* name, const char* summary, const char* stage,

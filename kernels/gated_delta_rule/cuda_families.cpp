@@ -159,9 +159,8 @@ KernelLaunch& append_launch(Program& program, const DeviceFacts& facts, const ch
                             const std::string& expression, std::int64_t ctas, std::int64_t threads,
                             ParameterStruct parameters) {
   KernelLaunch& launch =
-      append_kernel(program, file, expression, {static_cast<std::uint32_t>(ctas)},
-                    static_cast<std::uint32_t>(threads), {});
-  launch.programmatic = facts.compute_capability >= 90;
+      append_pdl_kernel(program, facts, file, expression, {static_cast<std::uint32_t>(ctas)},
+                        static_cast<std::uint32_t>(threads), {});
   launch.parameters = std::move(parameters);
   return launch;
 }

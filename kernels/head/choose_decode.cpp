@@ -138,15 +138,14 @@ class ChooseDecode final : public Family {
                                stream.warps, "unroll", stream.unroll, "blocks", stream.blocks,
                                "bias", problem.has("bias", "yes"), "rounds",
                                !problem.has("logits", "f32"), "caps", form.softcap > 0));
-    KernelLaunch& launch = append_kernel(
-        program, kernel_file, expression, {static_cast<std::uint32_t>(grid)},
+    append_pdl_kernel(
+        program, facts, kernel_file, expression, {static_cast<std::uint32_t>(grid)},
         static_cast<std::uint32_t>(stream.warps * 32),
         {tensor_of(places, normalises ? "normalised" : "x"), tensor_of(places, "w"),
          tensor_or_null(places, "bias"), tensor_or_null(places, "temperature"),
          tensor_or_null(places, "seeds"), tensor_or_null(places, "steps"), ScratchArgument{0},
          form.softcap, static_cast<std::int32_t>(m), static_cast<std::int32_t>(vocab),
          static_cast<std::int32_t>(problem.size("d"))});
-    launch.programmatic = facts.compute_capability >= 90;
     sample::append_finish(program, form, places, facts, 0, m, parts);
     return program;
   }

@@ -42,9 +42,8 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   const int tokens = config.get("tokens"), columns = config.get("columns");
   const std::int64_t across = (layer.n + columns - 1) / columns * layer.heads;
   const std::int64_t down = std::min((layer.m + tokens - 1) / tokens, most_blocks);
-  Program program;
-  KernelLaunch& launch = append_kernel(
-      program, kernel_file,
+  return pdl_program(
+      facts, kernel_file,
       fmt::format("head_linear<{}, {}>", element_type(layer.dtype),
                   StructText("head_linear_config", "n", layer.n, "k", layer.k, "inputs_as_rows",
                              layer.inputs_as_rows, "tokens", tokens, "columns", columns)),
@@ -52,8 +51,6 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
       {tensor_of(places, "x"), tensor_of(places, "w"), tensor_of(places, "y"), layer.m,
        static_cast<std::int32_t>(layer.heads), layer.x_head, layer.w_rows * layer.columns(),
        layer.w_skip * layer.columns()});
-  launch.programmatic = facts.compute_capability >= 90;
-  return program;
 }
 
 }  // namespace

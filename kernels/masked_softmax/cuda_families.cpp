@@ -131,14 +131,11 @@ Program fallback_program(const Problem& problem, const DeviceFacts& facts, const
     arguments = {
         TensorArgument{at.y}, TensorArgument{at.dy}, TensorArgument{at.dx}, layer.rows(), n, s,
         layer.scale};
-  Program program;
-  KernelLaunch& launch = append_kernel(
-      program, "masked_softmax/fallback.cu",
+  return pdl_program(
+      facts, "masked_softmax/fallback.cu",
       fmt::format("softmax_{}_fallback<{}, {}>", layer.backward ? "backward" : "forward",
                   element_type(layer.dtype), static_cast<int>(layer.mask)),
       grid, 256, std::move(arguments));
-  launch.programmatic = facts.compute_capability >= 90;
-  return program;
 }
 
 }  // namespace

@@ -76,9 +76,8 @@ ParameterStruct parameters_of(const Problem& problem, const Layer& layer) {
 KernelLaunch& append(Program& program, const DeviceFacts& facts, const char* file,
                      const std::string& expression, Dim3 grid, int threads,
                      const ParameterStruct& parameters) {
-  auto& launch =
-      append_kernel(program, file, expression, grid, static_cast<std::uint32_t>(threads), {});
-  launch.programmatic = facts.compute_capability >= 90;
+  auto& launch = append_pdl_kernel(program, facts, file, expression, grid,
+                                   static_cast<std::uint32_t>(threads), {});
   launch.parameters = parameters;
   return launch;
 }

@@ -42,9 +42,8 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   arguments.emplace_back(static_cast<std::int32_t>(layer.heads));
   arguments.emplace_back(static_cast<std::int32_t>(layer.cache_rows));
   arguments.emplace_back(static_cast<float>(layer.epsilon));
-  Program program;
-  KernelLaunch& launch = append_kernel(
-      program, kernel_file,
+  return pdl_program(
+      facts, kernel_file,
       fmt::format("mla_rope<{}, {}>", element_type(layer.dtype),
                   StructText("mla_rope_config", "nope", layer.nope, "rope", layer.rope, "rank",
                              layer.rank, "rotation",
@@ -53,8 +52,6 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
                              "to_halves", layer.to_halves, "warps", warps)),
       {static_cast<std::uint32_t>(layer.m)}, static_cast<std::uint32_t>(32 * warps),
       std::move(arguments));
-  launch.programmatic = facts.compute_capability >= 90;
-  return program;
 }
 
 }  // namespace

@@ -279,8 +279,8 @@ class ChosenGateUp final : public Decode {
       or_null(scaled, name);
     for (const Argument& size : sizes(shape, false)) arguments.push_back(size);
     Program program;
-    KernelLaunch& launch = append_kernel(
-        program, decode_file,
+    KernelLaunch& launch = append_pdl_kernel(
+        program, facts, decode_file,
         fmt::format("chosen_gate_up<{}, {}, {}>", element_type(problem.dtype),
                     activation_type(parse_activation(problem.option("act"))),
                     block.template_argument()),
@@ -288,7 +288,6 @@ class ChosenGateUp final : public Decode {
          static_cast<std::uint32_t>(most_chosen(shape) + 1)},
         static_cast<std::uint32_t>(block.threads()), std::move(arguments));
     if (finds_scales(problem)) launch.cluster.x = static_cast<std::uint32_t>(columns / block.rows);
-    launch.programmatic = facts.compute_capability >= 90;
     return program;
   }
 
@@ -369,13 +368,12 @@ class ChosenDown final : public Decode {
       or_null(scales_of(problem) != Scales::none, name);
     for (const Argument& size : sizes(shape, true)) arguments.push_back(size);
     Program program;
-    KernelLaunch& launch = append_kernel(
-        program, decode_file,
+    KernelLaunch& launch = append_pdl_kernel(
+        program, facts, decode_file,
         fmt::format("chosen_down<{}, {}>", element_type(problem.dtype), block.template_argument()),
         {static_cast<std::uint32_t>(quotient_up(shape.d, block.rows))},
         static_cast<std::uint32_t>(block.threads()), std::move(arguments));
     launch.shared_bytes = static_cast<std::uint32_t>(products_bytes(shape, block));
-    launch.programmatic = facts.compute_capability >= 90;
     return program;
   }
 

@@ -15,14 +15,11 @@ Program cuda_program(const Problem& problem, const DeviceFacts& facts, const Con
   const Shape shape = shape_of(problem);
   const TensorPlaces places(moe_ffn_op().tensors(problem));
   const std::int64_t count = shape.m * shape.top_k;
-  Program program;
-  KernelLaunch& launch = append_kernel(
-      program, own_ids_file, "find_own_ids", {static_cast<std::uint32_t>(quotient_up(count, 256))},
+  return pdl_program(
+      facts, own_ids_file, "find_own_ids", {static_cast<std::uint32_t>(quotient_up(count, 256))},
       256,
       {tensor_of(places, "ids"), tensor_of(places, "first_expert"), tensor_of(places, "own_ids"),
        static_cast<std::int32_t>(count), static_cast<std::int32_t>(shape.experts)});
-  launch.programmatic = facts.compute_capability >= 90;
-  return program;
 }
 
 std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) {

@@ -24,8 +24,8 @@ Program route_program(const Problem& problem, const DeviceFacts& facts, int thre
   const Shape shape = shape_of(problem);
   const TensorPlaces places(moe_ffn_op().tensors(problem));
   Program program;
-  KernelLaunch& launch = append_kernel(
-      program, route_file,
+  KernelLaunch& launch = append_pdl_kernel(
+      program, facts, route_file,
       fmt::format("route_choices<{}>",
                   StructText("route_config", "threads", threads, "ctas", ctas)),
       {static_cast<std::uint32_t>(ctas)}, static_cast<std::uint32_t>(threads),
@@ -37,7 +37,6 @@ Program route_program(const Problem& problem, const DeviceFacts& facts, int thre
        static_cast<std::int32_t>(shape.experts), static_cast<std::int32_t>(shape.shared)});
   launch.cluster.x = static_cast<std::uint32_t>(ctas);
   launch.shared_bytes = static_cast<std::uint32_t>(shared_bytes(shape, threads));
-  launch.programmatic = facts.compute_capability >= 90;
   return program;
 }
 

@@ -91,24 +91,22 @@ class Combine final : public StageFamily {
                     shape.top_k, !is_fallback(), threads);
     Program program;
     if (has_whole_rows(problem)) {
-      KernelLaunch& launch = append_kernel(
-          program, "moe/weigh.cu", fmt::format("combine_before<{}>", arguments),
+      append_pdl_kernel(
+          program, facts, "moe/weigh.cu", fmt::format("combine_before<{}>", arguments),
           {static_cast<std::uint32_t>(std::min<std::int64_t>(shape.m, 65535))},
           static_cast<std::uint32_t>(threads),
           {tensor_of(places, "dx_rows"), tensor_of(places, "places"), tensor_of(places, "weights"),
            tensor_of(places, "x"), tensor_of(places, "dx"), tensor_of(places, "d_weights"),
            static_cast<std::int32_t>(shape.m), shape.d});
-      launch.programmatic = facts.compute_capability >= 90;
       return program;
     }
-    KernelLaunch& launch = append_kernel(
-        program, "moe/combine.cu", fmt::format("combine_rows<{}>", arguments),
+    append_pdl_kernel(
+        program, facts, "moe/combine.cu", fmt::format("combine_rows<{}>", arguments),
         grid_of_matrix(shape.m, shape.d, elements * threads), static_cast<std::uint32_t>(threads),
         {tensor_of(places, of_.rows), tensor_of(places, "places"),
          tensor_or_null(of_.weighted && !weighs_before(problem) ? places.at("weights") : absent),
          tensor_or_null(has_residual(problem) ? places.at("residual") : absent),
          tensor_of(places, of_.sums), static_cast<std::int32_t>(shape.m), shape.d});
-    launch.programmatic = facts.compute_capability >= 90;
     return program;
   }
 
@@ -170,16 +168,13 @@ class Weigh final : public StageFamily {
     const std::int64_t vectors =
         aligned ? shape.h * static_cast<std::int64_t>(dtype_bytes(problem.dtype)) / 16 : shape.h;
     const std::uint32_t threads = vectors <= 64 ? 64 : vectors <= 128 ? 128 : 256;
-    Program program;
-    KernelLaunch& launch = append_kernel(
-        program, "moe/weigh.cu",
+    return pdl_program(
+        facts, "moe/weigh.cu",
         fmt::format("weigh_rows<{}, {}, {}>", element_type(problem.dtype),
                     activation_type(parse_activation(problem.option("act"))),
                     StructText("weigh_config", "gate_up", packing_type(packing_of(problem)),
                                "before", before, "aligned", aligned, "threads", threads)),
         {static_cast<std::uint32_t>(shape.rows())}, threads, std::move(arguments));
-    launch.programmatic = facts.compute_capability >= 90;
-    return program;
   }
 };
 
@@ -214,8 +209,7 @@ class DBiases final : public StageFamily {
       const auto tensor_if = [&](bool is_there, const char* name) {
         return tensor_or_null(is_there ? places.at(name) : absent);
       };
-      KernelLaunch& launch =
-          append_kernel(program, "moe/d_biases.cu",
+      append_pdl_kernel(program, facts, "moe/d_biases.cu",
                         fmt::format("sum_expert_rows<{}>", element_type(problem.dtype)),
                         {static_cast<std::uint32_t>(quotient_up(gradient.width, std::int64_t{32})),
                          static_cast<std::uint32_t>(shape.all_experts())},
@@ -225,7 +219,6 @@ class DBiases final : public StageFamily {
                          tensor_if(of_tokens && !weighs_before(problem), "row_weights"),
                          tensor_or_null(places, initial_name(gradient.bias)),
                          tensor_of(places, gradient.bias), gradient.width});
-      launch.programmatic = facts.compute_capability >= 90;
     }
     return program;
   }

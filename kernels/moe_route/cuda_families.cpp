@@ -31,15 +31,12 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
                : std::vector{given("logits"), given("bias"), given("ids"), given("weights")};
   arguments.emplace_back(router.scale);
   arguments.emplace_back(router.m);
-  Program program;
-  KernelLaunch& launch = append_kernel(
-      program, kernel_file,
+  return pdl_program(
+      facts, kernel_file,
       fmt::format("{}<{}, {}>", backward ? "choose_experts_gradient" : "choose_experts",
                   element_type(router.dtype), template_argument(router)),
       {static_cast<std::uint32_t>(quotient_up(router.m, tokens_of_block))}, 128,
       std::move(arguments));
-  launch.programmatic = facts.compute_capability >= 90;
-  return program;
 }
 
 }  // namespace

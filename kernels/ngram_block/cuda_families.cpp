@@ -82,11 +82,10 @@ Program launch_of(const Config& config, const DeviceFacts& facts, const char* so
   const std::int64_t cluster = config.at("cluster");
   Program program;
   auto& launch =
-      append_kernel(program, source, expression,
-                    {static_cast<std::uint32_t>(std::min(units, most_clusters) * cluster)},
-                    static_cast<std::uint32_t>(config.at("threads")), std::move(arguments));
+      append_pdl_kernel(program, facts, source, expression,
+                        {static_cast<std::uint32_t>(std::min(units, most_clusters) * cluster)},
+                        static_cast<std::uint32_t>(config.at("threads")), std::move(arguments));
   launch.cluster.x = static_cast<std::uint32_t>(cluster);
-  launch.programmatic = facts.compute_capability >= 90;
   return program;
 }
 

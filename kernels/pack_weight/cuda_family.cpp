@@ -17,9 +17,8 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
   const PackedWeight weight = weight_of(problem);
   const auto at = [&](const char* name) { return tensor_or_null(places, name); };
   const PlainNames names = plain_names(problem);
-  Program program;
-  KernelLaunch& launch = append_kernel(
-      program, file,
+  return pdl_program(
+      facts, file,
       fmt::format("pack_weight<fftune::u{}, {}, {}>",
                   8 * dtype_bytes(weight.format.scale_type(weight.dtype)), unpacks(problem),
                   device_name(weight.format.code)),
@@ -28,8 +27,6 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
       32 * warps,
       {at(names.codes), at(names.scale), at(names.zero), at(names.row_scale), at("w"),
        at("w_scale"), at("w_zero"), weight.n, weight.k, weight.format.groups(weight.k)});
-  launch.programmatic = facts.compute_capability >= 90;
-  return program;
 }
 
 }  // namespace

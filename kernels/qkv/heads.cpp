@@ -68,9 +68,8 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   const bool e4m3 = layer.cache_format.e4m3;
   if (e4m3) add({"k_scale", "v_scale"});
   const int warps = config.get("warps");
-  Program program;
-  KernelLaunch& launch = append_kernel(
-      program, kernel_file,
+  return pdl_program(
+      facts, kernel_file,
       fmt::format(
           "finish_heads{}<{}, {}>", e4m3 ? "_e4m3" : "", element_type(layer.dtype),
           StructText("heads_config", "dim", layer.dim, "rotary", rotary, "rotation",
@@ -82,8 +81,6 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
               .flags("e4m3", e4m3, "scale_of_head", layer.cache_format.scale_of_head)),
       {static_cast<std::uint32_t>(layer.m), 3}, static_cast<std::uint32_t>(32 * warps),
       std::move(arguments));
-  launch.programmatic = facts.compute_capability >= 90;
-  return program;
 }
 
 }  // namespace

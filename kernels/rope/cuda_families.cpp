@@ -178,9 +178,8 @@ class Rows final : public StageFamily {
     const Frequencies frequencies = frequencies_of(problem);
     const std::int64_t across = head_blocks(layer, config);
     const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-    Program program;
-    auto& launch = append_kernel(
-        program, file,
+    return pdl_program(
+        facts, file,
         fmt::format("rope_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
                     element_type(layer.dtype), static_cast<int>(layer.layout), !layer.is_plain(),
                     layer.starts, layer.table, layer.backward,
@@ -211,8 +210,6 @@ class Rows final : public StageFamily {
          layer.k.head,
          small(across),
          frequencies.scale});
-    launch.programmatic = facts.compute_capability >= 90;
-    return program;
   }
 };
 

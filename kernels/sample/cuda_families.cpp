@@ -21,13 +21,12 @@ std::string template_argument(const Form& form) {
 void append_best(Program& program, const Problem& problem, const Form& form,
                  const TensorPlaces& places, const DeviceFacts& facts) {
   if (form.best == 0) return;
-  KernelLaunch& launch = append_kernel(
-      program, kernel_file, fmt::format("choose_best<{}>", element_type(problem.dtype)),
+  append_pdl_kernel(
+      program, facts, kernel_file, fmt::format("choose_best<{}>", element_type(problem.dtype)),
       {static_cast<std::uint32_t>(problem.size("m"))}, 1024,
       {tensor_of(places, "logits"), tensor_of(places, "best_ids"),
        tensor_of(places, "best_logprobs"), form.softcap,
        static_cast<std::int32_t>(problem.size("vocab")), static_cast<std::int32_t>(form.best)});
-  launch.programmatic = facts.compute_capability >= 90;
 }
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config&) {
@@ -37,15 +36,13 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
   const auto given = [&](const char* name) { return tensor_or_null(places, name); };
   Program program;
   if (form.filters) {
-    KernelLaunch& launch =
-        append_kernel(program, kernel_file,
+    append_pdl_kernel(program, facts, kernel_file,
                       fmt::format("choose_filtered<{}, {}>", element_type(problem.dtype),
                                   template_argument(form)),
                       {static_cast<std::uint32_t>(rows)}, 1024,
                       {given("logits"), given("temperature"), given("seeds"), given("steps"),
                        given("top_k"), given("top_p"), given("min_p"), given("ids"), given("logit"),
                        given("logprob"), form.softcap, static_cast<std::int32_t>(vocab)});
-    launch.programmatic = facts.compute_capability >= 90;
     append_best(program, problem, form, places, facts);
     return program;
   }
@@ -55,14 +52,13 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
   const std::int64_t of_part = quotient_up(quotient_up(vocab, most_parts), 4) * 4;
   const std::int64_t parts = quotient_up(vocab, of_part);
   program.scratch.push_back({static_cast<std::size_t>(rows * parts * partial_bytes), false});
-  KernelLaunch& launch = append_kernel(
-      program, kernel_file,
+  append_pdl_kernel(
+      program, facts, kernel_file,
       fmt::format("choose_parts<{}, {}>", element_type(problem.dtype), template_argument(form)),
       {static_cast<std::uint32_t>(parts * rows)}, 256,
       {given("logits"), given("temperature"), given("seeds"), given("steps"), ScratchArgument{0},
        form.softcap, static_cast<std::int32_t>(vocab), static_cast<std::int32_t>(of_part),
        static_cast<std::int32_t>(parts)});
-  launch.programmatic = facts.compute_capability >= 90;
   append_finish(program, form, places, facts, 0, rows, parts);
   append_best(program, problem, form, places, facts);
   return program;
@@ -73,12 +69,11 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
 void append_finish(Program& program, const Form& form, const TensorPlaces& places,
                    const DeviceFacts& facts, std::size_t partials, std::int64_t rows,
                    std::int64_t count) {
-  KernelLaunch& launch = append_kernel(
-      program, kernel_file, fmt::format("choose_finish<{}>", template_argument(form)),
+  append_pdl_kernel(
+      program, facts, kernel_file, fmt::format("choose_finish<{}>", template_argument(form)),
       {static_cast<std::uint32_t>(rows)}, 256,
       {ScratchArgument{partials}, tensor_of(places, "ids"), tensor_of(places, "logit"),
        tensor_or_null(places, "logprob"), static_cast<std::int32_t>(count)});
-  launch.programmatic = facts.compute_capability >= 90;
 }
 
 std::vector<const Family*> cuda_families() {

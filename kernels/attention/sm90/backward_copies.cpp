@@ -121,9 +121,7 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
                       quotient_up(heads * layer.dim / vector_elements, threads), most_blocks)),
                   2, 1};
   const auto append = [&](const std::string& expression, std::vector<Argument> arguments) {
-    KernelLaunch& launch =
-        append_kernel(program, file, expression, grid, threads, std::move(arguments));
-    launch.programmatic = facts.compute_capability >= 90;
+    append_pdl_kernel(program, facts, file, expression, grid, threads, std::move(arguments));
   };
   append(fmt::format("attention_backward_copy_heads<{}>", copies),
          {TensorArgument{at.k}, TensorArgument{at.v}, k, v, layer.kv_tokens(),

@@ -16,15 +16,14 @@ Program expand(const ExpandStage& stage, const Problem& problem, const DeviceFac
   Program program;
   for (const PackedWeight& weight : stage.operands(problem)) {
     const std::int64_t blocks = packed_tiles(weight.n) * packed_k_blocks(weight.k);
-    KernelLaunch& launch = append_kernel(
-        program, file,
+    append_pdl_kernel(
+        program, facts, file,
         fmt::format("expand_weight<{}, {}>", element_type(weight.dtype),
                     device_name(weight.format.code)),
         {static_cast<std::uint32_t>(quotient_up(blocks, warps))}, 32 * warps,
         {tensor_of(places, weight.codes), tensor_of(places, weight.scales),
          tensor_or_null(places, weight.zeros), tensor_of(places, weight.dense), weight.n, weight.k,
          weight.format.group == 0 ? weight.k : weight.format.group});
-    launch.programmatic = facts.compute_capability >= 90;
   }
   return program;
 }

@@ -23,17 +23,14 @@ Program quantise(const QuantiseStage& stage, const Problem& problem, const Devic
   const QuantisedRows own = stage.operands(problem);
   const std::int64_t group = threads_for(own.length());
   const std::int64_t groups = group < 128 ? 128 / group : 1;
-  Program program;
-  KernelLaunch& launch = append_kernel(
-      program, file,
+  return pdl_program(
+      facts, file,
       fmt::format("quantise_rows<{}, {}, {}, {}>", element_type(own.dtype), group, groups,
                   own.k % vector == 0),
       {static_cast<std::uint32_t>(quotient_up(own.rows * own.scales_of_row(), groups))},
       static_cast<std::uint32_t>(group * groups),
       {tensor_of(places, own.from), tensor_of(places, own.elements), tensor_of(places, own.scales),
        own.rows, own.k, own.length()});
-  launch.programmatic = facts.compute_capability >= 90;
-  return program;
 }
 
 }  // namespace
