@@ -36,12 +36,10 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
     if (tensor == name) return {at.at(tensor), 0, work.row_bytes};
     return {at.at(tensor), name.ends_with("up") ? work.row_bytes : 0, 2 * work.row_bytes};
   };
-  Program program;
-  program.host_tensors = at.count();
-  program.steps.emplace_back(
-      HostFunction([=, &kernels, gate = part("gate"), up = part("up"), out = part("out"),
-                    dout = part("dout"), dgate = part("dgate"), dup = part("dup"),
-                    backward = problem.pass == "bwd"](const HostCall& call) {
+  return host_program(
+      at.count(), [=, &kernels, gate = part("gate"), up = part("up"), out = part("out"),
+                   dout = part("dout"), dgate = part("dgate"), dup = part("dup"),
+                   backward = problem.pass == "bwd"](const HostCall& call) {
         tasks.run(call.parallel, kernels.fence, [&](std::int64_t row) {
           if (backward)
             kernels.act_mul_gradient(activation, gate.row(call, row), up.row(call, row),
@@ -51,8 +49,7 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
             kernels.act_mul(activation, gate.row(call, row), up.row(call, row), out.row(call, row),
                             h, tasks.nontemporal);
         });
-      }));
-  return program;
+      });
 }
 
 }  // namespace

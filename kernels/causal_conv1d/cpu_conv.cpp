@@ -215,35 +215,35 @@ Program gated_program(const Problem& problem, const DeviceFacts& facts, const Co
   const auto floats = [&](std::int64_t rows) {
     return Scratch{static_cast<std::size_t>(rows * layer.channels) * sizeof(float), false};
   };
-  Program program;
-  program.host_tensors = at.count();
-  program.scratch = {{taps_bytes(layer), false},
-                     floats(layer.tokens()),
-                     floats(layer.b * (layer.width - 1)),
-                     {static_cast<std::size_t>(layer.tokens() * work(problem).row_bytes), false}};
-  program.steps.emplace_back(HostFunction([=, &kernels](const HostCall& call) {
-    const auto tensor = [&](const char* name) { return address_of(call, at.at(name)); };
-    const Call tensors(layer, at, call);
-    auto* const taps = reinterpret_cast<float*>(call.scratch[0]);
-    decode_taps(layer, tensor("w"), tensor("bias"), taps);
-    const GatedInputs inputs(layer, tensors, tensor("x"), call.scratch[1]);
-    const bool updates = layer.state == State::update;
-    void* const old_states = tensor(updates ? "state" : "initial");
-    convolve_gated(layer, tasks, kernels, tensors, call, inputs, taps,
-                   reinterpret_cast<float*>(call.scratch[2]), old_states, tensor("y"));
-    if (layer.state == State::none) return;
-    std::byte* const rounded = call.scratch[3];
-    tasks.run(call.parallel, kernels.fence, [&](std::int64_t token) {
-      encode(layer.dtype,
-             std::span<const float>(inputs.row(token), static_cast<std::size_t>(layer.channels)),
-             tensors.row(rounded, token, layer.channels));
-    });
-    call.parallel.run(static_cast<int>(layer.b), tasks.threads, [&](int i) {
-      renew_state(layer, tensors, tensors.sequence(i), {rounded, layer.channels}, old_states,
-                  tensor(updates ? "state" : "final"));
-    });
-  }));
-  return program;
+  return host_program(
+      at.count(),
+      {{taps_bytes(layer), false},
+       floats(layer.tokens()),
+       floats(layer.b * (layer.width - 1)),
+       {static_cast<std::size_t>(layer.tokens() * work(problem).row_bytes), false}},
+      [=, &kernels](const HostCall& call) {
+        const auto tensor = [&](const char* name) { return address_of(call, at.at(name)); };
+        const Call tensors(layer, at, call);
+        auto* const taps = reinterpret_cast<float*>(call.scratch[0]);
+        decode_taps(layer, tensor("w"), tensor("bias"), taps);
+        const GatedInputs inputs(layer, tensors, tensor("x"), call.scratch[1]);
+        const bool updates = layer.state == State::update;
+        void* const old_states = tensor(updates ? "state" : "initial");
+        convolve_gated(layer, tasks, kernels, tensors, call, inputs, taps,
+                       reinterpret_cast<float*>(call.scratch[2]), old_states, tensor("y"));
+        if (layer.state == State::none) return;
+        std::byte* const rounded = call.scratch[3];
+        tasks.run(call.parallel, kernels.fence, [&](std::int64_t token) {
+          encode(
+              layer.dtype,
+              std::span<const float>(inputs.row(token), static_cast<std::size_t>(layer.channels)),
+              tensors.row(rounded, token, layer.channels));
+        });
+        call.parallel.run(static_cast<int>(layer.b), tasks.threads, [&](int i) {
+          renew_state(layer, tensors, tensors.sequence(i), {rounded, layer.channels}, old_states,
+                      tensor(updates ? "state" : "final"));
+        });
+      });
 }
 
 Program forward_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
@@ -256,64 +256,64 @@ Program forward_program(const Problem& problem, const DeviceFacts& facts, const 
   const std::int64_t before = layer.width - 1;
   // Histories of states whose channels are apart, as rows.
   const bool gathers = layer.state != State::none && layer.channels_first;
-  Program program;
-  program.host_tensors = at.count();
-  program.scratch = {{taps_bytes(layer), false},
-                     {row_bytes, false},
-                     {gathers ? static_cast<std::size_t>(layer.b * before) * row_bytes : 0, false}};
-  program.steps.emplace_back(HostFunction([=, &kernels](const HostCall& call) {
-    const auto tensor = [&](const char* name) { return address_of(call, at.at(name)); };
-    const Call tensors(layer, at, call);
-    auto* const taps = reinterpret_cast<float*>(call.scratch[0]);
-    decode_taps(layer, tensor("w"), tensor("bias"), taps);
-    std::byte* const zeros = call.scratch[1];
-    std::fill_n(zeros, row_bytes, std::byte{0});
-    void *const x = tensor("x"), *const y = tensor("y");
-    const bool updates = layer.state == State::update;
-    void* const old_states = tensor(updates ? "state" : "initial");
-    void* const new_states = tensor(updates ? "state" : "final");
-    const auto gathered = [&](std::int64_t i, std::int64_t place) {
-      return call.scratch[2] + static_cast<std::size_t>(i * before + place) * row_bytes;
-    };
-    if (gathers)
-      call.parallel.run(static_cast<int>(layer.b), tasks.threads, [&](int i) {
-        const Sequence sequence = tensors.sequence(i);
-        for (std::int64_t place = 0; sequence.slot >= 0 && place < before; ++place)
-          tensors.copy(gathered(i, place), 1,
-                       tensors.state(old_states, sequence, sequence.first_entry + place),
-                       layer.channel_step(), layer.channels);
+  return host_program(
+      at.count(),
+      {{taps_bytes(layer), false},
+       {row_bytes, false},
+       {gathers ? static_cast<std::size_t>(layer.b * before) * row_bytes : 0, false}},
+      [=, &kernels](const HostCall& call) {
+        const auto tensor = [&](const char* name) { return address_of(call, at.at(name)); };
+        const Call tensors(layer, at, call);
+        auto* const taps = reinterpret_cast<float*>(call.scratch[0]);
+        decode_taps(layer, tensor("w"), tensor("bias"), taps);
+        std::byte* const zeros = call.scratch[1];
+        std::fill_n(zeros, row_bytes, std::byte{0});
+        void *const x = tensor("x"), *const y = tensor("y");
+        const bool updates = layer.state == State::update;
+        void* const old_states = tensor(updates ? "state" : "initial");
+        void* const new_states = tensor(updates ? "state" : "final");
+        const auto gathered = [&](std::int64_t i, std::int64_t place) {
+          return call.scratch[2] + static_cast<std::size_t>(i * before + place) * row_bytes;
+        };
+        if (gathers)
+          call.parallel.run(static_cast<int>(layer.b), tasks.threads, [&](int i) {
+            const Sequence sequence = tensors.sequence(i);
+            for (std::int64_t place = 0; sequence.slot >= 0 && place < before; ++place)
+              tensors.copy(gathered(i, place), 1,
+                           tensors.state(old_states, sequence, sequence.first_entry + place),
+                           layer.channel_step(), layer.channels);
+          });
+        tasks.run(call.parallel, kernels.fence, [&](std::int64_t token) {
+          const std::int64_t i = tensors.sequence_at(token);
+          std::byte* const out = tensors.row(y, token, layer.channels);
+          const Sequence sequence = i < layer.b ? tensors.sequence(i) : Sequence{};
+          if (sequence.slot < 0 || token < sequence.begin || token >= sequence.end) {
+            std::fill_n(out, row_bytes, std::byte{0});
+            return;
+          }
+          std::array<const void*, most_taps> rows{};
+          for (std::int64_t j = 0; j < layer.width; ++j) {
+            const std::int64_t own = token - before + j, place = own - sequence.begin + before;
+            const std::byte* row = zeros;
+            if (own >= sequence.begin)
+              row = tensors.row(x, own, layer.x_row);
+            else if (sequence.has_state)
+              row = gathers ? gathered(i, place)
+                            : tensors.state(old_states, sequence, sequence.first_entry + place);
+            rows[static_cast<std::size_t>(j)] = row;
+          }
+          const auto channels = static_cast<std::size_t>(layer.channels),
+                     width = static_cast<std::size_t>(layer.width);
+          kernels.convolve(layer.act, rows.data(), taps, channels, width,
+                           layer.bias ? taps + width * channels : nullptr, out, channels,
+                           tasks.nontemporal);
+        });
+        if (layer.state == State::none) return;
+        call.parallel.run(static_cast<int>(layer.b), tasks.threads, [&](int i) {
+          renew_state(layer, tensors, tensors.sequence(i), {x, layer.x_row}, old_states,
+                      new_states);
+        });
       });
-    tasks.run(call.parallel, kernels.fence, [&](std::int64_t token) {
-      const std::int64_t i = tensors.sequence_at(token);
-      std::byte* const out = tensors.row(y, token, layer.channels);
-      const Sequence sequence = i < layer.b ? tensors.sequence(i) : Sequence{};
-      if (sequence.slot < 0 || token < sequence.begin || token >= sequence.end) {
-        std::fill_n(out, row_bytes, std::byte{0});
-        return;
-      }
-      std::array<const void*, most_taps> rows{};
-      for (std::int64_t j = 0; j < layer.width; ++j) {
-        const std::int64_t own = token - before + j, place = own - sequence.begin + before;
-        const std::byte* row = zeros;
-        if (own >= sequence.begin)
-          row = tensors.row(x, own, layer.x_row);
-        else if (sequence.has_state)
-          row = gathers ? gathered(i, place)
-                        : tensors.state(old_states, sequence, sequence.first_entry + place);
-        rows[static_cast<std::size_t>(j)] = row;
-      }
-      const auto channels = static_cast<std::size_t>(layer.channels),
-                 width = static_cast<std::size_t>(layer.width);
-      kernels.convolve(layer.act, rows.data(), taps, channels, width,
-                       layer.bias ? taps + width * channels : nullptr, out, channels,
-                       tasks.nontemporal);
-    });
-    if (layer.state == State::none) return;
-    call.parallel.run(static_cast<int>(layer.b), tasks.threads, [&](int i) {
-      renew_state(layer, tensors, tensors.sequence(i), {x, layer.x_row}, old_states, new_states);
-    });
-  }));
-  return program;
 }
 
 // --- The backward pass ---
@@ -457,11 +457,9 @@ Program backward_program(const Problem& problem, const DeviceFacts& facts, const
   const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
   const TensorPlaces at(tensors_of(layer));
   const std::int64_t channels = config.at("channels");
-  Program program;
-  program.host_tensors = at.count();
-  program.scratch = {{taps_bytes(layer), false}, {taps_bytes(layer), false}};
-  program.steps.emplace_back(
-      HostFunction([=, &kernels, threads = config.get("threads")](const HostCall& call) {
+  return host_program(
+      at.count(), {{taps_bytes(layer), false}, {taps_bytes(layer), false}},
+      [=, &kernels, threads = config.get("threads")](const HostCall& call) {
         const auto tensor = [&](const char* name) { return address_of(call, at.at(name)); };
         const Call tensors(layer, at, call);
         auto* const taps = reinterpret_cast<float*>(call.scratch[0]);
@@ -503,8 +501,7 @@ Program backward_program(const Problem& problem, const DeviceFacts& facts, const
                  std::span<const float>(d_taps + layer.width * layer.channels,
                                         static_cast<std::size_t>(layer.channels)),
                  tensor("dbias"));
-      }));
-  return program;
+      });
 }
 
 std::vector<std::string> sources() {

@@ -48,6 +48,11 @@ SizeField rare_size(std::string name, std::string help, std::int64_t max, std::i
           .when_absent = std::move(when_absent)};
 }
 
+SizeField neutral(SizeField field) {
+  field.performance_neutral = true;
+  return field;
+}
+
 SizeField kv_heads_size(std::string help, std::int64_t max, std::int64_t example) {
   SizeField field = rare_size("kv-heads", std::move(help) + "; heads if left out", max, example,
                               same_as("heads"));
@@ -157,6 +162,18 @@ TensorArgument tensor_of(const TensorPlaces& places, std::string_view name) {
   const std::size_t place = places.at(name);
   if (place == absent) throw Error(ErrorKind::internal, "no tensor is named " + std::string(name));
   return {place};
+}
+
+Program host_program(std::size_t tensors, HostFunction function) {
+  return host_program(tensors, {}, std::move(function));
+}
+
+Program host_program(std::size_t tensors, std::vector<Scratch> scratch, HostFunction function) {
+  Program program;
+  program.host_tensors = tensors;
+  program.scratch = std::move(scratch);
+  program.steps.emplace_back(std::move(function));
+  return program;
 }
 
 std::int64_t size_or(const Problem& problem, const std::string& name, std::int64_t otherwise) {

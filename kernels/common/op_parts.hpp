@@ -84,6 +84,8 @@ WhenAbsent usually(std::int64_t value);
 /// option that is a number, `usual` if left out.
 SizeField rare_size(std::string name, std::string help, std::int64_t max, std::int64_t example,
                     WhenAbsent when_absent = nullptr);
+/// The same field, which decides neither which variants are legal nor how fast they are.
+SizeField neutral(SizeField field);
 /// Heads of k and v, as many as those of q if left out.
 SizeField kv_heads_size(std::string help, std::int64_t max, std::int64_t example);
 OptionField rare_option(std::string name, std::string help, std::vector<std::string> choices,
@@ -211,6 +213,10 @@ inline Argument tensor_or_null(const TensorPlaces& places, std::string_view name
 inline void* address_of(const HostCall& call, std::size_t place) {
   return place == absent ? nullptr : call.tensors[place];
 }
+
+/// A program of one host function, which is called with the op's first `tensors` tensors.
+Program host_program(std::size_t tensors, HostFunction function);
+Program host_program(std::size_t tensors, std::vector<Scratch> scratch, HostFunction function);
 
 /// A size or an option that may be left out: its value, or the other one.
 std::int64_t size_or(const Problem& problem, const std::string& name, std::int64_t otherwise);

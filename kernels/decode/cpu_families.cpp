@@ -102,11 +102,8 @@ void advance(const Sequences& of, const Tensors& tensors, const HostCall& call) 
 Program program_of(const Problem& problem,
                    void (*run)(const Sequences&, const Tensors&, const HostCall&)) {
   const Tensors tensors(problem);
-  Program program;
-  program.host_tensors = tensors.count();
-  program.steps.emplace_back(HostFunction([of = sequences_of(problem), tensors,
-                                           run](const HostCall& call) { run(of, tensors, call); }));
-  return program;
+  return host_program(tensors.count(), [of = sequences_of(problem), tensors,
+                                        run](const HostCall& call) { run(of, tensors, call); });
 }
 
 Program embed_program(const Problem& problem, const DeviceFacts&, const Config&) {

@@ -90,22 +90,13 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   const std::int64_t columns = std::min<std::int64_t>(config.at("columns"), host.layer.n);
   const std::int64_t parts = (host.layer.n + columns - 1) / columns;
   const int threads = config.get("threads");
-  const std::int64_t floats = host.worker_floats(columns);
-  Program program;
-  program.host_tensors = host.count;
-  program.scratch = {{gemm_cpu::bytes_of_floats(threads * floats), false}};
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-    const BlasThreads one(1);
-    gemm_cpu::deal(call.parallel, threads, host.layer.heads * parts,
-                   [&](std::size_t worker, std::int64_t task) {
-                     const std::int64_t first = task % parts * columns;
-                     host.multiply(call, task / parts, first,
-                                   std::min(columns, host.layer.n - first),
-                                   reinterpret_cast<float*>(call.scratch[0]) +
-                                       static_cast<std::int64_t>(worker) * floats);
-                   });
-  }));
-  return program;
+  return gemm_cpu::worker_program(
+      host.count, {.count = threads, .floats = host.worker_floats(columns)},
+      [tasks = host.layer.heads * parts](const HostCall&) { return tasks; },
+      [=](const HostCall& call, float* memory, std::int64_t task) {
+        const std::int64_t first = task % parts * columns;
+        host.multiply(call, task / parts, first, std::min(columns, host.layer.n - first), memory);
+      });
 }
 
 }  // namespace

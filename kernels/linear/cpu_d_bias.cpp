@@ -14,9 +14,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
   const TensorPlaces places(linear_op().tensors(problem));
   const std::size_t dy = places.at("dy"), before = places.at("dbias_before"),
                     dbias = places.at("dbias");
-  Program program;
-  program.host_tensors = places.count();
-  program.steps.emplace_back(HostFunction([=, dtype = problem.dtype](const HostCall& call) {
+  return host_program(places.count(), [=, dtype = problem.dtype](const HostCall& call) {
     constexpr std::int64_t columns = 256;
     const auto place = [&](std::size_t tensor, std::int64_t element) {
       return static_cast<std::byte*>(call.tensors[tensor]) +
@@ -34,8 +32,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
                         }
                         encode(dtype, {sum, count}, place(dbias, first));
                       });
-  }));
-  return program;
+  });
 }
 
 }  // namespace

@@ -84,24 +84,17 @@ RowWork work(const Problem& problem) {
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const Rows rows(problem, facts);
-  const std::int64_t of_task = config.at("rows");
+  const std::int64_t rows_of_task = config.at("rows");
   const int threads = config.get("threads");
-  const std::int64_t room = 2 * rows.layer().n;
-  Program program;
-  program.host_tensors = rows.places().count;
-  program.scratch = {{gemm_cpu::bytes_of_floats(threads * room), false}};
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-    const std::int64_t all = rows.layer().rows();
-    gemm_cpu::deal(
-        call.parallel, threads, (all + of_task - 1) / of_task,
-        [&](std::size_t worker, std::int64_t task) {
-          float* const own =
-              reinterpret_cast<float*>(call.scratch[0]) + static_cast<std::int64_t>(worker) * room;
-          for (std::int64_t row = task * of_task; row < std::min(all, (task + 1) * of_task); ++row)
-            rows.compute(call, row, own);
-        });
-  }));
-  return program;
+  const std::int64_t count = rows.layer().rows();
+  return gemm_cpu::worker_program(
+      rows.places().count, {.count = threads, .floats = 2 * rows.layer().n, .call_blas = false},
+      [tasks = (count + rows_of_task - 1) / rows_of_task](const HostCall&) { return tasks; },
+      [=](const HostCall& call, float* memory, std::int64_t task) {
+        const std::int64_t end = std::min(count, (task + 1) * rows_of_task);
+        for (std::int64_t row = task * rows_of_task; row < end; ++row)
+          rows.compute(call, row, memory);
+      });
 }
 
 }  // namespace

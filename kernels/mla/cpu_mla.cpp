@@ -130,21 +130,14 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   const std::int64_t rows = config.at("rows"), columns = config.at("keys");
   const std::int64_t parts = (host.layer.rows() + rows - 1) / rows;
   const int threads = config.get("threads");
-  const std::int64_t floats = host.worker_floats(rows, columns);
-  Program program;
-  program.host_tensors = host.count;
-  program.scratch = {{gemm_cpu::bytes_of_floats(threads * floats), false}};
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-    const BlasThreads one(1);
-    gemm_cpu::deal(
-        call.parallel, threads, host.layer.b * parts, [&](std::size_t worker, std::int64_t task) {
-          const std::int64_t first = task % parts * rows;
-          host.attend(call, task / parts, first, std::min(rows, host.layer.rows() - first), columns,
-                      reinterpret_cast<float*>(call.scratch[0]) +
-                          static_cast<std::int64_t>(worker) * floats);
-        });
-  }));
-  return program;
+  return gemm_cpu::worker_program(
+      host.count, {.count = threads, .floats = host.worker_floats(rows, columns)},
+      [tasks = host.layer.b * parts](const HostCall&) { return tasks; },
+      [=](const HostCall& call, float* memory, std::int64_t task) {
+        const std::int64_t first = task % parts * rows;
+        host.attend(call, task / parts, first, std::min(rows, host.layer.rows() - first), columns,
+                    memory);
+      });
 }
 
 Space space(const Problem& problem, const DeviceFacts& facts) {

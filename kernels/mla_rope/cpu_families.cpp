@@ -109,16 +109,15 @@ class Host {
 };
 
 Program program(const Problem& problem, const DeviceFacts&, const Config&) {
-  Program program;
-  program.host_tensors = TensorPlaces(mla_rope_op().tensors(problem)).count();
-  program.steps.emplace_back(HostFunction([host = Host(problem)](const HostCall& call) {
-    const std::vector<float> norm = host.norm(call);
-    for_each_block(host.layer().m, host.width(), call.parallel, [&](const Block& block) {
-      for (std::int64_t token = block.first_row; token < block.last_row; ++token)
-        host.token(call, token, norm);
-    });
-  }));
-  return program;
+  return host_program(
+      TensorPlaces(mla_rope_op().tensors(problem)).count(),
+      [host = Host(problem)](const HostCall& call) {
+        const std::vector<float> norm = host.norm(call);
+        for_each_block(host.layer().m, host.width(), call.parallel, [&](const Block& block) {
+          for (std::int64_t token = block.first_row; token < block.last_row; ++token)
+            host.token(call, token, norm);
+        });
+      });
 }
 
 }  // namespace

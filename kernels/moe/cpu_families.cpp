@@ -37,17 +37,14 @@ void store_row(DType dtype, void* matrix, std::size_t row, std::span<const float
 
 Program cpu_own_ids_program(const Problem& problem, const DeviceFacts&, const Config&) {
   const TensorPlaces places(moe_ffn_op().tensors(problem));
-  Program program;
-  program.host_tensors = places.count();
-  program.steps.emplace_back(HostFunction([shape = shape_of(problem), ids = places.at("ids"),
-                                           first = places.at("first_expert"),
-                                           own_ids = places.at("own_ids")](const HostCall& call) {
+  return host_program(places.count(), [shape = shape_of(problem), ids = places.at("ids"),
+                                       first = places.at("first_expert"),
+                                       own_ids = places.at("own_ids")](const HostCall& call) {
     const auto* const given = data<const std::int32_t>(call, ids);
     for (std::int64_t i = 0; i < shape.m * shape.top_k; ++i)
       data<std::int32_t>(call, own_ids)[i] =
           own_id(shape, given[i], *data<const std::int32_t>(call, first));
-  }));
-  return program;
+  });
 }
 
 Program cpu_route_program(const Problem& problem) {
@@ -57,9 +54,7 @@ Program cpu_route_program(const Problem& problem) {
                     tokens = places.at("tokens"), of_choices = places.at("places");
   const std::size_t weights = has_row_weights(problem) ? places.at("weights") : absent,
                     row_weights = has_row_weights(problem) ? places.at("row_weights") : absent;
-  Program program;
-  program.host_tensors = places.count();
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+  return host_program(places.count(), [=](const HostCall& call) {
     const auto* const given = data<const std::int32_t>(call, ids);
     auto* const first = data<std::int32_t>(call, offsets);
     auto* const token_of = data<std::int32_t>(call, tokens);
@@ -88,8 +83,7 @@ Program cpu_route_program(const Problem& problem) {
         weight_of_row[place] =
             own < shape.top_k ? data<const float>(call, weights)[token * shape.top_k + own] : 1;
     }
-  }));
-  return program;
+  });
 }
 
 Program cpu_combine_program(const Problem& problem, const DeviceFacts&, const Config&) {
@@ -104,9 +98,7 @@ Program cpu_combine_program(const Problem& problem, const DeviceFacts&, const Co
                     weights = forward != before ? places.at("weights") : absent,
                     of_choices = places.at("places"), sums = places.at(forward ? "y" : "dx"),
                     residual = has_residual(problem) ? places.at("residual") : absent;
-  Program program;
-  program.host_tensors = places.count();
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+  return host_program(places.count(), [=](const HostCall& call) {
     const auto* const place_of = data<const std::int32_t>(call, of_choices);
     const auto width = static_cast<std::size_t>(shape.d);
     for_each_block(shape.m, shape.d * shape.choices(), call.parallel, [&](const Block& block) {
@@ -136,8 +128,7 @@ Program cpu_combine_program(const Problem& problem, const DeviceFacts&, const Co
         store_row(dtype, call.tensors[sums], static_cast<std::size_t>(token), sum);
       }
     });
-  }));
-  return program;
+  });
 }
 
 Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
@@ -167,9 +158,7 @@ Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts, cons
                                  plain = before ? places_of(false) : std::vector<std::size_t>{};
   // act_mul() and its gradient, in f32: their up is up_factor().
   const RowKernels* const rows = &row_kernels(facts.arch, DType::f32);
-  Program program;
-  program.host_tensors = places.count();
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+  return host_program(places.count(), [=](const HostCall& call) {
     const auto* const place_of = data<const std::int32_t>(call, of_choices);
     const auto h = static_cast<std::size_t>(shape.h), d = static_cast<std::size_t>(shape.d);
     for_each_block(shape.rows(), shape.h, call.parallel, [&](const Block& block) {
@@ -228,8 +217,7 @@ Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts, cons
         store_row(dtype, call.tensors[hidden], row, products);
       }
     });
-  }));
-  return program;
+  });
 }
 
 Program cpu_d_biases_program(const Problem& problem, const DeviceFacts&, const Config&) {
@@ -250,9 +238,7 @@ Program cpu_d_biases_program(const Problem& problem, const DeviceFacts&, const C
                    .width = gradient.width});
   const std::size_t offsets = places.at("offsets"), tokens = places.at("tokens"),
                     row_weights = weighs_before(problem) ? absent : places.at("row_weights");
-  Program program;
-  program.host_tensors = places.count();
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+  return host_program(places.count(), [=](const HostCall& call) {
     const auto* const first = data<const std::int32_t>(call, offsets);
     const auto* const token_of = data<const std::int32_t>(call, tokens);
     const auto* const weight_of = static_cast<const float*>(address_of(call, row_weights));
@@ -271,8 +257,7 @@ Program cpu_d_biases_program(const Problem& problem, const DeviceFacts&, const C
             store_row(dtype, call.tensors[each.bias], own, sum);
           }
         });
-  }));
-  return program;
+  });
 }
 
 }  // namespace fftune::moe

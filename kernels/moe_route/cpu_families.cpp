@@ -141,10 +141,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
   const std::size_t logits = places.at("logits"), bias = places.at("bias"), ids = places.at("ids"),
                     weights = places.at("weights"), d_weights = places.at("d_weights"),
                     d_logits = places.at("d_logits");
-  Program program;
-  program.host_tensors = places.count();
-  program.steps.emplace_back(HostFunction([=,
-                                           backward = problem.pass == "bwd"](const HostCall& call) {
+  return host_program(places.count(), [=, backward = problem.pass == "bwd"](const HostCall& call) {
     const std::size_t row_bytes =
         static_cast<std::size_t>(router.experts) * dtype_bytes(router.dtype);
     for_each_block(router.m, router.experts, call.parallel, [&](const Block& block) {
@@ -167,8 +164,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
                static_cast<std::byte*>(call.tensors[d_logits]) + at);
       }
     });
-  }));
-  return program;
+  });
 }
 
 }  // namespace

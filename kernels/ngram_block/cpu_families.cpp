@@ -110,9 +110,8 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
   const Rows rows = rows_of(problem);
   const TensorPlaces at(ngram_block_op().tensors(problem));
   const RowTasks tasks(work(problem), config);
-  Program program;
-  program.host_tensors = at.count();
-  program.steps.emplace_back(HostFunction(
+  return host_program(
+      at.count(),
       [=, block = block_row_of(rows), ids = at.at("ids"), prefix = at.at("prefix"),
        lengths = at.at("lengths"), prefix_lengths = at.at("prefix_lengths"), n = at.at("n"),
        logits = at.at("logits"), invalid = at.at("invalid")](const HostCall& call) {
@@ -127,8 +126,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
                               .logits = static_cast<std::byte*>(call.tensors[logits]),
                               .invalid = counts(invalid)};
         tasks.run(call.parallel, nullptr, [&](std::int64_t row) { block(rows, tensors, row); });
-      }));
-  return program;
+      });
 }
 
 }  // namespace

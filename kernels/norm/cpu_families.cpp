@@ -203,14 +203,11 @@ Program forward_program(const Problem& problem, const DeviceFacts& facts, const 
   const RowTasks tasks(work(problem), config);
   const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
   const TensorPlaces at = places_of(layer);
-  Program program;
-  program.host_tensors = at.count();
-  program.scratch = {{factor_bytes(layer), false},
-                     {layer.centres ? factor_bytes(layer) : 0, false}};
-  program.steps.emplace_back(
-      HostFunction([=, &kernels, x = at.at("x"), residual = at.at("residual"), w = at.at("w"),
-                    b = at.at("b"), y = at.at("y"), sum = at.at("sum"), rstd = at.at("rstd"),
-                    scale = at.at("scale")](const HostCall& call) {
+  return host_program(
+      at.count(), {{factor_bytes(layer), false}, {layer.centres ? factor_bytes(layer) : 0, false}},
+      [=, &kernels, x = at.at("x"), residual = at.at("residual"), w = at.at("w"), b = at.at("b"),
+       y = at.at("y"), sum = at.at("sum"), rstd = at.at("rstd"),
+       scale = at.at("scale")](const HostCall& call) {
         const auto d = static_cast<std::size_t>(layer.d);
         const auto row_in = [&](std::size_t place, std::int64_t row) {
           return row_of(layer, call.tensors[place], row);
@@ -246,8 +243,7 @@ Program forward_program(const Problem& problem, const DeviceFacts& facts, const 
             kernels.normalise(values, factors, r, layer.convention == Convention::llama,
                               row_in(y, row), d, tasks.nontemporal);
         });
-      }));
-  return program;
+      });
 }
 
 Program backward_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
@@ -257,15 +253,14 @@ Program backward_program(const Problem& problem, const DeviceFacts& facts, const
   const TensorPlaces at = places_of(layer);
   const auto d = static_cast<std::size_t>(layer.d);
   const std::int64_t columns = layer.centres ? 2 * layer.d : layer.d;
-  Program program;
-  program.host_tensors = at.count();
-  program.scratch = {{factor_bytes(layer), false},
-                     parts.scratch(columns),
-                     {layer.centres || layer.frozen ? 2 * d * sizeof(float) : 0, false}};
-  program.steps.emplace_back(
-      HostFunction([=, &kernels, x = at.at("x"), w = at.at("w"), dy = at.at("dy"),
-                    dsum = at.at("dsum"), rstd = at.at("rstd"), dx = at.at("dx"), dw = at.at("dw"),
-                    db = at.at("db")](const HostCall& call) {
+  return host_program(
+      at.count(),
+      {{factor_bytes(layer), false},
+       parts.scratch(columns),
+       {layer.centres || layer.frozen ? 2 * d * sizeof(float) : 0, false}},
+      [=, &kernels, x = at.at("x"), w = at.at("w"), dy = at.at("dy"), dsum = at.at("dsum"),
+       rstd = at.at("rstd"), dx = at.at("dx"), dw = at.at("dw"),
+       db = at.at("db")](const HostCall& call) {
         const auto* const rstds = static_cast<const float*>(address_of(call, rstd));
         const float* const factors =
             factors_of(layer, call.tensors[w], reinterpret_cast<float*>(call.scratch[0]));
@@ -289,8 +284,7 @@ Program backward_program(const Problem& problem, const DeviceFacts& facts, const
         if (!layer.centres || layer.frozen) return;
         encode(layer.dtype, std::span<const float>(both, d), call.tensors[dw]);
         encode(layer.dtype, std::span<const float>(both + d, d), call.tensors[db]);
-      }));
-  return program;
+      });
 }
 
 }  // namespace

@@ -91,13 +91,11 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
   const TensorPlaces places(pack_weight_op().tensors(problem));
   const auto at = [&](const char* name) { return places.at(name); };
   const PlainNames names = plain_names(problem);
-  Program program;
-  program.host_tensors = places.count();
-  program.steps.emplace_back(HostFunction([weight = weight_of(problem), back = unpacks(problem),
-                                           codes = at(names.codes), w = at("w"),
-                                           scale = at(names.scale), w_scale = at("w_scale"),
-                                           zero = at(names.zero), w_zero = at("w_zero"),
-                                           row_scale = at(names.row_scale)](const HostCall& call) {
+  return host_program(places.count(), [weight = weight_of(problem), back = unpacks(problem),
+                                       codes = at(names.codes), w = at("w"),
+                                       scale = at(names.scale), w_scale = at("w_scale"),
+                                       zero = at(names.zero), w_zero = at("w_zero"),
+                                       row_scale = at(names.row_scale)](const HostCall& call) {
     const auto place = [&](std::size_t tensor) {
       return static_cast<std::byte*>(address_of(call, tensor));
     };
@@ -126,8 +124,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
           if (!weight.zeros.empty())
             move_numbers(sides.zero, sides.packed_zero, 1, weight, back, tile);
         });
-  }));
-  return program;
+  });
 }
 
 }  // namespace

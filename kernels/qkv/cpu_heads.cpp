@@ -142,16 +142,13 @@ class HostHeads {
 Program program(const Problem& problem, const DeviceFacts&, const Config&) {
   const Layer layer = layer_of(problem);
   const TensorPlaces places(qkv_op().tensors(problem));
-  Program program;
-  program.host_tensors = places.count();
-  program.steps.emplace_back(HostFunction(
-      [layer, heads = HostHeads(layer, turns_of(problem), places)](const HostCall& call) {
-        for_each_block(layer.m, layer.columns(), call.parallel, [&](const Block& block) {
-          for (std::int64_t token = block.first_row; token < block.last_row; ++token)
-            heads.finish(call, token);
-        });
-      }));
-  return program;
+  return host_program(places.count(), [layer, heads = HostHeads(layer, turns_of(problem), places)](
+                                          const HostCall& call) {
+    for_each_block(layer.m, layer.columns(), call.parallel, [&](const Block& block) {
+      for (std::int64_t token = block.first_row; token < block.last_row; ++token)
+        heads.finish(call, token);
+    });
+  });
 }
 
 }  // namespace

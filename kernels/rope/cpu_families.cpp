@@ -155,15 +155,12 @@ RowWork work(const Problem& problem) {
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const Rotation rotation(problem, facts);
   const RowTasks tasks(work(problem), config);
-  Program program;
-  program.host_tensors = rope_op().tensors(problem).size();
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+  return host_program(rope_op().tensors(problem).size(), [=](const HostCall& call) {
     tasks.run(call.parallel, rotation.fence(),
               [&, factors = TokenFactors()](std::int64_t token) mutable {
                 rotation.rotate_token(call, token, factors, tasks.nontemporal);
               });
-  }));
-  return program;
+  });
 }
 
 }  // namespace

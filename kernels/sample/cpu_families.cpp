@@ -250,11 +250,8 @@ class Choice {
 };
 
 Program program(const Problem& problem, const DeviceFacts&, const Config&) {
-  Program program;
-  program.host_tensors = sample_op().tensors(problem).size();
-  program.steps.emplace_back(
-      HostFunction([problem](const HostCall& call) { Choice(problem, call).run(); }));
-  return program;
+  return host_program(sample_op().tensors(problem).size(),
+                      [problem](const HostCall& call) { Choice(problem, call).run(); });
 }
 
 }  // namespace

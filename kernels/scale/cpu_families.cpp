@@ -18,10 +18,8 @@ RowWork work_of(const Problem& problem) {
 Program program(const Problem& problem, const DeviceFacts&, const Config& config) {
   const RowWork work = work_of(problem);
   const RowTasks tasks(work, config);
-  Program program;
-  program.host_tensors = 2;
-  program.steps.emplace_back(HostFunction([=, h = static_cast<std::size_t>(problem.size("h")),
-                                           dtype = problem.dtype](const HostCall& call) {
+  return host_program(2, [=, h = static_cast<std::size_t>(problem.size("h")),
+                          dtype = problem.dtype](const HostCall& call) {
     const float factor = *static_cast<const float*>(call.tensors[1]);
     if (factor == 1) return;
     tasks.run(call.parallel, nullptr, [&, row = std::vector<float>(h)](std::int64_t index) mutable {
@@ -30,8 +28,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
       for (float& value : row) value *= factor;
       encode(dtype, std::span<const float>(row), x);
     });
-  }));
-  return program;
+  });
 }
 
 }  // namespace

@@ -98,19 +98,12 @@ Program blas_program(const Problem& problem, const DeviceFacts& facts, const Con
   const std::int64_t dim = host.layer.dim, v_dim = host.layer.v_dim;
   const std::int64_t worker_floats =
       rows * (columns + dim + v_dim + 2) + columns * std::max(dim, v_dim);
-  Program program;
-  program.host_tensors = host.at.count;
-  program.scratch = {{gemm_cpu::bytes_of_floats(threads * worker_floats), false}};
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-    const BlasThreads one(1);
-    gemm_cpu::deal(call.parallel, threads, host.query_blocks(call, rows),
-                   [&](std::size_t worker, std::int64_t task) {
-                     float* const room = reinterpret_cast<float*>(call.scratch[0]) +
-                                         static_cast<std::int64_t>(worker) * worker_floats;
-                     attend_blocks(host, call, host.query_block(call, rows, task), columns, room);
-                   });
-  }));
-  return program;
+  return gemm_cpu::worker_program(
+      host.at.count, {.count = threads, .floats = worker_floats},
+      [=](const HostCall& call) { return host.query_blocks(call, rows); },
+      [=](const HostCall& call, float* memory, std::int64_t task) {
+        attend_blocks(host, call, host.query_block(call, rows, task), columns, memory);
+      });
 }
 
 /// One query, with its scores in memory.
@@ -152,24 +145,18 @@ Program plain_program(const Problem& problem, const DeviceFacts& facts, const Co
   const int threads = config.get("threads");
   const std::int64_t dim = host.layer.dim, v_dim = host.layer.v_dim;
   const std::int64_t worker_floats = 2 * host.layer.kv + dim + v_dim + std::max(dim, v_dim);
-  Program program;
-  program.host_tensors = host.at.count;
-  program.scratch = {{gemm_cpu::bytes_of_floats(threads * worker_floats), false}};
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-    constexpr std::int64_t rows = 16;
-    gemm_cpu::deal(call.parallel, threads, host.query_blocks(call, rows),
-                   [&](std::size_t worker, std::int64_t task) {
-                     float* const room = reinterpret_cast<float*>(call.scratch[0]) +
-                                         static_cast<std::int64_t>(worker) * worker_floats;
-                     Block block = host.query_block(call, rows, task);
-                     const Range all = block.range;
-                     for (std::int64_t i = all.first; i < all.last; ++i) {
-                       block.range = {i, i + 1};
-                       attend_query(host, call, block, room);
-                     }
-                   });
-  }));
-  return program;
+  constexpr std::int64_t rows = 16;
+  return gemm_cpu::worker_program(
+      host.at.count, {.count = threads, .floats = worker_floats, .call_blas = false},
+      [=](const HostCall& call) { return host.query_blocks(call, rows); },
+      [=](const HostCall& call, float* memory, std::int64_t task) {
+        Block block = host.query_block(call, rows, task);
+        const Range queries = block.range;
+        for (std::int64_t i = queries.first; i < queries.last; ++i) {
+          block.range = {i, i + 1};
+          attend_query(host, call, block, memory);
+        }
+      });
 }
 
 Space plain_space(const Layer&, const DeviceFacts& facts) {

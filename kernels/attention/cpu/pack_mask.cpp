@@ -52,9 +52,7 @@ Config default_config(const Problem& problem, const DeviceFacts& facts) {
 Program program(const Problem& problem, const DeviceFacts&, const Config& config) {
   const MaskShape shape = mask_shape_of(problem);
   const int threads = config.get("threads");
-  Program program;
-  program.host_tensors = PackPlaces::count;
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+  return host_program(PackPlaces::count, [=](const HostCall& call) {
     const auto* const mask = static_cast<const std::uint8_t*>(call.tensors[PackPlaces::mask]);
     auto* const bits = static_cast<std::uint32_t*>(call.tensors[PackPlaces::bits]);
     auto* const flags = static_cast<std::uint8_t*>(call.tensors[PackPlaces::flags]);
@@ -62,8 +60,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
     call.parallel.run(static_cast<int>(shape.matrices * down), threads, [&](int task) {
       pack_tiles(shape, task / down, task % down, mask, bits, flags);
     });
-  }));
-  return program;
+  });
 }
 
 }  // namespace

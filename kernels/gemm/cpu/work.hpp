@@ -6,8 +6,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "cpu/blas.hpp"
 #include "device/facts.hpp"
 #include "device/program.hpp"
 #include "kernels/common/cpu_task.hpp"
@@ -76,6 +78,31 @@ void deal(Parallel& parallel, int workers, std::int64_t tasks, const Body& body)
 
 inline std::size_t bytes_of_floats(std::int64_t count) {
   return static_cast<std::size_t>(count) * sizeof(float);
+}
+
+/// Workers that share out tasks, each with memory of its own.
+struct Workers {
+  int count = 1;
+  std::int64_t floats = 0;  // of a worker's memory
+  bool call_blas = true;    // each on one thread of OpenBLAS
+};
+
+/// A program of one host function. It calls run(call, memory, task) for each of tasks(call) tasks,
+/// with the memory of the worker that took it.
+template <class Tasks, class Run>
+Program worker_program(std::size_t tensors, const Workers& workers, Tasks tasks, Run run) {
+  return host_program(tensors, {{bytes_of_floats(workers.count * workers.floats), false}},
+                      [=](const HostCall& call) {
+                        std::optional<BlasThreads> one;
+                        if (workers.call_blas) one.emplace(1);
+                        deal(call.parallel, workers.count, tasks(call),
+                             [&](std::size_t worker, std::int64_t task) {
+                               run(call,
+                                   reinterpret_cast<float*>(call.scratch[0]) +
+                                       static_cast<std::int64_t>(worker) * workers.floats,
+                                   task);
+                             });
+                      });
 }
 
 }  // namespace fftune::gemm_cpu

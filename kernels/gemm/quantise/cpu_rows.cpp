@@ -15,9 +15,7 @@ Program quantise(const QuantiseStage& stage, const Problem& problem, const Devic
   const QuantisedRows own = stage.operands(problem);
   const std::size_t from = places.at(own.from), elements = places.at(own.elements),
                     scales = places.at(own.scales);
-  Program program;
-  program.host_tensors = places.count();
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+  return host_program(places.count(), [=](const HostCall& call) {
     const auto k = static_cast<std::size_t>(own.k), length = static_cast<std::size_t>(own.length());
     const auto* const x = static_cast<const std::byte*>(call.tensors[from]);
     auto* const codes = static_cast<std::byte*>(call.tensors[elements]);
@@ -35,8 +33,7 @@ Program quantise(const QuantiseStage& stage, const Problem& problem, const Devic
       }
       encode(DType::fp8, std::span<const float>(values), codes + row * k);
     });
-  }));
-  return program;
+  });
 }
 
 }  // namespace
