@@ -9,7 +9,7 @@
 
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
-#include "kernels/gated_delta_rule/gated_delta_rule.hpp"
+#include "kernels/gated_delta_rule/cpu_states.hpp"
 
 namespace fftune::gated_delta_rule {
 namespace {
@@ -38,35 +38,18 @@ float softplus(float x) {
 }
 
 /// The tensors of a call, as floats.
-class Host {
+class Host : public HostStates<Layer> {
  public:
   Host(const Problem& problem, const HostCall& call)
-      : layer(layer_of(problem)),
-        width(static_cast<std::size_t>((layer.dim + lanes - 1) / lanes * lanes)),
-        call_(call),
-        places_(gated_delta_rule_op().tensors(problem)) {}
+      : HostStates(layer_of(problem), call, TensorPlaces(gated_delta_rule_op().tensors(problem))),
+        width(static_cast<std::size_t>((layer.dim + lanes - 1) / lanes * lanes)) {}
 
-  const Layer layer;
   const std::size_t width;  // of rows of q and k, and of a state
 
-  Tokens tokens(std::int64_t sequence) const {
-    return tokens_of(layer, layer.packed ? data<std::int32_t>("offsets") : nullptr, sequence);
-  }
-  template <typename Value>
-  Value* data(const char* name) const {
-    return static_cast<Value*>(address_of(call_, places_.at(name)));
-  }
   float at(const char* name, DType dtype, std::int64_t place) const {
     float value = 0;
     read(name, dtype, place, {&value, 1});
     return value;
-  }
-  void read(const char* name, DType dtype, std::int64_t place, std::span<float> values) const {
-    decode(dtype, element(name, dtype, place), values);
-  }
-  void write(const char* name, DType dtype, std::int64_t place,
-             std::span<const float> values) const {
-    encode(dtype, values, element(name, dtype, place));
   }
 
   struct Key {
@@ -149,12 +132,6 @@ class Host {
         move(at + j * layer.v_dim * layer.dim + layer.state_at(v, k),
              static_cast<std::size_t>(v - first) * width + static_cast<std::size_t>(k));
   }
-  std::byte* element(const char* name, DType dtype, std::int64_t place) const {
-    return data<std::byte>(name) + static_cast<std::size_t>(place) * dtype_bytes(dtype);
-  }
-
-  const HostCall& call_;
-  TensorPlaces places_;
 };
 
 /// The tokens of a value head of a sequence, for rows [first, end) of its state.
@@ -166,19 +143,15 @@ class Forward {
 
   void run() {
     const Tokens tokens = h_.tokens(sequence_);
-    const std::int64_t entry = l_.indices ? h_.data<std::int32_t>("state_indices")[sequence_] : 0;
+    const std::int64_t place = h_.state_place(sequence_);
     Row out(static_cast<std::size_t>(end_ - first_));
-    if (l_.indices && (entry <= l_.null_index || entry >= l_.states)) {
+    if (place < 0) {
       for (std::int64_t t = tokens.first; t < tokens.end; ++t) write_out(t, out);
       return;
     }
     Row state(out.size() * h_.width);
-    const bool begins = !l_.has_state || h_.data<std::uint8_t>("has_state")[sequence_] != 0;
-    const std::int64_t initial = sequence_ * l_.state_elements();
-    if (begins && l_.initial)
-      h_.load_state("initial_state", l_.state_dtype, initial, j_, first_, end_, state);
-    if (begins && l_.indices)
-      h_.load_state("states", l_.state_dtype, entry * l_.state_block, j_, first_, end_, state);
+    if (const char* name = h_.first_state(sequence_))
+      h_.load_state(name, l_.state_dtype, place, j_, first_, end_, state);
     Row v(out.size());
     for (std::int64_t t = tokens.first; t < tokens.end; ++t) {
       const Row q = h_.q(t, j_).row, k = h_.k(t, j_).row, decay = h_.decay(t, j_);
@@ -192,9 +165,8 @@ class Forward {
       }
       write_out(t, out);
     }
-    if (l_.final) h_.store_state("final_state", l_.state_dtype, initial, j_, first_, end_, state);
-    if (l_.indices)
-      h_.store_state("states", l_.state_dtype, entry * l_.state_block, j_, first_, end_, state);
+    if (const char* name = h_.last_state())
+      h_.store_state(name, l_.state_dtype, place, j_, first_, end_, state);
   }
 
  private:
@@ -208,20 +180,15 @@ class Forward {
 };
 
 Program forward_program(const Problem& problem, const DeviceFacts&, const Config& config) {
-  Program program;
-  program.host_tensors = gated_delta_rule_op().tensors(problem).size();
-  const auto rows = static_cast<std::int64_t>(config.get("rows"));
-  program.steps.emplace_back(HostFunction([problem, rows](const HostCall& call) {
-    const Host host(problem, call);
-    const Layer& layer = host.layer;
-    const std::int64_t blocks = (layer.v_dim + rows - 1) / rows, each = layer.v_heads * blocks;
-    call.parallel.run(static_cast<int>(layer.b * each), call.parallel.max_threads(), [&](int task) {
-      const std::int64_t first = task % blocks * rows;
-      Forward(host, task / each, task % each / blocks, first, std::min(layer.v_dim, first + rows))
-          .run();
-    });
-  }));
-  return program;
+  return host_program(gated_delta_rule_op().tensors(problem).size(),
+                      [problem, rows = config.at("rows")](const HostCall& call) {
+                        const Host host(problem, call);
+                        for_each_state_rows(host.layer, rows, call.parallel,
+                                            [&](std::int64_t sequence, std::int64_t head,
+                                                std::int64_t first, std::int64_t end) {
+                                              Forward(host, sequence, head, first, end).run();
+                                            });
+                      });
 }
 
 /// The backward pass of the value heads of a head of q in a sequence. It walks forward once and
@@ -383,32 +350,30 @@ class Backward {
 };
 
 Program backward_program(const Problem& problem, const DeviceFacts&, const Config&) {
-  Program program;
-  program.host_tensors = gated_delta_rule_op().tensors(problem).size();
-  program.steps.emplace_back(HostFunction([problem](const HostCall& call) {
-    const Host host(problem, call);
-    const Layer& layer = host.layer;
-    // Gradients of the gate's parameters of each sequence, added up in their order.
-    const std::int64_t parameters = layer.v_heads * (1 + layer.decays());
-    std::vector<float> sums(static_cast<std::size_t>(layer.b * parameters));
-    call.parallel.run(static_cast<int>(layer.b * layer.heads), call.parallel.max_threads(),
-                      [&](int task) {
-                        const std::int64_t sequence = task / layer.heads;
-                        Backward(host, sequence, task % layer.heads,
-                                 &sums[static_cast<std::size_t>(sequence * parameters)])
-                            .run();
-                      });
-    if (layer.gate == Gate::log) return;
-    for (std::int64_t i = 0; i < parameters; ++i) {
-      double sum = 0;
-      for (std::int64_t sequence = 0; sequence < layer.b; ++sequence)
-        sum += static_cast<double>(sums[static_cast<std::size_t>(sequence * parameters + i)]);
-      const bool is_log = i < layer.v_heads;
-      host.data<float>(is_log ? "dA_log" : "ddt_bias")[is_log ? i : i - layer.v_heads] =
-          static_cast<float>(sum);
-    }
-  }));
-  return program;
+  return host_program(
+      gated_delta_rule_op().tensors(problem).size(), [problem](const HostCall& call) {
+        const Host host(problem, call);
+        const Layer& layer = host.layer;
+        // Gradients of the gate's parameters of each sequence, added up in their order.
+        const std::int64_t parameters = layer.v_heads * (1 + layer.decays());
+        std::vector<float> sums(static_cast<std::size_t>(layer.b * parameters));
+        call.parallel.run(static_cast<int>(layer.b * layer.heads), call.parallel.max_threads(),
+                          [&](int task) {
+                            const std::int64_t sequence = task / layer.heads;
+                            Backward(host, sequence, task % layer.heads,
+                                     &sums[static_cast<std::size_t>(sequence * parameters)])
+                                .run();
+                          });
+        if (layer.gate == Gate::log) return;
+        for (std::int64_t i = 0; i < parameters; ++i) {
+          double sum = 0;
+          for (std::int64_t sequence = 0; sequence < layer.b; ++sequence)
+            sum += static_cast<double>(sums[static_cast<std::size_t>(sequence * parameters + i)]);
+          const bool is_log = i < layer.v_heads;
+          host.data<float>(is_log ? "dA_log" : "ddt_bias")[is_log ? i : i - layer.v_heads] =
+              static_cast<float>(sum);
+        }
+      });
 }
 
 }  // namespace
@@ -421,34 +386,21 @@ std::vector<const Family*> cpu_families() {
         .summary = "rows of states on several threads, token by token",
         .device_kind = DeviceKind::cpu,
         .pass = "fwd",
-        .sources = {"gated_delta_rule/cpu_families.cpp"},
+        .sources = {"gated_delta_rule/cpu_families.cpp", "gated_delta_rule/cpu_states.hpp"},
         .is_fallback = true,
-        .space =
-            [](const Problem& problem, const DeviceFacts&) {
-              Space space;
-              space.parameter("rows", "rows of a state that a task has", {8, 16, 32, 64, 128, 256})
-                  .constraint("a task has no more rows than a state",
-                              [rows = layer_of(problem).v_dim](const Config& c) {
-                                return c.get("rows") == 8 || c.at("rows") < 2 * rows;
-                              },
-                              {"rows"});
-              return space;
-            },
-        .default_config =
-            [](const Problem& problem, const DeviceFacts&) {
-              // Few sequences leave no thread idle then; q and k are read for every 32 rows.
-              const Layer layer = layer_of(problem);
-              return Config{{"rows", layer.v_dim > 16 ? 32 : 8}};
-            },
+        .space = [](const Problem& problem,
+                    const DeviceFacts&) { return state_rows_space(layer_of(problem)); },
+        .default_config = [](const Problem& problem,
+                             const DeviceFacts&) { return state_rows_default(layer_of(problem)); },
         .program = forward_program});
-    made.emplace_back(
-        StageFamilyFacts{.name = "cpu_recurrent_backward",
-                         .summary = "heads of sequences on several threads, token by token",
-                         .device_kind = DeviceKind::cpu,
-                         .pass = "bwd",
-                         .sources = {"gated_delta_rule/cpu_families.cpp"},
-                         .is_fallback = true,
-                         .program = backward_program});
+    made.emplace_back(StageFamilyFacts{
+        .name = "cpu_recurrent_backward",
+        .summary = "heads of sequences on several threads, token by token",
+        .device_kind = DeviceKind::cpu,
+        .pass = "bwd",
+        .sources = {"gated_delta_rule/cpu_families.cpp", "gated_delta_rule/cpu_states.hpp"},
+        .is_fallback = true,
+        .program = backward_program});
     return made;
   }();
   return addresses_of(families);

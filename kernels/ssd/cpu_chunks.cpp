@@ -530,45 +530,38 @@ void write_parameters(const Host& host, const Sums& sums) {
 }  // namespace
 
 Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
-  Program program;
-  program.host_tensors = ssd_op().tensors(problem).size();
-  program.steps.emplace_back(
-      HostFunction([problem, heads = config.at("heads"),
-                    vector = &vector_kernels(facts.arch)](const HostCall& call) {
-        const Host host(problem, call);
-        const std::int64_t each = host.layer.v_heads / heads;
-        call.parallel.run(static_cast<int>(host.layer.b * each), call.parallel.max_threads(),
-                          [&](int task) {
-                            Forward(host, *vector, task / each, task % each * heads, heads).run();
-                          });
-      }));
-  return program;
+  return host_program(ssd_op().tensors(problem).size(), [problem, heads = config.at("heads"),
+                                                         vector = &vector_kernels(facts.arch)](
+                                                            const HostCall& call) {
+    const Host host(problem, call);
+    const std::int64_t each = host.layer.v_heads / heads;
+    call.parallel.run(
+        static_cast<int>(host.layer.b * each), call.parallel.max_threads(),
+        [&](int task) { Forward(host, *vector, task / each, task % each * heads, heads).run(); });
+  });
 }
 
 Program chunk_backward_program(const Problem& problem, const DeviceFacts& facts,
                                const Config& config) {
-  Program program;
-  program.host_tensors = ssd_op().tensors(problem).size();
-  program.steps.emplace_back(
-      HostFunction([problem, heads = config.at("heads"),
-                    vector = &vector_kernels(facts.arch)](const HostCall& call) {
-        const Host host(problem, call);
-        const Layer& l = host.layer;
-        const std::int64_t each = l.v_heads / heads, parts = l.group() / heads;
-        Sums sums;
-        sums.rows.resize(static_cast<std::size_t>(parts * l.tokens() * l.heads * 2 * l.dim));
-        sums.parameters.resize(static_cast<std::size_t>(l.b * 3 * l.v_heads));
-        const auto run = [&](std::int64_t tasks, const auto& task) {
-          call.parallel.run(static_cast<int>(tasks), call.parallel.max_threads(), task);
-        };
-        run(l.b * each, [&](int task) {
-          Backward(host, *vector, task / each, task % each * heads, heads, sums).run();
-        });
-        run(l.b * l.heads,
-            [&](int task) { write_rows(host, sums, parts, task / l.heads, task % l.heads); });
-        write_parameters(host, sums);
-      }));
-  return program;
+  return host_program(ssd_op().tensors(problem).size(), [problem, heads = config.at("heads"),
+                                                         vector = &vector_kernels(facts.arch)](
+                                                            const HostCall& call) {
+    const Host host(problem, call);
+    const Layer& l = host.layer;
+    const std::int64_t each = l.v_heads / heads, parts = l.group() / heads;
+    Sums sums;
+    sums.rows.resize(static_cast<std::size_t>(parts * l.tokens() * l.heads * 2 * l.dim));
+    sums.parameters.resize(static_cast<std::size_t>(l.b * 3 * l.v_heads));
+    const auto run = [&](std::int64_t tasks, const auto& task) {
+      call.parallel.run(static_cast<int>(tasks), call.parallel.max_threads(), task);
+    };
+    run(l.b * each, [&](int task) {
+      Backward(host, *vector, task / each, task % each * heads, heads, sums).run();
+    });
+    run(l.b * l.heads,
+        [&](int task) { write_rows(host, sums, parts, task / l.heads, task % l.heads); });
+    write_parameters(host, sums);
+  });
 }
 
 }  // namespace fftune::ssd

@@ -71,34 +71,21 @@ void walk(const Host& host, std::int64_t sequence, std::int64_t j, std::int64_t 
 }
 
 Program recurrent_program(const Problem& problem, const DeviceFacts&, const Config& config) {
-  Program program;
-  program.host_tensors = ssd_op().tensors(problem).size();
-  const auto rows = static_cast<std::int64_t>(config.get("rows"));
-  program.steps.emplace_back(HostFunction([problem, rows](const HostCall& call) {
-    const Host host(problem, call);
-    const Layer& layer = host.layer;
-    const std::int64_t blocks = (layer.v_dim + rows - 1) / rows, each = layer.v_heads * blocks;
-    call.parallel.run(static_cast<int>(layer.b * each), call.parallel.max_threads(), [&](int task) {
-      const std::int64_t first = task % blocks * rows;
-      walk(host, task / each, task % each / blocks, first, std::min(layer.v_dim, first + rows));
-    });
-  }));
-  return program;
+  return host_program(ssd_op().tensors(problem).size(),
+                      [problem, rows = config.at("rows")](const HostCall& call) {
+                        const Host host(problem, call);
+                        gated_delta_rule::for_each_state_rows(
+                            host.layer, rows, call.parallel,
+                            [&](std::int64_t sequence, std::int64_t head, std::int64_t first,
+                                std::int64_t end) { walk(host, sequence, head, first, end); });
+                      });
 }
 
 Space recurrent_space(const Problem& problem, const DeviceFacts&) {
-  Space space;
-  space.parameter("rows", "rows of a state that a task has", {8, 16, 32, 64, 128, 256})
-      .constraint("a task has no more rows than a state",
-                  [rows = layer_of(problem).v_dim](const Config& c) {
-                    return c.get("rows") == 8 || c.at("rows") < 2 * rows;
-                  },
-                  {"rows"});
-  return space;
+  return gated_delta_rule::state_rows_space(layer_of(problem));
 }
-/// B and C are read for every 32 rows, and few sequences leave no thread idle.
 Config recurrent_default(const Problem& problem, const DeviceFacts&) {
-  return {{"rows", layer_of(problem).v_dim > 16 ? 32 : 8}};
+  return gated_delta_rule::state_rows_default(layer_of(problem));
 }
 
 bool has_chunks(const Problem& problem) {
@@ -131,6 +118,7 @@ Config chunk_default(const Problem& problem, const DeviceFacts& facts) {
 std::vector<const Family*> cpu_families() {
   static const std::vector<StageFamily> families = [] {
     const std::vector<std::string> chunk_sources = {"ssd/cpu_chunks.cpp", "ssd/cpu_host.hpp",
+                                                    "gated_delta_rule/cpu_states.hpp",
                                                     vector_kernel_source};
     std::vector<StageFamily> made;
     made.emplace_back(StageFamilyFacts{
@@ -143,16 +131,16 @@ std::vector<const Family*> cpu_families() {
         .space = chunk_space,
         .default_config = chunk_default,
         .program = chunk_program});
-    made.emplace_back(
-        StageFamilyFacts{.name = "cpu_recurrent",
-                         .summary = "rows of states on several threads, token by token",
-                         .device_kind = DeviceKind::cpu,
-                         .pass = "fwd",
-                         .sources = {"ssd/cpu_families.cpp", "ssd/cpu_host.hpp"},
-                         .is_fallback = true,
-                         .space = recurrent_space,
-                         .default_config = recurrent_default,
-                         .program = recurrent_program});
+    made.emplace_back(StageFamilyFacts{
+        .name = "cpu_recurrent",
+        .summary = "rows of states on several threads, token by token",
+        .device_kind = DeviceKind::cpu,
+        .pass = "fwd",
+        .sources = {"ssd/cpu_families.cpp", "ssd/cpu_host.hpp", "gated_delta_rule/cpu_states.hpp"},
+        .is_fallback = true,
+        .space = recurrent_space,
+        .default_config = recurrent_default,
+        .program = recurrent_program});
     made.emplace_back(StageFamilyFacts{
         .name = "cpu_chunks_backward",
         .summary = "chunks of 64 tokens of some heads on several threads, from the last one on",

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/common/op_parts.hpp"
+#include "kernels/gated_delta_rule/cpu_states.hpp"
 #include "kernels/ssd/ssd.hpp"
 
 namespace fftune::ssd {
@@ -18,42 +18,10 @@ inline float number(float value) {
   return value + 0 * value;
 }
 
-class Host {
+class Host : public gated_delta_rule::HostStates<Layer> {
  public:
   Host(const Problem& problem, const HostCall& call)
-      : layer(layer_of(problem)), call_(call), places_(ssd_op().tensors(problem)) {}
-
-  const Layer layer;
-
-  Tokens tokens(std::int64_t sequence) const {
-    return tokens_of(layer, layer.packed ? data<std::int32_t>("offsets") : nullptr, sequence);
-  }
-  /// The place of a sequence's state in its tensor; -1 for padding.
-  std::int64_t state_place(std::int64_t sequence) const {
-    if (!layer.indices) return sequence * layer.state_elements();
-    const std::int64_t entry = data<std::int32_t>("state_indices")[sequence];
-    return entry <= layer.null_index || entry >= layer.states ? -1 : entry * layer.state_block;
-  }
-  /// The tensor that a sequence begins with; null for zeros.
-  const char* first_state(std::int64_t sequence) const {
-    if (layer.has_state && data<std::uint8_t>("has_state")[sequence] == 0) return nullptr;
-    return layer.indices ? "states" : layer.initial ? "initial_state" : nullptr;
-  }
-  const char* last_state() const {
-    return layer.indices ? "states" : layer.final ? "final_state" : nullptr;
-  }
-
-  template <typename Value>
-  Value* data(const char* name) const {
-    return static_cast<Value*>(address_of(call_, places_.at(name)));
-  }
-  void read(const char* name, DType dtype, std::int64_t place, std::span<float> values) const {
-    decode(dtype, element(name, dtype, place), values);
-  }
-  void write(const char* name, DType dtype, std::int64_t place,
-             std::span<const float> values) const {
-    encode(dtype, values, element(name, dtype, place));
-  }
+      : HostStates(layer_of(problem), call, TensorPlaces(ssd_op().tensors(problem))) {}
 
   /// A head's parameters.
   struct Head {
@@ -82,14 +50,6 @@ class Host {
     step.dt = number(step.dt);
     return step;
   }
-
- private:
-  std::byte* element(const char* name, DType dtype, std::int64_t place) const {
-    return data<std::byte>(name) + static_cast<std::size_t>(place) * dtype_bytes(dtype);
-  }
-
-  const HostCall& call_;
-  TensorPlaces places_;
 };
 
 /// Chunks of 64 tokens (cpu_chunks.cpp).
