@@ -299,14 +299,11 @@ OpFacts facts() {
                "keys of a page of k and v, a power of two from 16 to 256; a page id out of range "
                "reads zeros; contiguous if left out",
                256, 64),
-           {.name = "pages",
-            .help = "pages in memory; as many as the sequences need if left out. With fewer and "
-                    "lengths=yes, test data have shorter sequences",
-            .max = most_tokens,
-            .example = 4096,
-            .rare = true,
-            .performance_neutral = true,
-            .when_absent = usual_pages},
+           neutral(rare_size(
+               "pages",
+               "pages in memory; as many as the sequences need if left out. With fewer and "
+               "lengths=yes, test data have shorter sequences",
+               most_tokens, 4096, usual_pages)),
            rare_size("q-row",
                      "stride of q between tokens, in elements, for a part of a packed row; "
                      "heads * dim if left out",
@@ -316,15 +313,11 @@ OpFacts facts() {
            rare_size("v-row",
                      "as q-row, for v; kv-heads * kv-head, or kv-heads * v-dim, if left out",
                      most_stride, 6144, usual_v_row),
-           {.name = "kv-head",
-            .help =
-                "stride of k and of v between heads, in elements, a multiple of dim; dim if left "
-                "out",
-            .max = most_stride,
-            .example = 256,
-            .rare = true,
-            .performance_neutral = true,
-            .when_absent = same_as("dim")}},
+           neutral(rare_size(
+               "kv-head",
+               "stride of k and of v between heads, in elements, a multiple of dim; dim if left "
+               "out",
+               most_stride, 256, same_as("dim")))},
       .options = option_fields(),
       .token_size = "s",
       .rows_are_alike = false,

@@ -10,6 +10,7 @@
 #include "core/error.hpp"
 #include "core/hash.hpp"
 #include "kernels/attention/test_data.hpp"
+#include "kernels/common/test_data.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -131,11 +132,9 @@ void draw_lengths(std::int64_t most, std::span<double> lengths) {
   if (lengths.size() > 2) lengths[1] = 0;
 }
 
-void draw_pages(std::uint64_t seed, std::int64_t all, std::span<double> pages) {
+void draw_pages(std::uint64_t seed, std::int64_t count, std::span<double> pages) {
   std::mt19937_64 random(seed);
-  std::vector<double> order(static_cast<std::size_t>(all));
-  std::iota(order.begin(), order.end(), 0.0);
-  std::shuffle(order.begin(), order.end(), random);
+  const std::vector<double> order = shuffled(0, count, random);
   for (std::size_t i = 0; i < pages.size(); ++i) pages[i] = order[i % order.size()];
 }
 

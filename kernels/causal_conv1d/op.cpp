@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <random>
 #include <span>
 #include <string>
@@ -10,6 +9,7 @@
 #include "core/saturated.hpp"
 #include "kernels/causal_conv1d/causal_conv1d.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/common/test_data.hpp"
 
 namespace fftune::causal_conv1d {
 namespace {
@@ -31,21 +31,11 @@ void draw_offsets(std::uint64_t seed, std::int64_t tokens, std::span<double> off
 /// Slots of their own, about one in eight of them padding: negative, or no slot at all.
 void draw_indices(std::uint64_t seed, std::int64_t slots, std::span<double> indices) {
   std::mt19937_64 random(seed);
-  std::vector<std::int64_t> all(static_cast<std::size_t>(slots));
-  std::iota(all.begin(), all.end(), std::int64_t{0});
-  std::shuffle(all.begin(), all.end(), random);
+  const std::vector<double> order = shuffled(0, slots, random);
   for (std::size_t i = 0; i < indices.size(); ++i)
-    indices[i] = static_cast<double>(random() % 8 != 0   ? all[i]
-                                     : random() % 4 != 0 ? std::int64_t{-1}
-                                                         : slots + 2);
-}
-
-void draw_counts(std::uint64_t seed, std::int64_t least, std::int64_t most,
-                 std::span<double> values) {
-  std::mt19937_64 random(seed);
-  for (double& value : values)
-    value = static_cast<double>(
-        least + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most - least + 1)));
+    indices[i] = random() % 8 != 0   ? order[i]
+                 : random() % 4 != 0 ? -1
+                                     : static_cast<double>(slots + 2);
 }
 
 class TensorList {
@@ -73,8 +63,7 @@ class TensorList {
     spec.behind = layer_.state_row - own;
     return spec;
   }
-  void add_counts(const char* name, DType dtype, std::int64_t count,
-                  std::function<void(std::uint64_t, std::span<double>)> draw) {
+  void add_counts(const char* name, DType dtype, std::int64_t count, DrawValues draw) {
     add({name, dtype, {count}}).draw = std::move(draw);
   }
 
@@ -229,14 +218,11 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
     list.add_counts("indices", DType::i32, layer.b, [slots = layer.slots](auto seed, auto values) {
       draw_indices(seed, slots, values);
     });
-  if (layer.flagged)
-    list.add_counts("has_state", DType::u8, layer.b,
-                    [](auto seed, auto values) { draw_counts(seed, 0, 1, values); });
+  if (layer.flagged) list.add_counts("has_state", DType::u8, layer.b, whole_numbers(0, 1));
   if (layer.accepted)
+    // Limited to 1 and one less than the largest.
     list.add_counts("accepted", DType::i32, layer.b,
-                    [most = layer.entries - layer.width + 2](auto seed, auto values) {
-                      draw_counts(seed, 0, most + 1, values);  // limited to 1 and most
-                    });
+                    whole_numbers(0, layer.entries - layer.width + 3));
   const bool passes = layer.state == State::pass;
   if (layer.state == State::update) list.add_states("state", Role::updated, layer.slots);
   if (passes) list.add_states("initial", Role::input, layer.b);

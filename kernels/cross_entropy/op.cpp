@@ -3,6 +3,7 @@
 #include <span>
 #include <utility>
 
+#include "kernels/common/test_data.hpp"
 #include "kernels/cross_entropy/cross_entropy.hpp"
 
 namespace fftune::cross_entropy {
@@ -129,17 +130,12 @@ std::vector<OptionField> options() {
 std::vector<TensorSpec> label_tensors(const Form& form, std::int64_t m, std::int64_t vocab) {
   TensorSpec labels{"labels", DType::i64, {m}, Role::input};
   // A label in another slice is the id behind the last one.
-  labels.draw = [vocab = form.whole > vocab ? vocab + 1 : vocab, ignored = form.ignored](
-                    std::uint64_t seed, std::span<double> values) {
-    std::mt19937_64 random(seed);
-    for (double& value : values) {
-      const std::uint64_t bits = random();
-      value = static_cast<double>(
-          bits % 5 == 0
-              ? ignored
-              : static_cast<std::int64_t>((bits >> 8) % static_cast<std::uint64_t>(vocab)));
-    }
-  };
+  labels.draw = each([ids = static_cast<std::uint64_t>(form.whole > vocab ? vocab + 1 : vocab),
+                      ignored = form.ignored](std::mt19937_64& random) {
+    const std::uint64_t bits = random();
+    return static_cast<double>(bits % 5 == 0 ? ignored
+                                             : static_cast<std::int64_t>((bits >> 8) % ids));
+  });
   std::vector<TensorSpec> tensors{std::move(labels)};
   if (form.class_weights)
     tensors.push_back({"class_weights", DType::f32, {vocab}, Role::input, 0.2, 1});

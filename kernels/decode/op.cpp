@@ -380,20 +380,13 @@ std::vector<SizeField> size_fields() {
   std::erase_if(fields, [](const SizeField& field) { return field.name == "s"; });
   for (const SizeField& field : head_op().sizes())
     if (field.name == "vocab" || field.name == "best") fields.push_back(field);
-  fields.push_back({.name = "stops",
-                    .help = "ids that end a sequence; none if left out",
-                    .max = 1024,
-                    .example = 1,
-                    .rare = true,
-                    .performance_neutral = true});
-  fields.push_back({.name = "room",
-                    .help = "ids of a sequence that `out` has room for; the cache's keys if left "
-                            "out",
-                    .max = 1 << 24,
-                    .example = 256,
-                    .rare = true,
-                    .performance_neutral = true,
-                    .when_absent = same_as("cache")});
+  fields.push_back(
+      neutral(rare_size("stops", "ids that end a sequence; none if left out", 1024, 1)));
+  fields.push_back(
+      neutral(rare_size("room",
+                        "ids of a sequence that `out` has room for; the cache's keys if left "
+                        "out",
+                        1 << 24, 256, same_as("cache"))));
   return fields;
 }
 

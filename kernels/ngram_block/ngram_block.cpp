@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/common/op_parts.hpp"
+#include "kernels/common/test_data.hpp"
 
 namespace fftune::ngram_block {
 namespace {
@@ -37,15 +38,6 @@ void draw_ids(const Rows& rows, std::int64_t length, std::uint64_t seed, std::sp
   }
 }
 
-/// Whole numbers from `least` to `most`.
-void draw_counts(std::uint64_t seed, std::int64_t least, std::int64_t most,
-                 std::span<double> counts) {
-  std::mt19937_64 random(seed);
-  for (double& count : counts)
-    count = static_cast<double>(
-        least + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most - least + 1)));
-}
-
 std::vector<TensorSpec> tensors_of(const Rows& rows) {
   const auto texts = [&](const char* name, std::int64_t count, std::int64_t length) {
     TensorSpec ids{name, rows.ids, {count, length}};
@@ -57,18 +49,13 @@ std::vector<TensorSpec> tensors_of(const Rows& rows) {
   std::vector<TensorSpec> tensors{texts("ids", rows.b, rows.len),
                                   {"logits", rows.dtype, {rows.b, rows.vocab}, Role::updated, 3}};
   if (rows.prefix > 0) tensors.push_back(texts("prefix", rows.groups(), rows.prefix));
-  const auto add_counts = [&](const char* name, std::int64_t count, std::int64_t least,
-                              std::int64_t most) {
-    TensorSpec counts{name, DType::i32, {count}};
-    counts.draw = [=](std::uint64_t seed, std::span<double> values) {
-      draw_counts(seed, least, most, values);
-    };
-    tensors.push_back(std::move(counts));
+  const auto add_counts = [&](const char* name, std::int64_t count, std::int64_t most) {
+    tensors.push_back({name, DType::i32, {count}});
+    tensors.back().draw = whole_numbers(0, most);
   };
-  if (rows.own_lengths) add_counts("lengths", rows.b, 0, rows.len);
-  if (rows.own_lengths && rows.prefix > 0)
-    add_counts("prefix_lengths", rows.groups(), 0, rows.prefix);
-  if (rows.own_n) add_counts("n", rows.b, 0, 5);
+  if (rows.own_lengths) add_counts("lengths", rows.b, rows.len);
+  if (rows.own_lengths && rows.prefix > 0) add_counts("prefix_lengths", rows.groups(), rows.prefix);
+  if (rows.own_n) add_counts("n", rows.b, 5);
   tensors.push_back({"invalid", DType::i32, {rows.b}, Role::output, 1});
   return tensors;
 }

@@ -3,35 +3,44 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <random>
 #include <span>
 #include <utility>
 
-#include "kernels/common/op_parts.hpp"
+#include "kernels/common/test_data.hpp"
 #include "kernels/rope/rope.hpp"
 
 namespace fftune::rope {
 namespace {
 
-void draw_positions(std::uint64_t seed, std::int64_t bound, std::span<double> positions) {
-  std::mt19937_64 random(seed);
-  for (double& position : positions)
-    position = static_cast<double>(random() % static_cast<std::uint64_t>(bound));
-}
-
 void draw_slots(std::uint64_t seed, std::int64_t rows, std::span<double> slots) {
   std::mt19937_64 random(seed);
-  std::vector<std::int64_t> order(static_cast<std::size_t>(rows));
-  std::iota(order.begin(), order.end(), 0);
-  std::shuffle(order.begin(), order.end(), random);
+  const std::vector<double> order = shuffled(0, rows, random);
   for (std::size_t i = 0; i < slots.size(); ++i)
-    slots[i] = i < order.size() && i % 7 != 3 ? static_cast<double>(order[i])
+    slots[i] = i < order.size() && i % 7 != 3 ? order[i]
                : i % 2 == 0                   ? -1
                                               : static_cast<double>(rows) + static_cast<double>(i);
 }
 
 }  // namespace
+
+SizeField positions_size(const std::string& usual, WhenAbsent when_absent) {
+  return {.name = "positions",
+          .help = "rows of the table of angles; " + usual + " if left out",
+          .example = 4096,
+          .rare = true,
+          .performance_neutral = true,
+          .when_absent = std::move(when_absent)};
+}
+
+SizeField cache_slots_size(const std::string& caches, WhenAbsent when_absent) {
+  return {.name = "cache-slots",
+          .help = "rows of " + caches + "; m if left out",
+          .example = 65536,
+          .rare = true,
+          .performance_neutral = true,
+          .when_absent = std::move(when_absent)};
+}
 
 std::vector<OptionField> angle_options() {
   std::vector<OptionField> fields;
@@ -54,10 +63,7 @@ std::string contradiction_of_angles(const Op& op, const Problem& problem) {
 
 std::vector<TensorSpec> angle_tensors(const RotatedPart& part, std::int64_t tokens) {
   TensorSpec positions{"positions", DType::i32, {tokens}};
-  const std::int64_t bound = part.table ? part.positions + 3 : 1 << 17;
-  positions.draw = [bound](std::uint64_t seed, std::span<double> values) {
-    draw_positions(seed, bound, values);
-  };
+  positions.draw = whole_numbers(0, (part.table ? part.positions + 3 : 1 << 17) - 1);
   std::vector<TensorSpec> tensors{std::move(positions)};
   if (part.table)
     tensors.push_back({"angles", DType::f32, {part.positions, part.features}, Role::input, 20});

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/problem.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
 namespace fftune::rope {
@@ -23,6 +24,11 @@ struct RotatedPart {
 
   std::int64_t first_of(std::int64_t pair) const { return halves ? pair : 2 * pair; }
 };
+
+/// Rows of the table of angles: `usual` of them if left out.
+SizeField positions_size(const std::string& usual, WhenAbsent when_absent);
+/// Rows of "the cache" or "the caches"; m if left out.
+SizeField cache_slots_size(const std::string& caches, WhenAbsent when_absent);
 
 /// Those by which angles are given or computed.
 std::vector<OptionField> angle_options();

@@ -9,6 +9,8 @@
 
 #include "core/saturated.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/common/test_data.hpp"
+#include "kernels/rope/part.hpp"
 
 namespace fftune::rope {
 namespace {
@@ -23,11 +25,6 @@ void draw_offsets(std::uint64_t seed, std::int64_t tokens, std::span<double> off
   offsets.front() = 0;
   offsets.back() = static_cast<double>(tokens);
   std::sort(offsets.begin(), offsets.end());
-}
-
-void draw_starts(std::uint64_t seed, std::span<double> starts) {
-  std::mt19937_64 random(seed);
-  for (double& start : starts) start = static_cast<double>(random() % 100);
 }
 
 /// As far as a view's last element. Saturated, as strides and sizes are each in range, but their
@@ -71,7 +68,7 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   }
   if (layer.starts) {
     TensorSpec starts{"starts", DType::i32, {layer.b}};
-    starts.draw = draw_starts;
+    starts.draw = whole_numbers(0, 99);
     tensors.push_back(std::move(starts));
   }
   for (const Side& side : sides_of(layer)) {
@@ -123,10 +120,7 @@ std::string contradiction(const Problem& problem) {
   for (const char* size : {"k-row", "k-outer", "k-head"})
     if (layer.kv_heads == 0 && problem.sizes.contains(size))
       return fmt::format("{} without kv-heads: there is no k", size);
-  const double low = number_or_default(rope_op(), problem, "low");
-  const double high = number_or_default(rope_op(), problem, "high");
-  if (problem.option("angles") == "llama3" && high <= low)
-    return fmt::format("high={} is not above low={}", high, low);
+  if (auto wrong = contradiction_of_angles(rope_op(), problem); !wrong.empty()) return wrong;
   if (!layer.table && problem.sizes.contains("positions"))
     return "positions are those of a table: angles=" + problem.option("angles") + " has none";
   return "";
@@ -199,12 +193,7 @@ OpFacts facts() {
                           most_heads, 8),
                 rare_size("rotary", "features of a head to rotate, an even number; all if left out",
                           most_features, 64, same_as("dim")),
-                {.name = "positions",
-                 .help = "rows of the table of angles; s if left out",
-                 .example = 4096,
-                 .rare = true,
-                 .performance_neutral = true,
-                 .when_absent = table_positions},
+                positions_size("s", table_positions),
                 rare_size("q-row",
                           "stride of q between tokens, in elements, for a part of a packed row; "
                           "heads * dim if left out",

@@ -12,6 +12,7 @@
 #include "device/parallel.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/common/sampling.cuh"
+#include "kernels/common/test_data.hpp"
 #include "kernels/sample/sample.hpp"
 
 namespace fftune::sample {
@@ -131,10 +132,9 @@ double log_of_sum(std::span<const double> logits) {
 /// Test data of a row tensor: one of some values for each row.
 TensorSpec of_rows(const char* name, DType dtype, std::int64_t m, std::vector<double> choices) {
   TensorSpec tensor{name, dtype, {m}, Role::input};
-  tensor.draw = [choices = std::move(choices)](std::uint64_t seed, std::span<double> values) {
-    std::mt19937_64 random(seed);
-    for (double& value : values) value = choices[random() % choices.size()];
-  };
+  tensor.draw = each([choices = std::move(choices)](std::mt19937_64& random) {
+    return choices[random() % choices.size()];
+  });
   return tensor;
 }
 
