@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <random>
 #include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "core/saturated.hpp"
@@ -41,7 +39,7 @@ std::optional<std::int64_t> usual_block(const Problem& problem) {
 
 /// Keys without a norm are shorter than 1: with longer ones an erase would overshoot, and states
 /// grow without bound.
-std::function<void(std::uint64_t, std::span<double>)> short_keys(std::int64_t dim) {
+DrawValues short_keys(std::int64_t dim) {
   return each([most = 1 / std::sqrt(static_cast<double>(dim))](std::mt19937_64& random) {
     return (2 * uniform(random) - 1) * most;
   });
@@ -139,19 +137,13 @@ std::vector<KnownModel> models() {
 }
 
 std::vector<SizeField> sizes() {
-  std::vector<SizeField> sizes = {
-      {.name = "s",
-       .help = "tokens of a sequence; in layout thd of all sequences together",
-       .max = most_tokens,
-       .default_on_cuda = {1, 2048, 8192},
-       .default_on_cpu = {1, 128},
-       .example = 2048},
-      {.name = "b", .help = "sequences", .max = 65536, .example = 4},
-      {.name = "heads", .help = "heads of q and k", .max = most_heads, .example = 16},
-      {.name = "dim", .help = "features of a head of q and k", .max = most_dim, .example = 128},
-      {.name = "v-dim", .help = "features of a head of v", .max = most_dim, .example = 128},
-      rare_size("v-heads", "heads of v, a multiple of those of q and k; as many if left out",
-                most_heads, 32, same_as("heads"))};
+  std::vector<SizeField> sizes = sequence_sizes();
+  append(sizes,
+         {{.name = "heads", .help = "heads of q and k", .max = most_heads, .example = 16},
+          {.name = "dim", .help = "features of a head of q and k", .max = most_dim, .example = 128},
+          {.name = "v-dim", .help = "features of a head of v", .max = most_dim, .example = 128},
+          rare_size("v-heads", "heads of v, a multiple of those of q and k; as many if left out",
+                    most_heads, 32, same_as("heads"))});
   append(sizes, cache_sizes("v-heads * v-dim * dim", usual_block));
   append(sizes, {rare_size("q-row",
                            "stride of q between tokens, in elements, for a part of a packed row; "
@@ -189,6 +181,30 @@ std::vector<OptionField> options() {
   return options;
 }
 
+std::string contradiction(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  if (layer.v_heads % layer.heads != 0)
+    return fmt::format("heads={} do not divide v-heads={}", layer.heads, layer.v_heads);
+  if (layer.normed && layer.dim == 1) return "qk-norm=l2 with dim=1: give a dim of at least 2";
+  if (auto wrong = row_contradiction({{"q", layer.q_row, layer.heads * layer.dim},
+                                      {"k", layer.k_row, layer.heads * layer.dim},
+                                      {"v", layer.v_row, layer.v_heads * layer.v_dim},
+                                      {"gate", layer.gate_row, layer.v_heads}});
+      !wrong.empty())
+    return wrong;
+  if (layer.gate != Gate::bounded && layer.gate_bound != -5)
+    return "gate-bound without gate=bounded";
+  if (!layer.sigmoid && layer.beta_scale != 1) return "beta-scale without beta=sigmoid";
+  return state_contradiction(problem, layer, "v-heads * v-dim * dim");
+}
+
+/// Chunks round the state, the error and delta, and a chunk's matrices; backward the gradients of
+/// these too.
+void complete(const Problem& problem, StageSpec& stage) {
+  const Layer layer = layer_of(problem);
+  complete_state_stage(layer, layer.backward ? StateWork{16, 12} : StateWork{6, 3}, stage);
+}
+
 OpFacts facts() {
   return {.name = "gated-delta-rule",
           .summary =
@@ -199,57 +215,19 @@ OpFacts facts() {
           .token_size = "s",
           .rows_are_alike = false,
           .families = {cuda_families, cpu_families},
+          .contradiction = contradiction,
+          .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
+          .stage = complete,
           .reference = reference};
 }
 
 class GatedDeltaRule final : public DescribedOp {
  public:
-  GatedDeltaRule() : DescribedOp(facts()) {}
+  using DescribedOp::DescribedOp;
 
   std::vector<KnownModel> known_models() const override { return models(); }
   std::vector<std::string> sharded_sizes() const override { return {"heads", "v-heads"}; }
-
-  std::string contradiction(const Problem& problem) const override;
-
-  std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return tensors_of(layer_of(problem));
-  }
-
-  std::vector<StageSpec> stages(const Problem& problem) const override {
-    const Layer layer = layer_of(problem);
-    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors_of(layer));
-    skip_unread(layer, stage);
-    const std::int64_t sequence = layer.sequence_tokens();
-    stage.reduction_length = 4 * (layer.dim + layer.v_dim) + 16 * sequence;
-    if (layer.backward) stage.reduction_length += 16 * layer.tokens();
-    // Chunks of tokens on the tensor cores: the state, the error and delta, and a chunk's matrices;
-    // backward the gradients of these too. Their errors stay in states of f32 (docs/precision.md).
-    if (layer.dtype == DType::bf16 && sequence > 1) {
-      stage.inner_roundings = layer.backward ? 12 : 3;
-      stage.inner_values = std::numeric_limits<double>::infinity();
-    }
-    stage.flops = (layer.backward ? 16.0 : 6.0) * static_cast<double>(layer.tokens()) *
-                  static_cast<double>(layer.state_elements());
-    return {stage};
-  }
 };
-
-std::string GatedDeltaRule::contradiction(const Problem& problem) const {
-  const Layer layer = layer_of(problem);
-  if (layer.v_heads % layer.heads != 0)
-    return fmt::format("heads={} do not divide v-heads={}", layer.heads, layer.v_heads);
-  if (layer.normed && layer.dim == 1) return "qk-norm=l2 with dim=1: give a dim of at least 2";
-  for (const auto& [name, row, width] : {std::tuple{"q", layer.q_row, layer.heads * layer.dim},
-                                         std::tuple{"k", layer.k_row, layer.heads * layer.dim},
-                                         std::tuple{"v", layer.v_row, layer.v_heads * layer.v_dim},
-                                         std::tuple{"gate", layer.gate_row, layer.v_heads}})
-    if (row < width)
-      return fmt::format("{}-row={} is less than its heads * features = {}", name, row, width);
-  if (layer.gate != Gate::bounded && layer.gate_bound != -5)
-    return "gate-bound without gate=bounded";
-  if (!layer.sigmoid && layer.beta_scale != 1) return "beta-scale without beta=sigmoid";
-  return state_contradiction(problem, layer, "v-heads * v-dim * dim");
-}
 
 }  // namespace
 
@@ -298,6 +276,6 @@ std::optional<std::string> refuse_chunks(const Layer& layer) {
 }  // namespace fftune::gated_delta_rule
 
 const fftune::Op& fftune::gated_delta_rule_op() {
-  static const gated_delta_rule::GatedDeltaRule op;
+  static const gated_delta_rule::GatedDeltaRule op(gated_delta_rule::facts());
   return op;
 }

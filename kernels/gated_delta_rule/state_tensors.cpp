@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
+#include <limits>
 #include <tuple>
 
 #include "kernels/attention/test_data.hpp"
@@ -21,10 +21,7 @@ std::optional<std::int64_t> usual_states(const Problem& problem) {
 void draw_indices(const Layer& layer, std::uint64_t seed, std::span<double> values) {
   std::mt19937_64 random(seed);
   const std::int64_t null = layer.null_index;
-  std::vector<double> order(
-      static_cast<std::size_t>(std::max<std::int64_t>(0, layer.states - null - 1)));
-  std::iota(order.begin(), order.end(), static_cast<double>(null + 1));
-  std::shuffle(order.begin(), order.end(), random);
+  const std::vector<double> order = shuffled(null + 1, layer.states, random);
   for (std::size_t i = 0; i < values.size(); ++i)
     values[i] = i < order.size() && (i == 0 || random() % 8 != 0)
                     ? order[i]
@@ -88,14 +85,19 @@ void TensorList::add_sequences() {
         };
 }
 
-std::vector<SizeField> cache_sizes(const std::string& state, const WhenAbsent& usual_block) {
-  return {{.name = "states",
-           .help = "entries of the cache of states; b + 1 if left out",
+std::vector<SizeField> sequence_sizes() {
+  return {{.name = "s",
+           .help = "tokens of a sequence; in layout thd of all sequences together",
            .max = most_tokens,
-           .example = 65,
-           .rare = true,
-           .performance_neutral = true,
-           .when_absent = usual_states},
+           .default_on_cuda = {1, 2048, 8192},
+           .default_on_cpu = {1, 128},
+           .example = 2048},
+          {.name = "b", .help = "sequences", .max = 65536, .example = 4}};
+}
+
+std::vector<SizeField> cache_sizes(const std::string& state, const WhenAbsent& usual_block) {
+  return {neutral(rare_size("states", "entries of the cache of states; b + 1 if left out",
+                            most_tokens, 65, usual_states)),
           {.name = "state-block",
            .help = "elements from an entry of the cache to the next; " + state + " if left out",
            .max = most_stride,
@@ -164,7 +166,24 @@ std::string state_contradiction(const Problem& problem, const Layer& layer,
   return "";
 }
 
-void skip_unread(const Layer& layer, StageSpec& stage) {
+std::string row_contradiction(std::initializer_list<StridedRow> rows) {
+  for (const auto& [name, row, features] : rows)
+    if (row < features)
+      return fmt::format("{}-row={} is less than its heads * features = {}", name, row, features);
+  return "";
+}
+
+void complete_state_stage(const Layer& layer, const StateWork& work, StageSpec& stage) {
+  const std::int64_t sequence = layer.sequence_tokens();
+  stage.reduction_length = 4 * (layer.dim + layer.v_dim) + 16 * sequence;
+  if (layer.backward) stage.reduction_length += 16 * layer.tokens();
+  // Products of chunks round: their errors stay in states of f32 (docs/precision.md).
+  if (layer.dtype == DType::bf16 && sequence > 1) {
+    stage.inner_roundings = work.inner_roundings;
+    stage.inner_values = std::numeric_limits<double>::infinity();
+  }
+  stage.flops = work.flops * static_cast<double>(layer.tokens()) *
+                static_cast<double>(layer.state_elements());
   const auto bytes = [](std::int64_t elements, DType dtype) {
     return static_cast<double>(elements) * static_cast<double>(dtype_bytes(dtype));
   };

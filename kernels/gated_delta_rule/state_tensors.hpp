@@ -3,13 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <random>
-#include <span>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kernels/common/test_data.hpp"
 #include "kernels/gated_delta_rule/gated_delta_rule.hpp"
 
 namespace fftune::gated_delta_rule {
@@ -17,18 +16,6 @@ namespace fftune::gated_delta_rule {
 constexpr std::int64_t most_stride = std::int64_t{1} << 34;
 constexpr std::int64_t most_tokens = std::int64_t{1} << 24;
 constexpr std::int64_t most_heads = 1024;
-
-/// Test data: each value is drawn by itself from a generator.
-template <typename Value>
-std::function<void(std::uint64_t, std::span<double>)> each(Value value) {
-  return [value](std::uint64_t seed, std::span<double> values) {
-    std::mt19937_64 random(seed);
-    for (double& one : values) one = value(random);
-  };
-}
-inline double uniform(std::mt19937_64& random) {
-  return static_cast<double>(random() >> 11) / 0x1p53;
-}
 
 class TensorList {
  public:
@@ -50,6 +37,8 @@ class TensorList {
   std::vector<TensorSpec> tensors_;
 };
 
+/// The sizes s and b.
+std::vector<SizeField> sequence_sizes();
 /// The sizes states and state-block. `usual_block`: elements of a sequence's state.
 std::vector<SizeField> cache_sizes(const std::string& state, const WhenAbsent& usual_block);
 /// The options initial-state, final-state, indices, has-state and state-dtype.
@@ -62,7 +51,19 @@ void read_states(const Op& op, const Problem& problem, Layer& layer);
 /// Why these do not go together; empty if they do. `state`: the product of sizes of a state.
 std::string state_contradiction(const Problem& problem, const Layer& layer,
                                 const std::string& state);
-/// Takes parts of packed rows and of a cache that are not read from the stage's bytes.
-void skip_unread(const Layer& layer, StageSpec& stage);
+/// Why a stride between tokens is too short; empty if none is.
+struct StridedRow {
+  const char* name;  // of the size, without "-row"
+  std::int64_t row, features;
+};
+std::string row_contradiction(std::initializer_list<StridedRow> rows);
+
+/// The work of a pass.
+struct StateWork {
+  double flops = 0;         // of a token, for each element of a state
+  int inner_roundings = 0;  // of chunks of tokens on the tensor cores
+};
+/// Completes the stage of a pass. Parts of packed rows and of a cache are not read.
+void complete_state_stage(const Layer& layer, const StateWork& work, StageSpec& stage);
 
 }  // namespace fftune::gated_delta_rule

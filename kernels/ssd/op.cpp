@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "core/saturated.hpp"
@@ -15,11 +14,9 @@
 namespace fftune::ssd {
 namespace {
 
-using gated_delta_rule::each;
 using gated_delta_rule::most_heads;
 using gated_delta_rule::most_stride;
 using gated_delta_rule::TensorList;
-using gated_delta_rule::uniform;
 
 constexpr const char* state_text = "heads * dim * state-dim";
 
@@ -139,22 +136,15 @@ std::vector<KnownModel> models() {
 }
 
 std::vector<SizeField> sizes() {
-  std::vector<SizeField> sizes = {
-      {.name = "s",
-       .help = "tokens of a sequence; in layout thd of all sequences together",
-       .max = gated_delta_rule::most_tokens,
-       .default_on_cuda = {1, 2048, 8192},
-       .default_on_cpu = {1, 128},
-       .example = 2048},
-      {.name = "b", .help = "sequences", .max = 65536, .example = 4},
-      {.name = "heads", .help = "heads of x", .max = most_heads, .example = 128},
-      {.name = "dim", .help = "features of a head of x", .max = most_dim, .example = 64},
-      {.name = "state-dim",
-       .help = "features of a group of B and C",
-       .max = most_dim,
-       .example = 128},
-      rare_size("groups", "groups of heads that share B and C; 1 if left out", most_heads, 8,
-                usually(1))};
+  std::vector<SizeField> sizes = gated_delta_rule::sequence_sizes();
+  append(sizes, {{.name = "heads", .help = "heads of x", .max = most_heads, .example = 128},
+                 {.name = "dim", .help = "features of a head of x", .max = most_dim, .example = 64},
+                 {.name = "state-dim",
+                  .help = "features of a group of B and C",
+                  .max = most_dim,
+                  .example = 128},
+                 rare_size("groups", "groups of heads that share B and C; 1 if left out",
+                           most_heads, 8, usually(1))});
   append(sizes, gated_delta_rule::cache_sizes(state_text, usual_block));
   append(sizes, {rare_size("x-row",
                            "stride of x between tokens, in elements, for a part of a packed row; "
@@ -182,6 +172,32 @@ std::vector<OptionField> options() {
   return options;
 }
 
+std::string contradiction(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  if (layer.v_heads % layer.heads != 0)
+    return fmt::format("groups={} do not divide heads={}", layer.heads, layer.v_heads);
+  if (auto wrong =
+          gated_delta_rule::row_contradiction({{"x", layer.v_row, layer.v_heads * layer.v_dim},
+                                               {"b", layer.k_row, layer.heads * layer.dim},
+                                               {"c", layer.q_row, layer.heads * layer.dim},
+                                               {"dt", layer.gate_row, layer.v_heads}});
+      !wrong.empty())
+    return wrong;
+  if (layer.dt_max < layer.dt_min)
+    return fmt::format("dt-max={} is less than dt-min={}", layer.dt_max, layer.dt_min);
+  return state_contradiction(problem, layer, state_text);
+}
+
+/// Chunks round the state, dt x with its decay, and a chunk's matrix; backward the gradients of
+/// these too, and d_out with its decay. A rounding of the matrix is that of all features of a
+/// token, and one of them may be by far the largest: it counts as four.
+void complete(const Problem& problem, StageSpec& stage) {
+  const Layer layer = layer_of(problem);
+  using Work = gated_delta_rule::StateWork;
+  complete_state_stage(layer, layer.backward ? Work{12, 13} : Work{4, 6}, stage);
+  if (layer.backward) stage.reduction_length += 4 * layer.dim * layer.group();
+}
+
 OpFacts facts() {
   return {.name = "ssd",
           .summary =
@@ -192,57 +208,19 @@ OpFacts facts() {
           .token_size = "s",
           .rows_are_alike = false,
           .families = {cuda_families, cpu_families},
+          .contradiction = contradiction,
+          .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
+          .stage = complete,
           .reference = reference};
 }
 
 class Ssd final : public DescribedOp {
  public:
-  Ssd() : DescribedOp(facts()) {}
+  using DescribedOp::DescribedOp;
 
   std::vector<KnownModel> known_models() const override { return models(); }
   std::vector<std::string> sharded_sizes() const override { return {"heads", "groups"}; }
-
-  std::string contradiction(const Problem& problem) const override;
-
-  std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return tensors_of(layer_of(problem));
-  }
-
-  std::vector<StageSpec> stages(const Problem& problem) const override {
-    const Layer layer = layer_of(problem);
-    StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors_of(layer));
-    skip_unread(layer, stage);
-    const std::int64_t sequence = layer.sequence_tokens();
-    stage.reduction_length = 4 * (layer.dim + layer.v_dim) + 16 * sequence;
-    if (layer.backward)
-      stage.reduction_length += 16 * layer.tokens() + 4 * layer.dim * layer.group();
-    // Chunks of tokens on the tensor cores: the state, dt x with its decay, and a chunk's matrix;
-    // backward the gradients of these too, and d_out with its decay. A rounding of the matrix is
-    // that of all features of a token, of which one may be by far the largest: it counts as four.
-    if (layer.dtype == DType::bf16 && sequence > 1) {
-      stage.inner_roundings = layer.backward ? 13 : 6;
-      stage.inner_values = std::numeric_limits<double>::infinity();
-    }
-    stage.flops = (layer.backward ? 12.0 : 4.0) * static_cast<double>(layer.tokens()) *
-                  static_cast<double>(layer.state_elements());
-    return {stage};
-  }
 };
-
-std::string Ssd::contradiction(const Problem& problem) const {
-  const Layer layer = layer_of(problem);
-  if (layer.v_heads % layer.heads != 0)
-    return fmt::format("groups={} do not divide heads={}", layer.heads, layer.v_heads);
-  for (const auto& [name, row, width] : {std::tuple{"x", layer.v_row, layer.v_heads * layer.v_dim},
-                                         std::tuple{"b", layer.k_row, layer.heads * layer.dim},
-                                         std::tuple{"c", layer.q_row, layer.heads * layer.dim},
-                                         std::tuple{"dt", layer.gate_row, layer.v_heads}})
-    if (row < width)
-      return fmt::format("{}-row={} is less than its heads * features = {}", name, row, width);
-  if (layer.dt_max < layer.dt_min)
-    return fmt::format("dt-max={} is less than dt-min={}", layer.dt_max, layer.dt_min);
-  return state_contradiction(problem, layer, state_text);
-}
 
 }  // namespace
 
@@ -273,6 +251,6 @@ Layer layer_of(const Problem& problem) {
 }  // namespace fftune::ssd
 
 const fftune::Op& fftune::ssd_op() {
-  static const ssd::Ssd op;
+  static const ssd::Ssd op(ssd::facts());
   return op;
 }
