@@ -173,14 +173,11 @@ void append_walks(Program& program, ParameterStruct& parameters, const DeviceFac
   const std::int64_t ctas = layer.b * layer.v_heads * blocks_of_state(layer, config);
   const std::int64_t most_chunks = layer.packed ? layer.tokens() / chunk + layer.b
                                                 : layer.b * quotient_up(layer.s, chunk) + layer.b;
-  for (const auto& [offset, floats] :
-       {std::pair{offsetof(Params, checkpoints), most_chunks * layer.state_elements()},
-        std::pair{offsetof(Params, history),
-                  ctas * chunk * state_registers(layer, config) * threads}}) {
-    parameters.fields.push_back({offset, ScratchArgument{program.scratch.size()}});
-    program.scratch.push_back({static_cast<std::size_t>(floats) * sizeof(float)});
-  }
-  parameters.fields.push_back({offsetof(Params, chunk), static_cast<std::int32_t>(chunk)});
+  ParameterFields<Params> fields(parameters);
+  fields.set_scratch(program, &Params::checkpoints, 4 * most_chunks * layer.state_elements());
+  fields.set_scratch(program, &Params::history,
+                     4 * ctas * chunk * state_registers(layer, config) * threads);
+  fields.set(&Params::chunk, chunk);
   for (const char* walk : {"checkpoints", "reverse"})
     append_launch(program, facts, file,
                   fmt::format("{}{}<{}, {}>", prefix, walk, form, recurrent_argument(config)), ctas,
@@ -219,23 +216,26 @@ Program recurrent_program(const Problem& problem, const DeviceFacts& facts, cons
   return program;
 }
 
-/// Tensors of a delta_backward_params, each by add(offset, value).
-template <typename Add>
-void add_gradients(const Problem& problem, const TensorPlaces& places, const Add& add) {
+/// The parameters of a pass back beside its `forward`: the gradients' tensors, and memory for the
+/// partial sums of `blocks` CTAs of each state.
+ParameterStruct gradient_parameters(Program& program, const Problem& problem,
+                                    const TensorPlaces& places, std::int64_t blocks) {
   using Params = delta_backward_params;
   const Layer layer = layer_of(problem);
-  for (const auto& [offset, name] :
-       {std::pair{offsetof(Params, d_out), "d_out"},
-        std::pair{offsetof(Params, d_final_state), "d_final_state"},
-        std::pair{offsetof(Params, dq), "dq"}, std::pair{offsetof(Params, dk), "dk"},
-        std::pair{offsetof(Params, dv), "dv"},
-        std::pair{offsetof(Params, d_gate), layer.gate == Gate::log ? "dg" : "da"},
-        std::pair{offsetof(Params, dA_log), "dA_log"},
-        std::pair{offsetof(Params, ddt_bias), "ddt_bias"},
-        std::pair{offsetof(Params, d_beta), layer.sigmoid ? "dbeta_logits" : "dbeta"},
-        std::pair{offsetof(Params, d_initial_state), "d_initial_state"}})
-    if (places.at(name) != absent) add(offset, tensor_of(places, name));
-  add(offsetof(Params, all_tokens), layer.tokens());
+  ParameterStruct parameters{.bytes = sizeof(Params), .fields = {}};
+  ParameterFields<Params> fields(parameters);
+  fields.set_tensors(
+      places, &Params::d_out, "d_out", &Params::d_final_state, "d_final_state", &Params::dq, "dq",
+      &Params::dk, "dk", &Params::dv, "dv", &Params::d_gate, layer.gate == Gate::log ? "dg" : "da",
+      &Params::dA_log, "dA_log", &Params::ddt_bias, "ddt_bias", &Params::d_beta,
+      layer.sigmoid ? "dbeta_logits" : "dbeta", &Params::d_initial_state, "d_initial_state");
+  fields.set(&Params::all_tokens, layer.tokens());
+  const std::int64_t head_bytes = 4 * layer.tokens() * layer.v_heads;
+  fields.set_scratch(program, &Params::row_sums, blocks * head_bytes * 2 * layer.dim);
+  fields.set_scratch(program, &Params::gate_sums, blocks * head_bytes * (1 + layer.decays()));
+  if (layer.gate != Gate::log)
+    fields.set_scratch(program, &Params::log_sums, head_bytes * layer.decays());
+  return parameters;
 }
 
 /// The kernels that add up the partial sums of `blocks` CTAs of each state.
@@ -253,25 +253,13 @@ void append_sums(Program& program, const DeviceFacts& facts, const Layer& layer,
 }
 
 Program backward_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
-  using Params = delta_backward_params;
   const Layer layer = layer_of(problem);
   const TensorPlaces places(gated_delta_rule_op().tensors(problem));
   const std::int64_t blocks = blocks_of_state(layer, config);
-  const std::int64_t of_heads = layer.tokens() * layer.v_heads;
   Program program;
-  ParameterStruct parameters = parameters_of(problem);
-  parameters.bytes = sizeof(Params);
-  const auto add = [&](std::size_t offset, const Argument& value) {
-    parameters.fields.push_back({offset, value});
-  };
-  const auto scratch = [&](std::size_t offset, std::int64_t floats) {
-    program.scratch.push_back({static_cast<std::size_t>(floats) * sizeof(float)});
-    add(offset, ScratchArgument{program.scratch.size() - 1});
-  };
-  add_gradients(problem, places, add);
-  scratch(offsetof(Params, row_sums), blocks * of_heads * 2 * layer.dim);
-  scratch(offsetof(Params, gate_sums), blocks * of_heads * (1 + layer.decays()));
-  if (layer.gate != Gate::log) scratch(offsetof(Params, log_sums), of_heads * layer.decays());
+  ParameterStruct parameters = gradient_parameters(program, problem, places, blocks);
+  ParameterFields<delta_backward_params>(parameters)
+      .set_struct(&delta_backward_params::forward, parameters_of(problem));
   append_walks(program, parameters, facts, backward_file, "delta_rule_", template_argument(layer),
                layer, config);
   append_sums(program, facts, layer, blocks, parameters);
@@ -408,22 +396,21 @@ TensorMapArgument tokens_map(const Layer& layer, TensorArgument tensor, std::int
           .box_columns = 64};
 }
 
-/// A delta_chunk_params, with the first scratch areas of the program.
+/// A delta_chunk_params, with the scratch memory of its chunks.
 ParameterStruct chunk_parameters(const Problem& problem, Program& program) {
   using Params = delta_chunk_params;
   const Layer layer = layer_of(problem);
   const TensorPlaces places(gated_delta_rule_op().tensors(problem));
-  ParameterStruct parameters = parameters_of(problem);
-  parameters.bytes = sizeof(Params);
+  ParameterStruct parameters{.bytes = sizeof(Params), .fields = {}};
+  ParameterFields<Params> fields(parameters);
+  fields.set_struct(&Params::layer, parameters_of(problem));
   const std::int64_t chunks = chunk_slots(layer) * layer.v_heads;
-  program.scratch = {{static_cast<std::size_t>(chunks * delta_image_bytes)},
-                     {static_cast<std::size_t>(chunks * delta_chunk_factors * 4)}};
-  parameters.fields.push_back({offsetof(Params, images), ScratchArgument{0}});
-  parameters.fields.push_back({offsetof(Params, factors), ScratchArgument{1}});
-  for (const auto& [offset, name, row] : {std::tuple{offsetof(Params, q), "q", layer.q_row},
-                                          std::tuple{offsetof(Params, k), "k", layer.k_row},
-                                          std::tuple{offsetof(Params, v), "v", layer.v_row}})
-    parameters.fields.push_back({offset, tokens_map(layer, tensor_of(places, name), row)});
+  fields.set_scratch(program, &Params::images, chunks * delta_image_bytes);
+  fields.set_scratch(program, &Params::factors, chunks * delta_chunk_factors * 4);
+  for (const auto& [map, name, row] : {std::tuple{&Params::q, "q", layer.q_row},
+                                       {&Params::k, "k", layer.k_row},
+                                       {&Params::v, "v", layer.v_row}})
+    fields.set(map, tokens_map(layer, tensor_of(places, name), row));
   return parameters;
 }
 
@@ -440,9 +427,9 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
   Program program;
   ParameterStruct parameters = chunk_parameters(problem, program);
   if (const std::int64_t others = config.at("segments") - 1; others > 0) {
-    program.scratch.push_back({static_cast<std::size_t>(
-        layer.b * layer.v_heads * others * (layer.v_dim + layer.dim) * layer.dim * 4)});
-    parameters.fields.push_back({offsetof(delta_chunk_params, transfers), ScratchArgument{2}});
+    ParameterFields<delta_chunk_params>(parameters)
+        .set_scratch(program, &delta_chunk_params::transfers,
+                     layer.b * layer.v_heads * others * (layer.v_dim + layer.dim) * layer.dim * 4);
   }
   append_prepare(program, facts, layer, parameters);
   const std::string form = template_argument(layer);
@@ -519,47 +506,29 @@ Config backward_chunk_default(const Problem& problem, const DeviceFacts& facts) 
 Program backward_chunk_program(const Problem& problem, const DeviceFacts& facts,
                                const Config& config) {
   using Params = delta_chunk_backward_params;
-  using Back = delta_backward_params;
   const Layer layer = layer_of(problem);
   const TensorPlaces places(gated_delta_rule_op().tensors(problem));
   const std::int64_t chunks = chunk_slots(layer) * layer.v_heads;
-  const std::int64_t of_heads = layer.tokens() * layer.v_heads;
   Program program;
-  // The kernels of chunks take one struct; those that end a backward pass take its part `back`.
-  ParameterStruct parameters = chunk_parameters(problem, program);
-  parameters.bytes = sizeof(Params);
-  ParameterStruct sums = parameters_of(problem);
-  sums.bytes = sizeof(Back);
-  const auto add = [&](std::size_t offset, const Argument& value) {
-    parameters.fields.push_back({offsetof(Params, back) + offset, value});
-    sums.fields.push_back({offset, value});
-  };
-  add_gradients(problem, places, add);
-  const auto scratch = [&](std::int64_t bytes) {
-    program.scratch.push_back({static_cast<std::size_t>(bytes)});
-    return ScratchArgument{program.scratch.size() - 1};
-  };
-  add(offsetof(Back, row_sums), scratch(of_heads * 2 * layer.dim * 4));
-  add(offsetof(Back, gate_sums), scratch(of_heads * 2 * 4));
-  if (layer.gate != Gate::log) add(offsetof(Back, log_sums), scratch(of_heads * 4));
+  // The kernels of chunks take one struct, or its part `chunk`; those that end a backward pass take
+  // a struct as its part `back`, with `forward`.
+  ParameterStruct of_chunks = chunk_parameters(problem, program);
+  ParameterStruct sums = gradient_parameters(program, problem, places, 1);
+  ParameterStruct parameters{.bytes = sizeof(Params), .fields = {}};
+  ParameterFields<Params> fields(parameters);
+  fields.set_struct(&Params::back, sums);
+  ParameterFields<delta_backward_params>(sums).set_struct(&delta_backward_params::forward,
+                                                          parameters_of(problem));
   const std::int64_t state_bytes = layer.v_dim * layer.dim * 2;
   const std::int64_t delta_bytes = layer.v_dim * delta_chunk * 2;
-  const auto kept = [&](std::size_t offset, std::int64_t bytes) {
-    parameters.fields.push_back({offset, scratch(chunks * bytes)});
-  };
-  kept(offsetof(Params, chunk) + offsetof(delta_chunk_params, states), state_bytes);
-  kept(offsetof(Params, chunk) + offsetof(delta_chunk_params, deltas), delta_bytes);
-  kept(offsetof(Params, d_states), state_bytes);
-  kept(offsetof(Params, errors), delta_bytes);
-  parameters.fields.push_back(
-      {offsetof(Params, chunk) + offsetof(delta_chunk_params, d_out),
-       tokens_map(layer, tensor_of(places, "d_out"), layer.v_heads * layer.v_dim)});
-
-  ParameterStruct of_chunks = parameters;
-  of_chunks.bytes = sizeof(delta_chunk_params);
-  std::erase_if(of_chunks.fields, [](const ParameterStruct::Field& field) {
-    return field.offset >= sizeof(delta_chunk_params);
-  });
+  ParameterFields<delta_chunk_params> chunk_fields(of_chunks);
+  chunk_fields.set_scratch(program, &delta_chunk_params::states, chunks * state_bytes);
+  chunk_fields.set_scratch(program, &delta_chunk_params::deltas, chunks * delta_bytes);
+  chunk_fields.set(&delta_chunk_params::d_out,
+                   tokens_map(layer, tensor_of(places, "d_out"), layer.v_heads * layer.v_dim));
+  fields.set_struct(&Params::chunk, of_chunks);
+  fields.set_scratch(program, &Params::d_states, chunks * state_bytes);
+  fields.set_scratch(program, &Params::errors, chunks * delta_bytes);
   const std::string form = template_argument(layer);
   const std::int64_t warpgroups = config.at("warpgroups");
   append_prepare(program, facts, layer, of_chunks);
@@ -593,57 +562,33 @@ std::string template_argument(const Layer& layer) {
              "key_major", layer.key_major);
 }
 
-void set_layer(const Layer& layer, std::size_t base, ParameterStruct& parameters) {
+void set_layer(const Layer& layer, const TensorPlaces& places,
+               ParameterFields<delta_rule_params>& fields) {
   using Params = delta_rule_params;
-  const auto set = [&](std::size_t offset, Argument value) {
-    parameters.fields.push_back({base + offset, std::move(value)});
-  };
-  set(offsetof(Params, q_row), layer.q_row);
-  set(offsetof(Params, k_row), layer.k_row);
-  set(offsetof(Params, v_row), layer.v_row);
-  set(offsetof(Params, g_row), layer.g_row());
-  set(offsetof(Params, beta_row), layer.gate_row);
-  set(offsetof(Params, state_block), layer.indices ? layer.state_block : layer.state_elements());
-  const auto number = [&](std::size_t offset, std::int64_t value) {
-    set(offset, static_cast<std::int32_t>(value));
-  };
-  number(offsetof(Params, batch), layer.b);
-  number(offsetof(Params, tokens), layer.s);
-  number(offsetof(Params, heads), layer.heads);
-  number(offsetof(Params, v_heads), layer.v_heads);
-  number(offsetof(Params, states), layer.states);
-  number(offsetof(Params, null_index), layer.null_index);
-  set(offsetof(Params, scale), layer.scale);
-  set(offsetof(Params, beta_scale), layer.beta_scale);
-  set(offsetof(Params, gate_bound), layer.gate_bound);
+  fields.set_tensors(places, &Params::dt_bias, "dt_bias", &Params::state_in,
+                     layer.indices ? "states" : "initial_state", &Params::state_out,
+                     layer.indices ? "states" : "final_state", &Params::state_indices,
+                     "state_indices", &Params::has_state, "has_state", &Params::offsets, "offsets",
+                     &Params::out, "out");
+  fields.set(&Params::q_row, layer.q_row, &Params::k_row, layer.k_row, &Params::v_row, layer.v_row,
+             &Params::g_row, layer.g_row(), &Params::beta_row, layer.gate_row, &Params::state_block,
+             layer.indices ? layer.state_block : layer.state_elements(), &Params::batch, layer.b,
+             &Params::tokens, layer.s, &Params::heads, layer.heads, &Params::v_heads, layer.v_heads,
+             &Params::states, layer.states, &Params::null_index, layer.null_index, &Params::scale,
+             layer.scale, &Params::beta_scale, layer.beta_scale, &Params::gate_bound,
+             layer.gate_bound);
 }
 
 ParameterStruct parameters_of(const Problem& problem) {
   using Params = delta_rule_params;
   const Layer layer = layer_of(problem);
   const TensorPlaces places(gated_delta_rule_op().tensors(problem));
-  ParameterStruct parameters;
-  parameters.bytes = sizeof(Params);
-  const auto set = [&](std::size_t offset, Argument value) {
-    parameters.fields.push_back({offset, std::move(value)});
-  };
-  const auto tensor = [&](std::size_t offset, const char* name) {
-    if (places.at(name) != absent) set(offset, tensor_of(places, name));
-  };
-  tensor(offsetof(Params, q), "q");
-  tensor(offsetof(Params, k), "k");
-  tensor(offsetof(Params, v), "v");
-  tensor(offsetof(Params, gate), layer.gate == Gate::log ? "g" : "a");
-  tensor(offsetof(Params, A_log), "A_log");
-  tensor(offsetof(Params, dt_bias), "dt_bias");
-  tensor(offsetof(Params, beta), layer.sigmoid ? "beta_logits" : "beta");
-  tensor(offsetof(Params, state_in), layer.indices ? "states" : "initial_state");
-  tensor(offsetof(Params, state_out), layer.indices ? "states" : "final_state");
-  tensor(offsetof(Params, state_indices), "state_indices");
-  tensor(offsetof(Params, has_state), "has_state");
-  tensor(offsetof(Params, offsets), "offsets");
-  tensor(offsetof(Params, out), "out");
-  set_layer(layer, 0, parameters);
+  ParameterStruct parameters{.bytes = sizeof(Params), .fields = {}};
+  ParameterFields<Params> fields(parameters);
+  fields.set_tensors(places, &Params::q, "q", &Params::k, "k", &Params::v, "v", &Params::gate,
+                     layer.gate == Gate::log ? "g" : "a", &Params::A_log, "A_log", &Params::beta,
+                     layer.sigmoid ? "beta_logits" : "beta");
+  set_layer(layer, places, fields);
   return parameters;
 }
 

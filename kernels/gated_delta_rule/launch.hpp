@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/parameter_fields.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/gated_delta_rule/gated_delta_rule.hpp"
 #include "kernels/gated_delta_rule/params.cuh"
@@ -19,8 +20,9 @@ std::string template_argument(const Layer& layer);
 
 /// A delta_rule_params of the problem.
 ParameterStruct parameters_of(const Problem& problem);
-/// Sets in a delta_rule_params at `base` what does not depend on the names of tensors.
-void set_layer(const Layer& layer, std::size_t base, ParameterStruct& parameters);
+/// Sets the sizes, and the tensors that have the same names in all ops with such a state.
+void set_layer(const Layer& layer, const TensorPlaces& places,
+               ParameterFields<delta_rule_params>& fields);
 
 // The space of kernels with a state in the registers of warps (recurrent_tile.cuh).
 Space recurrent_space(const Layer& layer, const DeviceFacts& facts);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/common/least_cost.hpp"
+#include "kernels/common/parameter_fields.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/common/struct_text.hpp"
 #include "kernels/common/typed_space.hpp"
@@ -47,29 +48,15 @@ std::string template_argument(const mla_form& form) {
 ParameterStruct parameters_of(const Problem& problem, const Layer& layer) {
   using Params = mla_params;
   const TensorPlaces places(mla_op().tensors(problem));
-  ParameterStruct parameters;
-  parameters.bytes = sizeof(Params);
-  const auto set = [&](std::size_t offset, Argument value) {
-    parameters.fields.push_back({offset, std::move(value)});
-  };
-  for (const auto& [offset, name] : {std::pair{offsetof(Params, q_latent), "q_latent"},
-                                     {offsetof(Params, q_rope), "q_rope"},
-                                     {offsetof(Params, cache), "cache"},
-                                     {offsetof(Params, pages), "pages"},
-                                     {offsetof(Params, lengths), "lengths"},
-                                     {offsetof(Params, out), "out"},
-                                     {offsetof(Params, lse), "lse"}})
-    if (places.at(name) != absent) set(offset, tensor_of(places, name));
-  set(offsetof(Params, row), layer.row);
-  set(offsetof(Params, block), layer.block);
-  for (const auto& [offset, value] : {std::pair{offsetof(Params, batch), layer.b},
-                                      {offsetof(Params, queries), layer.s},
-                                      {offsetof(Params, heads), layer.heads},
-                                      {offsetof(Params, kv_len), layer.kv},
-                                      {offsetof(Params, page), layer.page},
-                                      {offsetof(Params, page_count), layer.pages}})
-    set(offset, static_cast<std::int32_t>(value));
-  set(offsetof(Params, scale), layer.scale);
+  ParameterStruct parameters{.bytes = sizeof(Params), .fields = {}};
+  ParameterFields<Params> fields(parameters);
+  fields.set_tensors(places, &Params::q_latent, "q_latent", &Params::q_rope, "q_rope",
+                     &Params::cache, "cache", &Params::pages, "pages", &Params::lengths, "lengths",
+                     &Params::out, "out", &Params::lse, "lse");
+  fields.set(&Params::row, layer.row, &Params::block, layer.block, &Params::batch, layer.b,
+             &Params::queries, layer.s, &Params::heads, layer.heads, &Params::kv_len, layer.kv,
+             &Params::page, layer.page, &Params::page_count, layer.pages, &Params::scale,
+             layer.scale);
   return parameters;
 }
 
@@ -258,8 +245,8 @@ Program divided_program(const Problem& problem, const DeviceFacts& facts, const 
   if (grid.cuts) {
     program.scratch = {{static_cast<std::size_t>(grid.partial_bytes(form, config.rows())), false},
                        {static_cast<std::size_t>(grid.counter_bytes()), true, true}};
-    parameters.fields.push_back({offsetof(mla_params, partials), ScratchArgument{0}});
-    parameters.fields.push_back({offsetof(mla_params, counters), ScratchArgument{1}});
+    ParameterFields<mla_params>(parameters)
+        .set(&mla_params::partials, ScratchArgument{0}, &mla_params::counters, ScratchArgument{1});
   }
   KernelLaunch& launch = append(
       program, facts, file,

@@ -37,32 +37,23 @@ std::string template_argument(const Layer& layer) {
   return text.flags("bias", layer.bias, "skip", layer.skip, "given", layer.given);
 }
 
-/// Sets the tensors of a delta_rule_params at `base` that there are, and its sizes.
-void set_layer(const Layer& layer, const TensorPlaces& places, std::size_t base,
-               ParameterStruct& parameters) {
+/// The part of the gated delta rule.
+ParameterStruct layer_parameters(const Layer& layer, const TensorPlaces& places) {
   using Params = delta_rule_params;
-  for (const auto& [offset, name] :
-       {std::pair{offsetof(Params, q), "C"}, std::pair{offsetof(Params, k), "B"},
-        std::pair{offsetof(Params, v), "x"}, std::pair{offsetof(Params, gate), "dt"},
-        std::pair{offsetof(Params, A_log), layer.given ? "A" : "A_log"},
-        std::pair{offsetof(Params, dt_bias), "dt_bias"},
-        std::pair{offsetof(Params, state_in), layer.indices ? "states" : "initial_state"},
-        std::pair{offsetof(Params, state_out), layer.indices ? "states" : "final_state"},
-        std::pair{offsetof(Params, state_indices), "state_indices"},
-        std::pair{offsetof(Params, has_state), "has_state"},
-        std::pair{offsetof(Params, offsets), "offsets"}, std::pair{offsetof(Params, out), "out"}})
-    if (places.at(name) != absent)
-      parameters.fields.push_back({base + offset, tensor_of(places, name)});
-  gated_delta_rule::set_layer(layer, base, parameters);
+  ParameterStruct parameters{.bytes = sizeof(Params), .fields = {}};
+  ParameterFields<Params> fields(parameters);
+  fields.set_tensors(places, &Params::q, "C", &Params::k, "B", &Params::v, "x", &Params::gate, "dt",
+                     &Params::A_log, layer.given ? "A" : "A_log");
+  gated_delta_rule::set_layer(layer, places, fields);
+  return parameters;
 }
 
 /// D and the limits of dt, of a struct `Params` that has them.
 template <class Params>
 void set_rest(const Layer& layer, const TensorPlaces& places, ParameterStruct& parameters) {
-  parameters.bytes = sizeof(Params);
-  if (layer.skip) parameters.fields.push_back({offsetof(Params, D), tensor_of(places, "D")});
-  parameters.fields.push_back({offsetof(Params, dt_min), layer.dt_min});
-  parameters.fields.push_back({offsetof(Params, dt_max), layer.dt_max});
+  ParameterFields<Params> fields(parameters);
+  fields.set_tensors(places, &Params::D, "D");
+  fields.set(&Params::dt_min, layer.dt_min, &Params::dt_max, layer.dt_max);
 }
 
 Space recurrent_space(const Problem& problem, const DeviceFacts& facts) {
@@ -75,8 +66,9 @@ Config recurrent_default(const Problem& problem, const DeviceFacts& facts) {
 ParameterStruct forward_parameters(const Problem& problem) {
   const Layer layer = layer_of(problem);
   const TensorPlaces places(ssd_op().tensors(problem));
-  ParameterStruct parameters;
-  set_layer(layer, places, offsetof(ssd_params, layer), parameters);
+  ParameterStruct parameters{.bytes = sizeof(ssd_params), .fields = {}};
+  ParameterFields<ssd_params>(parameters)
+      .set_struct(&ssd_params::layer, layer_parameters(layer, places));
   set_rest<ssd_params>(layer, places, parameters);
   return parameters;
 }
@@ -195,31 +187,20 @@ class BackwardProgram {
       : layer(layer_of(problem)), facts_(facts), blocks_(blocks) {
     const TensorPlaces places(ssd_op().tensors(problem));
     parameters.bytes = sizeof(Params);
-    set_layer(layer, places, offsetof(Back, forward), parameters);
-    const std::int64_t of_heads = layer.tokens() * layer.v_heads;
-    for (const auto& [offset, name] :
-         {std::pair{offsetof(Back, d_out), "d_out"},
-          std::pair{offsetof(Back, d_final_state), "d_final_state"},
-          std::pair{offsetof(Back, dq), "dC"}, std::pair{offsetof(Back, dk), "dB"},
-          std::pair{offsetof(Back, dv), "dx"}, std::pair{offsetof(Back, d_gate), "ddt"},
-          std::pair{offsetof(Back, dA_log), layer.given ? "dA" : "dA_log"},
-          std::pair{offsetof(Back, ddt_bias), "ddt_bias"},
-          std::pair{offsetof(Back, d_initial_state), "d_initial_state"},
-          std::pair{offsetof(Params, dD), "dD"}})
-      if (places.at(name) != absent) set(offset, tensor_of(places, name));
-    set(offsetof(Back, all_tokens), layer.tokens());
-    scratch(offsetof(Back, row_sums), blocks * of_heads * 2 * layer.dim * 4);
-    scratch(offsetof(Back, gate_sums), blocks * of_heads * 3 * 4);
+    ParameterFields<Back> back(parameters);
+    back.set_struct(&Back::forward, layer_parameters(layer, places));
+    back.set_tensors(places, &Back::d_out, "d_out", &Back::d_final_state, "d_final_state",
+                     &Back::dq, "dC", &Back::dk, "dB", &Back::dv, "dx", &Back::d_gate, "ddt",
+                     &Back::dA_log, layer.given ? "dA" : "dA_log", &Back::ddt_bias, "ddt_bias",
+                     &Back::d_initial_state, "d_initial_state");
+    back.set(&Back::all_tokens, layer.tokens());
+    const std::int64_t head_bytes = 4 * layer.tokens() * layer.v_heads;
+    back.set_scratch(program, &Back::row_sums, blocks * head_bytes * 2 * layer.dim);
+    back.set_scratch(program, &Back::gate_sums, blocks * head_bytes * 3);
+    ParameterFields<Params>(parameters).set_tensors(places, &Params::dD, "dD");
     set_rest<Params>(layer, places, parameters);
   }
 
-  void set(std::size_t offset, const Argument& value) {
-    parameters.fields.push_back({offset, value});
-  }
-  void scratch(std::size_t offset, std::int64_t bytes) {
-    program.scratch.push_back({static_cast<std::size_t>(bytes)});
-    set(offset, ScratchArgument{program.scratch.size() - 1});
-  }
   /// The kernels that add up the partial sums.
   Program finish() && {
     const std::int64_t of_heads = layer.tokens() * layer.v_heads;
@@ -280,8 +261,9 @@ Program chunk_backward_program(const Problem& problem, const DeviceFacts& facts,
   BackwardProgram back(problem, facts, 1);
   const Layer& layer = back.layer;
   const std::int64_t chunks = layer.tokens() / ssd_chunk + layer.b;
-  back.scratch(offsetof(Params, states), chunks * layer.state_elements() * 2);
-  back.scratch(offsetof(Params, d_states), chunks * layer.state_elements() * 2);
+  ParameterFields<Params> fields(back.parameters);
+  fields.set_scratch(back.program, &Params::states, chunks * layer.state_elements() * 2);
+  fields.set_scratch(back.program, &Params::d_states, chunks * layer.state_elements() * 2);
   for (const ssd_walk walk : {ssd_walk::keep, ssd_walk::back})
     append_walk(back.program, problem, facts, config, walk, "ssd_backward_params", back.parameters);
   append_launch(back.program, facts, chunk_backward_file,

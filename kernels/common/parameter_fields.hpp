@@ -1,0 +1,88 @@
+// The members of a device's struct that the host fills in: a kernel's parameters.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/common/op_parts.hpp"
+
+namespace fftune {
+
+/// Sets members of a `Params`, which lies at `base` in the parameters of a kernel. Members that are
+/// not set are zero.
+template <class Params>
+class ParameterFields {
+ public:
+  explicit ParameterFields(ParameterStruct& parameters, std::size_t base = 0)
+      : parameters_(parameters), base_(base) {}
+
+  /// Where a member lies in the parameters.
+  template <typename Member>
+  std::size_t offset_of(Member Params::*member) const {
+    static const Params params{};
+    return base_ + static_cast<std::size_t>(reinterpret_cast<const char*>(&(params.*member)) -
+                                            reinterpret_cast<const char*>(&params));
+  }
+
+  /// Members, each with its value: a number, which is converted to the member's type, or an
+  /// argument.
+  template <typename Member, typename Value, typename... More>
+  void set(Member Params::*member, const Value& value, const More&... more) {
+    add(member, argument_for<Member>(value));
+    set(more...);
+  }
+  void set() {}
+
+  /// The same for members that are pointers to tensors, by their names. Those that the options
+  /// leave out stay null.
+  template <typename Member, typename... More>
+  void set_tensors(const TensorPlaces& places, Member Params::*member, const char* name,
+                   const More&... more) {
+    if (places.at(name) != absent) add(member, tensor_of(places, name));
+    set_tensors(places, more...);
+  }
+  void set_tensors(const TensorPlaces&) {}
+
+  /// The members of a struct within this one, as set in the parameters of such a struct alone.
+  template <typename Inner>
+  void set_struct(Inner Params::*member, const ParameterStruct& inner) {
+    for (const ParameterStruct::Field& field : inner.fields)
+      parameters_.fields.push_back({offset_of(member) + field.offset, field.value});
+  }
+
+  /// A member that points to scratch memory, which joins the program's.
+  template <typename Member>
+  void set_scratch(Program& program, Member Params::*member, std::int64_t bytes) {
+    program.scratch.push_back({static_cast<std::size_t>(bytes)});
+    add(member, ScratchArgument{program.scratch.size() - 1});
+  }
+
+ private:
+  template <typename Member>
+  void add(Member Params::*member, Argument value) {
+    parameters_.fields.push_back({offset_of(member), std::move(value)});
+  }
+
+  template <typename Member, typename Value>
+  static Argument argument_for(const Value& value) {
+    if constexpr (std::is_arithmetic_v<Value>) {
+      static_assert(std::is_arithmetic_v<Member>, "a pointer takes a tensor or scratch memory");
+      if constexpr (std::floating_point<Member>)
+        return static_cast<float>(value);
+      else if constexpr (sizeof(Member) == 4)
+        return static_cast<std::int32_t>(value);
+      else
+        return static_cast<std::int64_t>(value);
+    } else {
+      return value;
+    }
+  }
+
+  ParameterStruct& parameters_;
+  std::size_t base_;
+};
+
+}  // namespace fftune
