@@ -316,18 +316,16 @@ std::vector<const Family*> forward_families() {
         {gate_up, down},
         "cpu_plain",
         "plain loops for any sizes: the fallback"}});
-  static const auto gate_up_cuda = expand_family(gate_up_expansion, "expand_gate_up"),
-                    gate_up_cpu = cpu_expand_family(gate_up_expansion, "cpu_expand_gate_up"),
-                    down_cuda = expand_family(down_expansion, "expand_down"),
-                    down_cpu = cpu_expand_family(down_expansion, "cpu_expand_down");
-  static const auto x_cuda = quantise_family(x_quantisation, "quantise"),
-                    x_cpu = cpu_quantise_family(x_quantisation, "cpu_quantise"),
-                    hidden_cuda = quantise_family(hidden_quantisation, "quantise_hidden"),
-                    hidden_cpu = cpu_quantise_family(hidden_quantisation, "cpu_quantise_hidden");
-  auto all = addresses_of(families);
-  all.insert(all.end(), {&gate_up_cuda, &gate_up_cpu, &down_cuda, &down_cpu, &x_cuda, &x_cpu,
-                         &hidden_cuda, &hidden_cpu});
-  return all;
+  static const std::vector expansions{
+      expand_family(gate_up_expansion), cpu_expand_family(gate_up_expansion),
+      expand_family(down_expansion), cpu_expand_family(down_expansion)};
+  static const std::vector quantisations{
+      quantise_family(x_quantisation), cpu_quantise_family(x_quantisation),
+      quantise_family(hidden_quantisation), cpu_quantise_family(hidden_quantisation)};
+  auto listed = addresses_of(families);
+  append(listed, addresses_of(expansions));
+  append(listed, addresses_of(quantisations));
+  return listed;
 }
 
 std::vector<const Family*> backward_families() {

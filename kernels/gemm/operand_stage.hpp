@@ -20,17 +20,16 @@ struct OperandStage {
   Operands (*operands)(const Problem&) = nullptr;
 };
 
-/// A family of such a stage: a fallback.
+/// A family of such a stage: a fallback. It has the stage's name, on the CPU with "cpu_" in front.
 template <typename Operands>
 class OperandFamily final : public StageFamily {
  public:
   using Prepare = Program (*)(const OperandStage<Operands>&, const Problem&, const DeviceFacts&);
   using Refuse = std::optional<std::string> (*)(const Problem&, const DeviceFacts&);
-  /// `name` and `summary` are literals. `refuse` tells problems whose operands are ready as they
-  /// are.
-  OperandFamily(const OperandStage<Operands>& stage, const char* name, std::string_view summary,
-                const char* source, DeviceKind kind, Refuse refuse, Prepare prepare)
-      : StageFamily({.name = name,
+  /// `summary` is a literal. `refuse` tells problems whose operands are ready as they are.
+  OperandFamily(const OperandStage<Operands>& stage, std::string_view summary, const char* source,
+                DeviceKind kind, Refuse refuse, Prepare prepare)
+      : StageFamily({.name = {},
                      .summary = summary,
                      .device_kind = kind,
                      .stage = stage.name,
@@ -38,8 +37,11 @@ class OperandFamily final : public StageFamily {
                      .sources = {source},
                      .is_fallback = true,
                      .refusal = refuse}),
+        name_(std::string(kind == DeviceKind::cpu ? "cpu_" : "") + stage.name),
         stage_(stage),
         prepare_(prepare) {}
+
+  std::string_view name() const override { return name_; }
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
@@ -55,6 +57,7 @@ class OperandFamily final : public StageFamily {
   }
 
  private:
+  std::string name_;
   OperandStage<Operands> stage_;
   Prepare prepare_;
 };

@@ -107,13 +107,13 @@ std::vector<const Family*> families() {
        {simt_engine, {product, d_x, d_w}, "{}_fallback", fallback},
        {cpu_plain_engine, {product}, "cpu_plain", plain},
        {cpu_plain_engine, {d_x, d_w}, "cpu_{}_plain", plain}});
-  static const auto expand_cuda = expand_family(expansion, "expand");
-  static const auto expand_cpu = cpu_expand_family(expansion, "cpu_expand");
-  static const auto quantise_cuda = quantise_family(quantisation, "quantise");
-  static const auto quantise_cpu = cpu_quantise_family(quantisation, "cpu_quantise");
+  static const std::vector expansions{expand_family(expansion), cpu_expand_family(expansion)};
+  static const std::vector quantisations{quantise_family(quantisation),
+                                         cpu_quantise_family(quantisation)};
   auto families = addresses_of(gemms);
-  families.insert(families.end(), {&expand_cuda, &expand_cpu, &quantise_cuda, &quantise_cpu,
-                                   &d_bias_family(), &cpu_d_bias_family()});
+  append(families, addresses_of(expansions));
+  append(families, addresses_of(quantisations));
+  append(families, {&d_bias_family(), &cpu_d_bias_family()});
   return families;
 }
 

@@ -216,17 +216,15 @@ std::vector<const Family*> gemm_families() {
         {gate_up, down, d_hidden, d_x, d_gate_up, d_down},
         "cpu_{}_plain",
         plain}});
-  static const ExpandFamily expansions[] = {
-      expand_family(gate_up_expansion, "expand_gate_up"),
-      expand_family(down_expansion, "expand_down"),
-      cpu_expand_family(gate_up_expansion, "cpu_expand_gate_up"),
-      cpu_expand_family(down_expansion, "cpu_expand_down")};
-  auto all = addresses_of(families);
-  for (const ExpandFamily& expansion : expansions) all.push_back(&expansion);
-  static const auto quantise_cuda = quantise_family(quantisation, "quantise");
-  static const auto quantise_cpu = cpu_quantise_family(quantisation, "cpu_quantise");
-  all.insert(all.end(), {&quantise_cuda, &quantise_cpu});
-  return all;
+  static const std::vector expansions{
+      expand_family(gate_up_expansion), expand_family(down_expansion),
+      cpu_expand_family(gate_up_expansion), cpu_expand_family(down_expansion)};
+  static const std::vector quantisations{quantise_family(quantisation),
+                                         cpu_quantise_family(quantisation)};
+  auto listed = addresses_of(families);
+  append(listed, addresses_of(expansions));
+  append(listed, addresses_of(quantisations));
+  return listed;
 }
 
 }  // namespace fftune::moe

@@ -137,13 +137,13 @@ std::vector<const Family*> families() {
        "product_fallback",
        "any sizes, alignment and type, a head at a time: the fallback"},
       {cpu_plain_engine, {product}, "cpu_plain", "plain loops for any sizes: the fallback"}};
-  static const auto expand_cuda = expand_family(expansion, "expand");
-  static const auto expand_cpu = cpu_expand_family(expansion, "cpu_expand");
-  static const auto quantise_cuda = quantise_family(quantisation, "quantise");
-  static const auto quantise_cpu = cpu_quantise_family(quantisation, "cpu_quantise");
+  static const std::vector expansions{expand_family(expansion), cpu_expand_family(expansion)};
+  static const std::vector quantisations{quantise_family(quantisation),
+                                         cpu_quantise_family(quantisation)};
   auto families = addresses_of(gemms);
-  families.insert(families.end(), {&expand_cuda, &expand_cpu, &quantise_cuda, &quantise_cpu,
-                                   &heads_family(), &cpu_heads_family()});
+  append(families, addresses_of(expansions));
+  append(families, addresses_of(quantisations));
+  append(families, {&heads_family(), &cpu_heads_family()});
   return families;
 }
 

@@ -133,9 +133,8 @@ Program expand(const ExpandStage& stage, const Problem& problem, const DeviceFac
 
 }  // namespace
 
-ExpandFamily cpu_expand_family(const ExpandStage& stage, const char* name) {
+ExpandFamily cpu_expand_family(const ExpandStage& stage) {
   return {stage,
-          name,
           "packed weights to dense ones, by tiles of 16 rows",
           "gemm/packed/cpu_expand.cpp",
           DeviceKind::cpu,

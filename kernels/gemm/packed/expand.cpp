@@ -30,14 +30,10 @@ Program expand(const ExpandStage& stage, const Problem& problem, const DeviceFac
 
 }  // namespace
 
-ExpandFamily expand_family(const ExpandStage& stage, const char* name) {
-  return {stage,
-          name,
-          "packed weights to dense ones, for products of many tokens",
-          file,
-          DeviceKind::cuda,
-          refuse_dense,
-          expand};
+ExpandFamily expand_family(const ExpandStage& stage) {
+  return {stage,        "packed weights to dense ones, for products of many tokens",
+          file,         DeviceKind::cuda,
+          refuse_dense, expand};
 }
 
 }  // namespace fftune

@@ -77,9 +77,8 @@ void reference_expand(const std::vector<PackedWeight>& weights, ReferenceTensors
 
 using ExpandStage = OperandStage<std::vector<PackedWeight>>;
 using ExpandFamily = OperandFamily<std::vector<PackedWeight>>;
-/// `name` is a literal.
-ExpandFamily expand_family(const ExpandStage& stage, const char* name);
-ExpandFamily cpu_expand_family(const ExpandStage& stage, const char* name);
+ExpandFamily expand_family(const ExpandStage& stage);
+ExpandFamily cpu_expand_family(const ExpandStage& stage);
 
 /// Why the header is not that of a packed weight [n, k] in this layout, one line; empty: it is.
 std::string packed_header_error(const void* header, packed_code code, std::int64_t n,

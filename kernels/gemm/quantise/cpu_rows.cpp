@@ -38,14 +38,9 @@ Program quantise(const QuantiseStage& stage, const Problem& problem, const Devic
 
 }  // namespace
 
-QuantiseFamily cpu_quantise_family(const QuantiseStage& stage, const char* name) {
-  return {stage,
-          name,
-          quantise_summary,
-          "gemm/quantise/cpu_rows.cpp",
-          DeviceKind::cpu,
-          refuse_unquantised,
-          quantise};
+QuantiseFamily cpu_quantise_family(const QuantiseStage& stage) {
+  return {stage,           quantise_summary,   "gemm/quantise/cpu_rows.cpp",
+          DeviceKind::cpu, refuse_unquantised, quantise};
 }
 
 }  // namespace fftune

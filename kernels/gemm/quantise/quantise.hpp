@@ -80,8 +80,7 @@ using QuantiseFamily = OperandFamily<QuantisedRows>;
 constexpr const char* quantise_summary = "tokens to e4m3 with their scales";
 /// Why a family that quantises refuses a problem whose tokens it would leave alone.
 std::optional<std::string> refuse_unquantised(const Problem& problem, const DeviceFacts&);
-/// `name` is a literal.
-QuantiseFamily quantise_family(const QuantiseStage& stage, const char* name);
-QuantiseFamily cpu_quantise_family(const QuantiseStage& stage, const char* name);
+QuantiseFamily quantise_family(const QuantiseStage& stage);
+QuantiseFamily cpu_quantise_family(const QuantiseStage& stage);
 
 }  // namespace fftune

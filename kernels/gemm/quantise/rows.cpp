@@ -35,8 +35,8 @@ Program quantise(const QuantiseStage& stage, const Problem& problem, const Devic
 
 }  // namespace
 
-QuantiseFamily quantise_family(const QuantiseStage& stage, const char* name) {
-  return {stage, name, quantise_summary, file, DeviceKind::cuda, refuse_unquantised, quantise};
+QuantiseFamily quantise_family(const QuantiseStage& stage) {
+  return {stage, quantise_summary, file, DeviceKind::cuda, refuse_unquantised, quantise};
 }
 
 }  // namespace fftune
