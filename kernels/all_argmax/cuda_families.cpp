@@ -4,6 +4,7 @@
 #include "device/group_layout.hpp"
 #include "kernels/all_argmax/all_argmax.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/parameter_fields.hpp"
 #include "kernels/common/stage_family.hpp"
 
 namespace fftune::all_argmax {
@@ -29,17 +30,12 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
   all_reduce::set_group(
       parameters, program, form, places.at("group"),
       {offsetof(all_reduce_params, loopback), offsetof(all_reduce_params, table)});
-  const auto set = [&](std::size_t offset, Argument value) {
-    parameters.fields.push_back({offset, std::move(value)});
-  };
-  set(offsetof(all_reduce_params, x), TensorArgument{places.at("logit")});
-  set(offsetof(all_reduce_params, residual), TensorArgument{places.at("ids")});
-  set(offsetof(all_reduce_params, y), TensorArgument{places.at("best_logit")});
-  set(offsetof(all_reduce_params, sum), TensorArgument{places.at("best_ids")});
-  set(offsetof(all_reduce_params, rows), form.m);
-  set(offsetof(all_reduce_params, d), static_cast<std::int32_t>(problem.size("vocab")));
-  set(offsetof(all_reduce_params, tag),
-      static_cast<std::int32_t>(all_reduce::tag_of(problem, expression)));
+  using Params = all_reduce_params;
+  ParameterFields<Params> fields(parameters);
+  fields.set_tensors(places, &Params::x, "logit", &Params::residual, "ids", &Params::y,
+                     "best_logit", &Params::sum, "best_ids");
+  fields.set(&Params::rows, form.m, &Params::d, problem.size("vocab"), &Params::tag,
+             all_reduce::tag_of(problem, expression));
   launch.parameters = std::move(parameters);
   return program;
 }

@@ -6,6 +6,7 @@
 #include "device/group_layout.hpp"
 #include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/parameter_fields.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/common/struct_text.hpp"
 #include "registry/part_family.hpp"
@@ -37,25 +38,15 @@ KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts
       append_pdl_kernel(program, facts, file, expression, {static_cast<std::uint32_t>(grid)},
                         static_cast<std::uint32_t>(threads), {});
   ParameterStruct parameters{.bytes = sizeof(all_reduce_params), .fields = {}};
-  const auto set = [&](std::size_t offset, Argument value) {
-    parameters.fields.push_back({offset, std::move(value)});
-  };
-  const auto set_tensor = [&](std::size_t offset, const char* name) {
-    if (places.at(name) != absent) set(offset, TensorArgument{places.at(name)});
-  };
   set_group(parameters, program, form, places.at("group"),
             {offsetof(all_reduce_params, loopback), offsetof(all_reduce_params, table)});
-  set_tensor(offsetof(all_reduce_params, x), "x");
-  set_tensor(offsetof(all_reduce_params, residual), "residual");
-  set_tensor(offsetof(all_reduce_params, w), "w");
-  set_tensor(offsetof(all_reduce_params, y), "y");
-  set_tensor(offsetof(all_reduce_params, sum), "sum");
-  set_tensor(offsetof(all_reduce_params, scales), form.scale_given ? "y_scale" : "scale");
-  set(offsetof(all_reduce_params, rows), form.m);
-  set(offsetof(all_reduce_params, chunk_rows), chunk_rows);
-  set(offsetof(all_reduce_params, d), static_cast<std::int32_t>(form.d));
-  set(offsetof(all_reduce_params, eps), form.eps);
-  set(offsetof(all_reduce_params, tag), static_cast<std::int32_t>(tag_of(problem, expression)));
+  using Params = all_reduce_params;
+  ParameterFields<Params> fields(parameters);
+  fields.set_tensors(places, &Params::x, "x", &Params::residual, "residual", &Params::w, "w",
+                     &Params::y, "y", &Params::sum, "sum", &Params::scales,
+                     form.scale_given ? "y_scale" : "scale");
+  fields.set(&Params::rows, form.m, &Params::chunk_rows, chunk_rows, &Params::d, form.d,
+             &Params::eps, form.eps, &Params::tag, tag_of(problem, expression));
   launch.parameters = std::move(parameters);
   return launch;
 }

@@ -111,75 +111,42 @@ Launch::Launch(Program& program, const Problem& problem, const DeviceFacts& fact
   parameters_.bytes = bytes;
   using Params = attention_params;
   const std::size_t kv_offsets = at_.kv_offsets == absent ? at_.offsets : at_.kv_offsets;
-  for (const auto& [offset, place] : {std::pair{offsetof(Params, q), at_.q},
-                                      {offsetof(Params, k), at_.k},
-                                      {offsetof(Params, v), at_.v},
-                                      {offsetof(Params, out), at_.out},
-                                      {offsetof(Params, lse), at_.lse},
-                                      {offsetof(Params, bias), at_.bias},
-                                      {offsetof(Params, offsets), at_.offsets},
-                                      {offsetof(Params, kv_offsets), kv_offsets},
-                                      {offsetof(Params, lengths), at_.lengths},
-                                      {offsetof(Params, pages), at_.pages},
-                                      {offsetof(Params, sinks), at_.sinks},
-                                      {offsetof(Params, d_out), at_.d_out},
-                                      {offsetof(Params, dq), at_.dq},
-                                      {offsetof(Params, dk), at_.dk},
-                                      {offsetof(Params, dv), at_.dv},
-                                      {offsetof(Params, d_sinks), at_.d_sinks}})
-    set_tensor(offset, place);
+  attention().set_places(&Params::q, at_.q, &Params::k, at_.k, &Params::v, at_.v, &Params::out,
+                         at_.out, &Params::lse, at_.lse, &Params::bias, at_.bias, &Params::offsets,
+                         at_.offsets, &Params::kv_offsets, kv_offsets, &Params::lengths,
+                         at_.lengths, &Params::pages, at_.pages, &Params::sinks, at_.sinks,
+                         &Params::d_out, at_.d_out, &Params::dq, at_.dq, &Params::dk, at_.dk,
+                         &Params::dv, at_.dv, &Params::d_sinks, at_.d_sinks);
   set_sizes();
   if (layer_.mask == Mask::packed) {
-    set_tensor(offsetof(attention_params, mask_bits), at_.mask_bits);
-    set_tensor(offsetof(attention_params, mask_flags), at_.mask_flags);
+    attention().set_places(&Params::mask_bits, at_.mask_bits, &Params::mask_flags, at_.mask_flags);
   } else if (layer_.mask == Mask::boolean) {
     const MaskShape shape{layer_.b * layer_.mask_heads(), layer_.s, layer_.kv};
     const auto bits = scratch(shape.bits_bytes()), flags = scratch(shape.flags_bytes());
-    set_attention(offsetof(attention_params, mask_bits), bits);
-    set_attention(offsetof(attention_params, mask_flags), flags);
+    attention().set(&Params::mask_bits, bits, &Params::mask_flags, flags);
     append_pack_mask(program, facts, shape, TensorArgument{at_.mask}, bits, flags);
   }
-}
-
-void Launch::set_tensor(std::size_t offset, std::size_t place) {
-  if (place != absent) set_attention(offset, TensorArgument{place});
 }
 
 void Launch::set_sizes() {
   using Params = attention_params;
   const std::int64_t out_row = layer_.heads * layer_.v_dim, matrix = layer_.s * layer_.kv;
   const std::int64_t bias_of_sequence = matrix * (layer_.bias_of_head ? layer_.heads : 1);
-  for (const auto& [offset, elements] :
-       {std::pair{offsetof(Params, q_batch), layer_.s * layer_.q_row},
-        {offsetof(Params, k_batch), layer_.kv * layer_.k_row},
-        {offsetof(Params, v_batch), layer_.kv * layer_.v_row},
-        {offsetof(Params, out_batch), layer_.s * out_row},
-        {offsetof(Params, bias_head), layer_.bias_of_head ? matrix : 0},
-        {offsetof(Params, bias_batch), layer_.bias_of_sequence ? bias_of_sequence : 0}})
-    set_attention(offset, elements);
-  for (const auto& [offset, value] : {std::pair{offsetof(Params, q_row), layer_.q_row},
-                                      {offsetof(Params, k_row), layer_.k_row},
-                                      {offsetof(Params, v_row), layer_.v_row},
-                                      {offsetof(Params, out_row), out_row},
-                                      {offsetof(Params, kv_head), layer_.kv_head},
-                                      {offsetof(Params, bias_row), layer_.kv},
-                                      {offsetof(Params, batch), layer_.b},
-                                      {offsetof(Params, heads), layer_.heads},
-                                      {offsetof(Params, kv_heads), layer_.kv_heads},
-                                      {offsetof(Params, q_len), layer_.s},
-                                      {offsetof(Params, kv_len), layer_.kv},
-                                      {offsetof(Params, mask_heads), layer_.mask_heads()},
-                                      {offsetof(Params, window), layer_.window},
-                                      {offsetof(Params, page), layer_.page},
-                                      {offsetof(Params, page_count), layer_.pages}})
-    set_attention(offset, static_cast<std::int32_t>(value));
-  set_attention(offsetof(Params, scale), layer_.scale);
-  set_attention(offsetof(Params, softcap), layer_.softcap);
+  attention().set(
+      &Params::q_batch, layer_.s * layer_.q_row, &Params::k_batch, layer_.kv * layer_.k_row,
+      &Params::v_batch, layer_.kv * layer_.v_row, &Params::out_batch, layer_.s * out_row,
+      &Params::bias_head, layer_.bias_of_head ? matrix : 0, &Params::bias_batch,
+      layer_.bias_of_sequence ? bias_of_sequence : 0, &Params::q_row, layer_.q_row, &Params::k_row,
+      layer_.k_row, &Params::v_row, layer_.v_row, &Params::out_row, out_row, &Params::kv_head,
+      layer_.kv_head, &Params::bias_row, layer_.kv, &Params::batch, layer_.b, &Params::heads,
+      layer_.heads, &Params::kv_heads, layer_.kv_heads, &Params::q_len, layer_.s, &Params::kv_len,
+      layer_.kv, &Params::mask_heads, layer_.mask_heads(), &Params::window, layer_.window,
+      &Params::page, layer_.page, &Params::page_count, layer_.pages, &Params::scale, layer_.scale,
+      &Params::softcap, layer_.softcap);
 }
 
 void Launch::set_group(std::int64_t kv_heads, std::int64_t packed_heads) {
-  set_attention(offsetof(attention_params, group),
-                static_cast<std::int32_t>(kv_heads * layer_.group() / packed_heads));
+  attention().set(&attention_params::group, kv_heads * layer_.group() / packed_heads);
 }
 
 ScratchArgument Launch::scratch(std::int64_t bytes, bool zeroed) {
@@ -191,10 +158,9 @@ ScratchArgument Launch::scratch(std::int64_t bytes, bool zeroed) {
 
 KernelLaunch& Launch::append(const std::string& file, const std::string& expression, Dim3 grid,
                              int threads, int shared_bytes) {
-  auto& launch =
-      append_kernel(program_, file, expression, grid, static_cast<std::uint32_t>(threads), {});
+  auto& launch = append_pdl_kernel(program_, facts_, file, expression, grid,
+                                   static_cast<std::uint32_t>(threads), {});
   launch.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
-  launch.programmatic = facts_.compute_capability >= 90;
   launch.parameters = parameters_;
   return launch;
 }
@@ -212,10 +178,9 @@ Launch forward_launch(Program& program, const Problem& problem, const DeviceFact
   const Layer layer = layer_of(problem);
   if (!layer.cache_format.e4m3) return {program, problem, facts, sizeof(attention_params)};
   Launch launch(program, problem, facts, sizeof(Params), offsetof(Params, attention));
-  launch.set(offsetof(Params, k_scale), TensorArgument{launch.places().k_scale});
-  launch.set(offsetof(Params, v_scale), TensorArgument{launch.places().v_scale});
-  launch.set(offsetof(Params, scale_of_head),
-             std::int32_t{layer.cache_format.scale_of_head ? 1 : 0});
+  launch.fields<Params>().set(&Params::k_scale, TensorArgument{launch.places().k_scale},
+                              &Params::v_scale, TensorArgument{launch.places().v_scale},
+                              &Params::scale_of_head, layer.cache_format.scale_of_head);
   return launch;
 }
 
@@ -225,19 +190,12 @@ Launch backward_launch(Program& program, const Problem& problem, const DeviceFac
   const Layer& layer = launch.layer();
   const std::int64_t row = layer.heads * layer.dim, kv_row = layer.kv_heads * layer.dim;
   const std::int64_t out_row = layer.heads * layer.v_dim, v_row = layer.kv_heads * layer.v_dim;
-  const auto whole = [&](std::size_t offset, std::int64_t value) {
-    launch.set(offset, static_cast<std::int32_t>(value));
-  };
-  launch.set(offsetof(Params, d_out_batch), layer.s * out_row);
-  launch.set(offsetof(Params, dq_batch), layer.s * row);
-  launch.set(offsetof(Params, dk_batch), layer.kv * kv_row);
-  launch.set(offsetof(Params, dv_batch), layer.kv * v_row);
-  whole(offsetof(Params, d_out_row), out_row);
-  whole(offsetof(Params, dq_row), row);
-  whole(offsetof(Params, dk_row), kv_row);
-  whole(offsetof(Params, dv_row), v_row);
-  launch.set_attention(offsetof(attention_params, delta),
-                       launch.scratch(layer.q_tokens() * layer.heads * 4));
+  launch.fields<Params>().set(
+      &Params::d_out_batch, layer.s * out_row, &Params::dq_batch, layer.s * row, &Params::dk_batch,
+      layer.kv * kv_row, &Params::dv_batch, layer.kv * v_row, &Params::d_out_row, out_row,
+      &Params::dq_row, row, &Params::dk_row, kv_row, &Params::dv_row, v_row);
+  launch.attention().set(&attention_params::delta,
+                         launch.scratch(layer.q_tokens() * layer.heads * 4));
   return launch;
 }
 

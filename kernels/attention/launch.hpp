@@ -12,6 +12,7 @@
 #include "kernels/attention/attention.hpp"
 #include "kernels/attention/form.cuh"
 #include "kernels/attention/params.cuh"
+#include "kernels/common/parameter_fields.hpp"
 
 namespace fftune::attention {
 
@@ -49,12 +50,15 @@ class Launch {
   const Layer& layer() const { return layer_; }
   const Places& places() const { return at_; }
 
-  /// A field of the struct.
-  void set(std::size_t offset, Argument value) {
-    parameters_.fields.push_back({offset, std::move(value)});
+  /// The struct that the kernels take, by its type.
+  template <class Params>
+  ParameterFields<Params> fields() {
+    return ParameterFields<Params>(parameters_);
   }
-  /// A field of attention_params.
-  void set_attention(std::size_t offset, Argument value) { set(base_ + offset, std::move(value)); }
+  /// The attention_params in it.
+  ParameterFields<attention_params> attention() {
+    return ParameterFields<attention_params>(parameters_, base_);
+  }
   /// attention_params::group of a kernel whose CTAs have queries of `packed_heads` heads: those
   /// that read `kv_heads` heads of keys and values.
   void set_group(std::int64_t kv_heads, std::int64_t packed_heads = 1);
@@ -67,7 +71,6 @@ class Launch {
                        int threads, int shared_bytes = 0);
 
  private:
-  void set_tensor(std::size_t offset, std::size_t place);
   void set_sizes();
 
   Program& program_;

@@ -46,6 +46,14 @@ class ParameterFields {
   }
   void set_tensors(const TensorPlaces&) {}
 
+  /// The same by their positions, or `absent`.
+  template <typename Member, typename... More>
+  void set_places(Member Params::*member, std::size_t place, const More&... more) {
+    if (place != absent) add(member, TensorArgument{place});
+    set_places(more...);
+  }
+  void set_places() {}
+
   /// The members of a struct within this one, as set in the parameters of such a struct alone.
   template <typename Inner>
   void set_struct(Inner Params::*member, const ParameterStruct& inner) {

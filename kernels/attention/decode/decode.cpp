@@ -213,8 +213,8 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   const attention_form form = form_of(layer);
   const attention_decode_grid grid = grid_of(layer, facts, config);
   const bool cuts = cuts_sequences(layer, grid);
-  launch.set_attention(offsetof(attention_params, partials),
-                       launch.scratch(cuts ? grid.partial_bytes(form, config) : 0));
+  launch.attention().set(&attention_params::partials,
+                         launch.scratch(cuts ? grid.partial_bytes(form, config) : 0));
   launch.append(
       file,
       fmt::format("attention_decode{}<{}, {}>", form.e4m3 ? "_e4m3" : "",

@@ -253,27 +253,22 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
                ? heads_map(tensors.layer, tensor, row_of_tensor, of_keys, tokens, box_columns)
                : rows_map(tensors.layer, tensor, row_of_tensor, of_keys, tokens, box_columns);
   };
-  launch.set(offsetof(sm90_backward_params, q), map(tensors.q, tensors.layer.q_row, false));
-  launch.set(offsetof(sm90_backward_params, d_out),
-             map(tensors.d_out, layer.heads * tensors.layer.dim, false));
-  launch.set(offsetof(sm90_backward_params, k), map(tensors.k, tensors.layer.k_row, true));
-  launch.set(offsetof(sm90_backward_params, v), map(tensors.v, tensors.layer.v_row, true));
-  launch.set(offsetof(sm90_backward_params, d_out_batch), layer.s * row);
-  launch.set(offsetof(sm90_backward_params, dq_batch), layer.s * row);
-  launch.set(offsetof(sm90_backward_params, dk_batch), layer.kv * kv_row);
-  launch.set(offsetof(sm90_backward_params, dv_batch), layer.kv * kv_row);
-  launch.set(offsetof(sm90_backward_params, d_out_row), small(row));
-  launch.set(offsetof(sm90_backward_params, dq_row), small(row));
-  launch.set(offsetof(sm90_backward_params, dk_row), small(kv_row));
-  launch.set(offsetof(sm90_backward_params, dv_row), small(kv_row));
-  launch.set(offsetof(sm90_backward_params, padded_rows), small(padded));
-  launch.set_attention(offsetof(attention_params, group), static_cast<std::int32_t>(config.group));
-  launch.set_attention(offsetof(attention_params, delta), launch.scratch(layer.heads * padded * 4));
-  launch.set_attention(offsetof(attention_params, dq_partials),
-                       launch.scratch(layer.heads * query_blocks * plan.dq_words * 4));
-  launch.set(offsetof(sm90_backward_params, lse_log2), launch.scratch(layer.heads * padded * 4));
+  using Params = sm90_backward_params;
+  auto fields = launch.fields<Params>();
+  fields.set(&Params::q, map(tensors.q, tensors.layer.q_row, false), &Params::d_out,
+             map(tensors.d_out, layer.heads * tensors.layer.dim, false), &Params::k,
+             map(tensors.k, tensors.layer.k_row, true), &Params::v,
+             map(tensors.v, tensors.layer.v_row, true), &Params::d_out_batch, layer.s * row,
+             &Params::dq_batch, layer.s * row, &Params::dk_batch, layer.kv * kv_row,
+             &Params::dv_batch, layer.kv * kv_row, &Params::d_out_row, row, &Params::dq_row, row,
+             &Params::dk_row, kv_row, &Params::dv_row, kv_row, &Params::padded_rows, padded);
+  const auto delta = launch.scratch(layer.heads * padded * 4),
+             dq_partials = launch.scratch(layer.heads * query_blocks * plan.dq_words * 4);
+  launch.attention().set(&attention_params::group, config.group, &attention_params::delta, delta,
+                         &attention_params::dq_partials, dq_partials);
+  fields.set(&Params::lse_log2, launch.scratch(layer.heads * padded * 4));
   if (layer.deterministic)
-    launch.set(offsetof(sm90_backward_params, turns),
+    fields.set(&Params::turns,
                launch.scratch(layer.heads * query_blocks * config.mma_warpgroups * 4));
 
   const auto append = [&](const char* kernel, Dim3 grid, int threads, int shared_bytes = 0) {
@@ -292,9 +287,10 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   };
   const std::int64_t converted = converted_beside(layer, config);
   if (config.beside) {
-    launch.set(offsetof(sm90_backward_params, prepared), launch.scratch(kv_matrices(layer) * 4));
-    launch.set(offsetof(sm90_backward_params, finished), launch.scratch(kv_matrices(layer) * 4));
-    launch.set(offsetof(sm90_backward_params, first_converted), small(converted * layer.group()));
+    const auto prepared = launch.scratch(kv_matrices(layer) * 4),
+               finished = launch.scratch(kv_matrices(layer) * 4);
+    fields.set(&Params::prepared, prepared, &Params::finished, finished, &Params::first_converted,
+               converted * layer.group());
   }
   append("prepare", of_heads(prepared_by_launch(layer, config)), row_threads);
   append("sm90", {static_cast<std::uint32_t>(key_blocks * kv_matrices(layer)), 1, 1}, plan.threads,

@@ -441,20 +441,20 @@ void set_tensor_maps(Program& program, Launch& launch, const DeviceFacts& facts,
                      const attention_sm90_plan& plan, const attention_sm90_config& config) {
   const HeadTensors tensors = head_tensors(program, launch, facts);
   const Layer& layer = tensors.layer;
-  const auto set = [&](std::size_t offset, const Pointer& tensor, std::int64_t row, bool of_keys,
-                       int tokens, int columns, int heads) {
-    launch.set(offset, plan.head_boxes || heads > 1
-                           ? heads_map(layer, tensor, row, of_keys, tokens, columns, heads)
-                           : rows_map(layer, tensor, row, of_keys, tokens, columns));
+  const auto map = [&](const Pointer& tensor, std::int64_t row, bool of_keys, int tokens,
+                       int columns, int heads) {
+    return plan.head_boxes || heads > 1
+               ? heads_map(layer, tensor, row, of_keys, tokens, columns, heads)
+               : rows_map(layer, tensor, row, of_keys, tokens, columns);
   };
   using Params = attention_sm90_params;
-  set(offsetof(Params, q), tensors.q, layer.q_row, false, plan.part_queries, plan.slab_columns,
-      config.packed_heads);
-  set(offsetof(Params, k), tensors.k, layer.k_row, true, config.bn, plan.slab_columns, 1);
-  set(offsetof(Params, v), tensors.v, layer.v_row, true, config.bn, plan.value_slab_columns, 1);
+  launch.fields<Params>().set(
+      &Params::q,
+      map(tensors.q, layer.q_row, false, plan.part_queries, plan.slab_columns, config.packed_heads),
+      &Params::k, map(tensors.k, layer.k_row, true, config.bn, plan.slab_columns, 1), &Params::v,
+      map(tensors.v, layer.v_row, true, config.bn, plan.value_slab_columns, 1));
   if (layer.kv_head != launch.layer().kv_head)
-    launch.set_attention(offsetof(attention_params, kv_head),
-                         static_cast<std::int32_t>(layer.kv_head));
+    launch.attention().set(&attention_params::kv_head, layer.kv_head);
 }
 
 }  // namespace
@@ -475,12 +475,14 @@ Program forward_program(const Problem& problem, const DeviceFacts& facts, std::s
   const Layer& layer = launch.layer();
   launch.set_group(group, config.packed_heads);
   set_tensor_maps(program, launch, facts, plan, config);
-  if (config.dynamic) launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(8));
+  if (config.dynamic)
+    launch.fields<attention_sm90_params>().set(&attention_sm90_params::next_tile,
+                                               launch.scratch(8));
   std::int64_t ctas = query_tiles(layer, plan.bm, config.packed_heads);
   if (config.divided) {
     ctas *= quotient_up(layer.kv, config.chunk);
-    launch.set_attention(offsetof(attention_params, partials),
-                         launch.scratch(bytes_of_chunks(layer, config.chunk)));
+    launch.attention().set(&attention_params::partials,
+                           launch.scratch(bytes_of_chunks(layer, config.chunk)));
   }
   if (most_ctas > 0) ctas = std::min(ctas, most_ctas);
   const auto append = [&](std::string_view name, std::int64_t blocks, int threads, int shared) {
