@@ -19,10 +19,10 @@ namespace {
 std::int64_t document_of(std::int64_t position, std::int64_t length) {
   constexpr std::int64_t parts = 8;
   const std::int64_t part = std::max<std::int64_t>(1, length / parts);
-  const std::int64_t own = position / part;
-  const auto late = static_cast<std::int64_t>(mix(static_cast<std::uint64_t>(own) + golden) %
+  const std::int64_t document = position / part;
+  const auto late = static_cast<std::int64_t>(mix(static_cast<std::uint64_t>(document) + golden) %
                                               static_cast<std::uint64_t>(part / 2 + 1));
-  return position % part < late ? own - 1 : own;
+  return position % part < late ? document - 1 : document;
 }
 
 template <typename Visit>

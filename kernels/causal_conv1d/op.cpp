@@ -55,12 +55,12 @@ class TensorList {
     return spec;
   }
   TensorSpec& add_states(const char* name, Role role, std::int64_t slots) {
-    const std::int64_t own = layer_.entries * layer_.channels;
+    const std::int64_t elements = layer_.entries * layer_.channels;
     std::vector<std::int64_t> shape{slots, layer_.entries, layer_.channels};
     if (layer_.channels_first) std::swap(shape[1], shape[2]);
-    if (layer_.state_row != own) shape = {slots, layer_.state_row};
+    if (layer_.state_row != elements) shape = {slots, layer_.state_row};
     TensorSpec& spec = add({name, layer_.dtype, std::move(shape), role, 1});
-    spec.behind = layer_.state_row - own;
+    spec.behind = layer_.state_row - elements;
     return spec;
   }
   void add_counts(const char* name, DType dtype, std::int64_t count, DrawValues draw) {
@@ -94,9 +94,9 @@ std::string contradiction(const Problem& problem) {
     return fmt::format("entries={} is less than width - 1 = {}: a state holds the history",
                        layer.entries, layer.width - 1);
   if (layer.state == State::pass)
-    for (const bool own : {problem.sizes.contains("slots"), layer.flagged, layer.accepted,
-                           problem.sizes.contains("state-row")})
-      if (own) return "state=pass has neither slots, has-state, accepted nor state-row";
+    for (const bool stated : {problem.sizes.contains("slots"), layer.flagged, layer.accepted,
+                              problem.sizes.contains("state-row")})
+      if (stated) return "state=pass has neither slots, has-state, accepted nor state-row";
   if (layer.indexed && layer.slots < layer.b)
     return fmt::format("slots={} is less than b={}: sequences do not share a slot", layer.slots,
                        layer.b);

@@ -124,9 +124,9 @@ std::vector<KnownModel> models() {
   const std::map<std::string, std::string> options{
       {"gate", "softplus"}, {"beta", "sigmoid"}, {"qk-norm", "l2"}};
   const auto kimi = [&](std::string gate) {
-    auto own = options;
-    own["decay"] = "channel", own["gate"] = std::move(gate);
-    return own;
+    auto by_channel = options;
+    by_channel["decay"] = "channel", by_channel["gate"] = std::move(gate);
+    return by_channel;
   };
   return {{"qwen3-next-80b-a3b",
            {{"heads", 16}, {"v-heads", 32}, {"dim", 128}, {"v-dim", 128}},

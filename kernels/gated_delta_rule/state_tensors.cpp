@@ -34,15 +34,15 @@ TensorSpec& TensorList::rows(std::string name, DType dtype, Role role, std::int6
                              std::int64_t features, std::int64_t row) {
   std::vector<std::int64_t> shape{layer_.b, layer_.s};
   if (layer_.packed) shape = {layer_.s};
-  const std::int64_t own = heads * features;
-  if (row == 0 || row == own) {
+  const std::int64_t width = heads * features;
+  if (row == 0 || row == width) {
     shape.push_back(heads);
     if (features > 1) shape.push_back(features);
   } else {
     shape.push_back(row);
   }
   TensorSpec& spec = add({std::move(name), dtype, std::move(shape), role, 1});
-  if (row > own) spec.behind = row - own;
+  if (row > width) spec.behind = row - width;
   return spec;
 }
 

@@ -59,8 +59,8 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   add(cache_of(layer));
   if (layer.page > 0)
     add({"pages", DType::i32, {layer.b, layer.pages_of_sequence()}}).draw =
-        [all = layer.pages](std::uint64_t seed, std::span<double> values) {
-          attention::draw_pages(seed, all, values);
+        [count = layer.pages](std::uint64_t seed, std::span<double> values) {
+          attention::draw_pages(seed, count, values);
         };
   if (layer.lengths)
     add({"lengths", DType::i32, {layer.b}}).draw = [most = layer.usual_kv()](

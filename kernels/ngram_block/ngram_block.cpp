@@ -176,8 +176,8 @@ class NgramBlock final : public DescribedOp {
                                  row / static_cast<std::size_t>(rows.beams));
         ids.assign(prefix.begin(), prefix.end());
       }
-      const auto own = text("ids", "lengths", rows.len, row);
-      ids.insert(ids.end(), own.begin(), own.end());
+      const auto row_ids = text("ids", "lengths", rows.len, row);
+      ids.insert(ids.end(), row_ids.begin(), row_ids.end());
       const auto n = rows.own_n ? static_cast<std::int64_t>(tensors.at("n")[row]) : rows.n;
       block_row(rows, ids, n, logits.data() + row * static_cast<std::size_t>(rows.vocab),
                 invalid[row]);
