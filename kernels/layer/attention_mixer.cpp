@@ -5,7 +5,6 @@
 
 #include "kernels/attention/attention.hpp"
 #include "kernels/common/op_parts.hpp"
-#include "kernels/gated_rmsnorm/gated_rmsnorm.hpp"
 #include "kernels/layer/mixer.hpp"
 #include "kernels/layer/sequences.hpp"
 #include "kernels/qkv/qkv.hpp"
@@ -61,23 +60,6 @@ void add_qkv(PartList& parts, const MixerPlace& place) {
              {"bias", "b_qkv"}});
 }
 
-/// Sigmoids of a product that multiply the output, where there are such; returns the output's name.
-const char* add_output_gate(PartList& parts, const MixerPlace& place, std::int64_t features) {
-  const Problem& problem = parts.problem();
-  const std::string gate = option_or(problem, "output-gate", "no");
-  if (gate == "no") return "attended";
-  const std::int64_t heads = problem.size("heads");
-  add_mixer_product(parts, "gate",
-                    {{"k", problem.size("d")}, {"n", gate == "heads" ? heads : features}},
-                    {{"bias", "no"}}, {{"x", place.x}, {"y", "output_gates"}}, "w_g", "b_g");
-  parts.add(
-      "gated", gated_rmsnorm_op(),
-      {{"m", parts.tokens()}, {"groups", heads}, {"d", problem.size("dim")}},
-      {{"norm", "none"}, {"gate", "sigmoid"}, {"gate-for", gate == "heads" ? "norm" : "feature"}},
-      {{"x", "attended"}, {"z", "output_gates"}, {"y", "gated"}});
-  return "gated";
-}
-
 void add_attention_parts(PartList& parts, const MixerPlace& place) {
   const Problem& problem = parts.problem();
   add_qkv(parts, place);
@@ -99,7 +81,7 @@ void add_attention_parts(PartList& parts, const MixerPlace& place) {
   parts.add("attention", attention_op(), std::move(sizes), std::move(options),
             {{"k", "k_cache"}, {"v", "v_cache"}, {"out", "attended"}});
   const std::int64_t features = problem.size("heads") * problem.size("dim");
-  add_out_product(parts, place, add_output_gate(parts, place, features), features);
+  add_out_product(parts, place, add_output_gate(parts, place, problem.size("dim")), features);
 }
 
 std::string contradiction_of_attention(const Problem& problem) {
@@ -116,7 +98,7 @@ std::vector<PartKind> attention_part_kinds() {
            {qkv::stage_expand, qkv::stage_quantise, qkv::stage_product, qkv::stage_heads}},
           {"attention", attention_op, {stage_forward}},
           mixer_product_kind("gate"),
-          {"gated", gated_rmsnorm_op, {stage_forward}}};
+          output_gate_kind()};
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Linear attention by the gated delta rule, as in Qwen3.5 and OLMo-Hybrid: q, k and v pass a short
 // convolution with SiLU, the rule reads and writes a state of each value head, and its output is
-// normalised, with a gate behind the norm.
+// normalised, with a gate behind the norm. Kimi Delta Attention has decays of features, and a
+// sigmoid in the gate.
 //
 // q, k and v have products and convolutions of their own, whose weights may be rows of one. Their
 // convolutions' states are parts of one [batch, channels, width], as transformers' caches have it.
@@ -18,66 +19,77 @@
 namespace fftune::layer {
 namespace {
 
-void add_gated_delta_parts(PartList& parts, const MixerPlace& place) {
+/// The decays' inputs and the gates of the output. Those of features may go by way of latents.
+void add_gates(PartList& parts, const MixerPlace& place, std::int64_t decays, std::int64_t values) {
   const Problem& problem = parts.problem();
-  const std::int64_t heads = problem.size("heads"), dim = problem.size("dim"),
-                     v_heads = size_or(problem, "v-heads", heads), v_dim = problem.size("v-dim"),
-                     keys = heads * dim, values = v_heads * v_dim, width = problem.size("width"),
-                     batch = problem.size("batch"), s = size_or(problem, "s", 1);
-  const auto add_product = [&](const char* name, const char* y, const char* w, std::int64_t n) {
-    add_mixer_product(parts, name, {{"k", problem.size("d")}, {"n", n}}, {{"bias", "no"}},
-                      {{"x", place.x}, {"y", y}}, w, "");
-  };
-  const auto add_conv = [&](const char* name, const std::string& of, std::int64_t channels) {
-    parts.add(name, causal_conv1d_op(),
-              {{"s", s},
-               {"b", batch},
-               {"channels", channels},
-               {"width", width},
-               {"state-row", (2 * keys + values) * width}},
-              {{"layout", "bsc"},
-               {"act", "silu"},
-               {"bias", "no"},
-               {"state", "update"},
-               {"state-order", "channels"}},
-              {{"x", of + "_projected"},
-               {"w", "w_conv_" + of},
-               {"state", "conv_" + of + "_state"},
-               {"y", of}});
-  };
-  add_product("in_q", "q_projected", "w_q", keys);
-  add_product("in_k", "k_projected", "w_k", keys);
-  add_product("in_v", "v_projected", "w_v", values);
-  add_product("in_z", "output_gates", "w_z", values);
-  add_product("in_b", "beta_logits", "w_b", v_heads);
-  add_product("in_a", "decay_inputs", "w_a", v_heads);
-  add_conv("conv_q", "q", keys);
-  add_conv("conv_k", "k", keys);
-  add_conv("conv_v", "v", values);
+  const std::int64_t d = problem.size("d"), rank = size_or(problem, "gate-rank", 0);
+  if (rank == 0) {
+    add_plain_product(parts, {"in_a", place.x, "w_a", "decay_inputs"}, d, decays);
+    add_plain_product(parts, {"in_z", place.x, "w_z", "output_gates"}, d, values);
+    return;
+  }
+  add_plain_product(parts, {"in_a_low", place.x, "w_a_low", "decay_latents"}, d, rank);
+  add_plain_product(parts, {"in_a", "decay_latents", "w_a", "decay_inputs"}, rank, decays);
+  add_plain_product(parts, {"in_z_low", place.x, "w_z_low", "gate_latents"}, d, rank);
+  add_plain_product(parts, {"in_z", "gate_latents", "w_z", "output_gates"}, rank, values);
+}
+
+PartList::Options rule_options(const Problem& problem, bool of_features) {
   PartList::Options rule{{"gate", "softplus"}, {"beta", "sigmoid"},    {"qk-norm", "l2"},
                          {"indices", "yes"},   {"state-layout", "kv"}, {"null-index", "-1"}};
   if (problem.options.contains("beta-scale")) rule["beta-scale"] = problem.option("beta-scale");
+  if (of_features) rule["decay"] = "channel";
+  if (problem.options.contains("gate-bound")) {
+    rule["gate"] = "bounded";
+    rule["gate-bound"] = problem.option("gate-bound");
+  }
+  return rule;
+}
+
+void add_delta_parts(PartList& parts, const MixerPlace& place, bool of_features) {
+  const Problem& problem = parts.problem();
+  const std::int64_t heads = problem.size("heads"), dim = problem.size("dim"),
+                     v_heads = size_or(problem, "v-heads", heads), v_dim = problem.size("v-dim"),
+                     keys = heads * dim, values = v_heads * v_dim, batch = problem.size("batch"),
+                     d = problem.size("d"), channels = 2 * keys + values;
+  add_plain_product(parts, {"in_q", place.x, "w_q", "q_projected"}, d, keys);
+  add_plain_product(parts, {"in_k", place.x, "w_k", "k_projected"}, d, keys);
+  add_plain_product(parts, {"in_v", place.x, "w_v", "v_projected"}, d, values);
+  add_plain_product(parts, {"in_b", place.x, "w_b", "beta_logits"}, d, v_heads);
+  add_gates(parts, place, of_features ? v_heads * dim : v_heads, values);
+  add_state_conv(parts, {"conv_q", "q_projected", "w_conv_q", "", "conv_q_state", "q"}, keys,
+                 channels, "no");
+  add_state_conv(parts, {"conv_k", "k_projected", "w_conv_k", "", "conv_k_state", "k"}, keys,
+                 channels, "no");
+  add_state_conv(parts, {"conv_v", "v_projected", "w_conv_v", "", "conv_v_state", "v"}, values,
+                 channels, "no");
   parts.add("rule", gated_delta_rule_op(),
-            {{"s", s},
+            {{"s", size_or(problem, "s", 1)},
              {"b", batch},
              {"heads", heads},
              {"v-heads", v_heads},
              {"dim", dim},
              {"v-dim", v_dim},
              {"states", batch}},
-            std::move(rule), {{"a", "decay_inputs"}, {"out", "mixed"}});
+            rule_options(problem, of_features), {{"a", "decay_inputs"}, {"out", "mixed"}});
   parts.add("gated_norm", gated_rmsnorm_op(), {{"m", parts.tokens() * v_heads}, {"d", v_dim}},
             {{"order", "after"},
-             {"gate", "silu"},
-             {"convention", "llama"},
+             {"gate", of_features ? "sigmoid" : "silu"},
+             {"convention", of_features ? "t5" : "llama"},
              {"eps", option_or(problem, "mixer-eps", usual_eps)}},
             {{"x", "mixed"}, {"z", "output_gates"}, {"w", "mixer_norm"}, {"y", "gated"}});
   add_out_product(parts, place, "gated", values);
 }
 
-std::vector<PartKind> gated_delta_part_kinds() {
+/// Decays are about those of their biases, as models begin with.
+void set_kimi_draw(const Problem& problem, TensorSpec& tensor) {
+  if (tensor.name == "w_a") tensor.scale *= 0.25;
+  set_alike_draw(tensor, "v", problem.size("width"));
+}
+
+std::vector<PartKind> delta_part_kinds() {
   std::vector<PartKind> kinds;
-  for (const char* name : {"in_q", "in_k", "in_v", "in_z", "in_b", "in_a"})
+  for (const char* name : {"in_q", "in_k", "in_v", "in_b", "in_a_low", "in_a", "in_z_low", "in_z"})
     kinds.push_back(mixer_product_kind(name));
   for (const char* name : {"conv_q", "conv_k", "conv_v"})
     kinds.push_back({name, causal_conv1d_op, {stage_forward}});
@@ -98,8 +110,26 @@ const Mixer& gated_delta_mixer() {
       .inputs = {"w_q", "w_k", "w_v", "w_z", "w_b", "w_a", "w_conv_q", "w_conv_k", "w_conv_v",
                  "A_log", "dt_bias", "mixer_norm", "conv_q_state", "conv_k_state", "conv_v_state",
                  "states"},
-      .add_parts = add_gated_delta_parts,
-      .part_kinds = gated_delta_part_kinds};
+      .add_parts = [](PartList& parts,
+                      const MixerPlace& place) { add_delta_parts(parts, place, false); },
+      .part_kinds = delta_part_kinds};
+  return mixer;
+}
+
+const Mixer& kimi_delta_mixer() {
+  static const Mixer mixer{
+      .name = "kda",
+      .summary = "Kimi Delta Attention, the gated delta rule with a decay of each feature",
+      .needed = {"heads", "dim", "v-dim", "width"},
+      .fields = {"v-heads", "gate-rank", "gate-bound", "mixer-eps"},
+      .shared_inputs = {"state_indices"},
+      .inputs = {"w_q", "w_k", "w_v", "w_z_low", "w_z", "w_b", "w_a_low", "w_a", "w_conv_q",
+                 "w_conv_k", "w_conv_v", "A_log", "dt_bias", "mixer_norm", "conv_q_state",
+                 "conv_k_state", "conv_v_state", "states"},
+      .add_parts = [](PartList& parts,
+                      const MixerPlace& place) { add_delta_parts(parts, place, true); },
+      .part_kinds = delta_part_kinds,
+      .set_draw = set_kimi_draw};
   return mixer;
 }
 

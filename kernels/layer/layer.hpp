@@ -42,12 +42,20 @@
 //              products of n, conv has SiLU behind it, and rule takes its decays and betas from
 //              n·w_aᵀ and n·w_bᵀ (gated_delta_rule/gated_delta_rule.hpp)
 //
+//   kda        the same with decays of features (Kimi Delta Attention) and sigmoid(n·w_zᵀ). With
+//              `gate-rank` w_z and w_a multiply n·w_z_lowᵀ and n·w_a_lowᵀ
+//
+//   ssd        a = norm(core(conv(x), conv(B), conv(C)) ⊙ silu(n·w_zᵀ)): x, B and C are products
+//              of n, conv has SiLU behind it, and the core takes its steps from n·w_dtᵀ
+//              (ssd/ssd.hpp). The norm is one of each of `state-groups` parts of the features.
+//
 // The state of conv is a tensor of the layer, which is updated in place, in the order of
 // transformers' caches: conv_state [batch, channels, width] with the last inputs of each sequence,
-// zeros before its first token. That of gated-delta-rule is `states` [batch, v-heads, dim, v-dim]
-// in f32, the one of sequence i at state_indices[i], and conv_q_state, conv_k_state and
+// zeros before its first token. That of gated-delta-rule and kda is `states` [batch, v-heads, dim,
+// v-dim] in f32, the one of sequence i at state_indices[i], and conv_q_state, conv_k_state and
 // conv_v_state. These are views of one [batch, heads · dim · 2 + v-heads · v-dim, width], of whose
-// channels each has its own. Such layers have no positions, slots and lengths.
+// channels each has its own. ssd has `states` [batch, heads, dim, state-dim], and conv_x_state,
+// conv_B_state and conv_C_state likewise. Such layers have no positions, slots and lengths.
 //
 // A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, the mixer's,
 // linear, all-reduce, ffn, or moe-route and moe-ffn. It has no kernels of its own, and no

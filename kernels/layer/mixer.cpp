@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/causal_conv1d/causal_conv1d.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/gated_rmsnorm/gated_rmsnorm.hpp"
 #include "kernels/linear/linear.hpp"
 
 namespace fftune::layer {
@@ -45,8 +47,9 @@ std::string PartList::scales() const {
 }
 
 const std::vector<const Mixer*>& mixers() {
-  static const std::vector<const Mixer*> all{&attention_mixer(), &conv_mixer(), &mla_mixer(),
-                                             &gated_delta_mixer()};
+  static const std::vector<const Mixer*> all{&attention_mixer(),  &conv_mixer(),
+                                             &mla_mixer(),        &gated_delta_mixer(),
+                                             &kimi_delta_mixer(), &ssd_mixer()};
   return all;
 }
 
@@ -108,6 +111,57 @@ void add_in_product(PartList& parts, const MixerPlace& place, std::int64_t colum
                     const std::string& bias) {
   add_mixer_product(parts, "in", {{"k", parts.problem().size("d")}, {"n", columns}},
                     {{"bias", bias}}, {{"x", place.x}, {"y", "projected"}}, "w_in", "b_in");
+}
+
+const char* add_output_gate(PartList& parts, const MixerPlace& place, std::int64_t dim) {
+  const Problem& problem = parts.problem();
+  const std::string gate = option_or(problem, "output-gate", "no");
+  if (gate == "no") return "attended";
+  const std::int64_t heads = problem.size("heads");
+  add_mixer_product(parts, "gate",
+                    {{"k", problem.size("d")}, {"n", gate == "heads" ? heads : heads * dim}},
+                    {{"bias", "no"}}, {{"x", place.x}, {"y", "output_gates"}}, "w_g", "b_g");
+  parts.add(
+      "gated", gated_rmsnorm_op(), {{"m", parts.tokens()}, {"groups", heads}, {"d", dim}},
+      {{"norm", "none"}, {"gate", "sigmoid"}, {"gate-for", gate == "heads" ? "norm" : "feature"}},
+      {{"x", "attended"}, {"z", "output_gates"}, {"y", "gated"}});
+  return "gated";
+}
+
+PartKind output_gate_kind() {
+  return {"gated", gated_rmsnorm_op, {stage_forward}};
+}
+
+void add_plain_product(PartList& parts, const PlainProduct& product, std::int64_t k,
+                       std::int64_t n) {
+  add_mixer_product(parts, product.name, {{"k", k}, {"n", n}}, {{"bias", "no"}},
+                    {{"x", product.x}, {"y", product.y}}, product.w, "");
+}
+
+void add_state_conv(PartList& parts, const StateConv& conv, std::int64_t channels,
+                    std::int64_t state_channels, const std::string& has_bias) {
+  const Problem& problem = parts.problem();
+  const std::int64_t width = problem.size("width");
+  parts.add(
+      conv.name, causal_conv1d_op(),
+      {{"s", size_or(problem, "s", 1)},
+       {"b", problem.size("batch")},
+       {"channels", channels},
+       {"width", width},
+       {"state-row", state_channels * width}},
+      {{"layout", "bsc"},
+       {"act", "silu"},
+       {"bias", has_bias},
+       {"state", "update"},
+       {"state-order", "channels"}},
+      {{"x", conv.x}, {"w", conv.w}, {"bias", conv.bias}, {"state", conv.state}, {"y", conv.y}});
+}
+
+void set_alike_draw(TensorSpec& tensor, const std::string& of, std::int64_t width) {
+  const auto set = [&](double mean, double scale) { tensor.mean = mean, tensor.scale = scale; };
+  if (tensor.name == "w_conv_" + of) set(1.2 / static_cast<double>(width - 1), 0.1);
+  if (tensor.name == "b_conv_" + of) set(0, 0.2);
+  if (tensor.name == "conv_" + of + "_state") set(2, 0.3);
 }
 
 void add_out_product(PartList& parts, const MixerPlace& place, const char* x,

@@ -91,6 +91,30 @@ PartKind mixer_product_kind(const char* name);
 void add_in_product(PartList& parts, const MixerPlace& place, std::int64_t columns,
                     const std::string& bias);
 
+/// Sigmoids of a product that multiply "attended" [tokens, heads, dim], where there are such;
+/// returns the output's name.
+const char* add_output_gate(PartList& parts, const MixerPlace& place, std::int64_t dim);
+PartKind output_gate_kind();
+
+/// One of a mixer's products without a bias, of x [tokens, k] to n columns.
+struct PlainProduct {
+  const char *name, *x, *w, *y;
+};
+void add_plain_product(PartList& parts, const PlainProduct& product, std::int64_t k,
+                       std::int64_t n);
+
+/// A convolution with SiLU, whose state has these channels among `state_channels` of a sequence.
+struct StateConv {
+  const char *name, *x, *w, *bias, *state, *y;
+};
+void add_state_conv(PartList& parts, const StateConv& conv, std::int64_t channels,
+                    std::int64_t state_channels, const std::string& has_bias);
+
+/// Test data of such a convolution's taps, bias and state, by which its results are about as large
+/// as each other. What a token adds to a state is a product of them: otherwise a few elements would
+/// be far larger than all others, and as far off.
+void set_alike_draw(TensorSpec& tensor, const std::string& of, std::int64_t width);
+
 /// The product behind a mixer, of `x` [tokens, features].
 void add_out_product(PartList& parts, const MixerPlace& place, const char* x,
                      std::int64_t features);
@@ -101,7 +125,11 @@ const Mixer& attention_mixer();
 const Mixer& conv_mixer();
 /// Latent attention over a cache of latents: mla_mixer.cpp.
 const Mixer& mla_mixer();
-/// Linear attention by the gated delta rule: gated_delta_mixer.cpp.
+/// Linear attention by the gated delta rule, with decays of heads or of features (Kimi Delta
+/// Attention): gated_delta_mixer.cpp.
 const Mixer& gated_delta_mixer();
+const Mixer& kimi_delta_mixer();
+/// State space duality, as in Mamba-2: ssd_mixer.cpp.
+const Mixer& ssd_mixer();
 
 }  // namespace fftune::layer

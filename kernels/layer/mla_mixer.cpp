@@ -121,7 +121,7 @@ void add_parts(PartList& parts, const MixerPlace& place) {
   add_head_product(parts, "absorb", latent, "q_raw", "q_latent", true);
   add_latent_attention(parts, latent);
   add_head_product(parts, "values", latent, "out_latent", "attended", false);
-  add_out_product(parts, place, "attended", latent.heads * latent.v);
+  add_out_product(parts, place, add_output_gate(parts, place, latent.v), latent.heads * latent.v);
 }
 
 std::string contradiction(const Problem& problem) {
@@ -136,7 +136,8 @@ std::vector<PartKind> part_kinds_of_mla() {
   return {{"q_a", linear_op, product}, {"q_a_norm", rmsnorm_op, one},
           {"q", linear_op, product},   {"kv_a", linear_op, product},
           {"rope", mla_rope_op, one},  {"absorb", head_linear_op, one},
-          {"mla", mla_op, one},        {"values", head_linear_op, one}};
+          {"mla", mla_op, one},        {"values", head_linear_op, one},
+          mixer_product_kind("gate"),  output_gate_kind()};
 }
 
 }  // namespace
@@ -148,9 +149,10 @@ const Mixer& mla_mixer() {
       .needed = {"heads", "nope", "rope", "v-dim", "rank", "cache"},
       .fields = {"q-rank", "page", "pages", "positions", "rotation", "rope-order", "latent-eps",
                  "scale", "lengths", "angles", "base", "factor", "context", "low", "high",
-                 "beta-fast", "beta-slow", "rope-scale"},
+                 "beta-fast", "beta-slow", "rope-scale", "output-gate"},
       .shared_inputs = {"positions", "angles", "slots", "lengths", "pages"},
-      .inputs = {"w_q", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_kv_b", "cache"},
+      .inputs = {"w_q", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_kv_b", "cache",
+                 "w_g"},
       .add_parts = add_parts,
       .part_kinds = part_kinds_of_mla,
       .contradiction = contradiction,

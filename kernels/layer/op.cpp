@@ -25,6 +25,7 @@
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "kernels/rope/rope.hpp"
+#include "kernels/ssd/ssd.hpp"
 #include "registry/last_problems.hpp"
 #include "registry/part_family.hpp"
 
@@ -91,10 +92,17 @@ struct InputOrder {
   }
 
  private:
+  /// A mixer's tensors keep their order: new ones stand in front of those that others have too.
   void add_of_mixers(std::vector<const char*> Mixer::*inputs) {
-    for (const Mixer* mixer : mixers())
-      for (const char* name : mixer->*inputs)
-        if (place(name) == std::ssize(names)) names.emplace_back(name);
+    for (const Mixer* mixer : mixers()) {
+      const auto& own = mixer->*inputs;
+      std::ptrdiff_t next = std::ssize(names);
+      for (auto name = own.rbegin(); name != own.rend(); ++name)
+        if (const auto known = place(*name); known < std::ssize(names))
+          next = known;
+        else
+          names.insert(names.begin() + next, *name);
+    }
   }
 };
 
@@ -335,13 +343,17 @@ std::vector<OptionField> norm_and_attention_options() {
                   "whether each head has a logit that joins attention's softmax without a value",
                   {"no", "yes"}),
       rare_number("beta-scale", "factor of beta in mixer=gated-delta-rule", "1", {0, 2}),
+      rare_number("gate-bound",
+                  "mixer=kda: the decays' bound, which sigmoids approach; 0: decays by softplus",
+                  "0", {-100, 0}),
       rare_number("mixer-eps", "added to the mean square of a mixer's own norm", "1e-06", {0, 1}),
       rare_option("output-gate",
                   "sigmoids of a product of attention's input that multiply its output: one for "
                   "each feature, or for each head",
                   {"no", "features", "heads"}),
       rare_option("conv-bias",
-                  "whether a mixer's convolution and the product in front of it have biases",
+                  "whether a mixer's convolution has a bias, and with mixer=conv the product in "
+                  "front of it",
                   {"no", "yes"}),
       rare_option("out-bias", "whether the output product has a bias", {"no", "yes"}),
       rare_option("ffn-bias", "whether the feed-forward network has biases", {"no", "yes"}),
@@ -439,15 +451,23 @@ OpFacts facts() {
            rare_size("nope", "mixer=mla: features of a head of q that are not rotated", 512, 128),
            rare_size("rope", "mixer=mla: those that are, and features of the rotated key",
                      mla::most_rope, 64),
-           rare_size("v-dim", "mixer=mla and gated-delta-rule: features of a head's values", 512,
-                     128),
+           rare_size("v-dim", "mixer=mla, gated-delta-rule and kda: features of a head's values",
+                     512, 128),
            rare_size("rank", "mixer=mla: features of the latent of keys and values", mla::most_rank,
                      512),
            rare_size("q-rank", "mixer=mla: those of the queries' latent; none if left out", 1 << 24,
                      1536),
            rare_size("v-heads",
-                     "mixer=gated-delta-rule: heads of v, a multiple of heads; as many if left out",
+                     "mixer=gated-delta-rule and kda: heads of v, a multiple of heads; as many if "
+                     "left out",
                      1024, 32),
+           rare_size("gate-rank",
+                     "mixer=kda: features between two products to the decays, and to the gates of "
+                     "the output; one product each if left out",
+                     1 << 24, 128),
+           rare_size("state-dim", "mixer=ssd: features of a group of B and C", ssd::most_dim, 128),
+           rare_size("state-groups",
+                     "mixer=ssd: groups of heads that share B and C, and have a norm", 1024, 8),
            rare_size("shared", "experts that every token goes through; left out: none",
                      moe::most_shared, 1),
            moe::own_experts_size(),

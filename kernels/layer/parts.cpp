@@ -1,4 +1,5 @@
 // The parts of a layer: problems of other ops, and the names of their tensors here.
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -280,7 +281,11 @@ std::vector<PartKind> part_kinds() {
   auto of_experts = of_ffn;
   of_experts.insert(of_experts.end(), {moe::stage_own_ids, moe::stage_route, moe::stage_combine});
   std::vector<PartKind> kinds{rms("attn_norm"), with_mean("attn_layernorm")};
-  for (const Mixer* mixer : mixers()) append(kinds, mixer->part_kinds());
+  for (const Mixer* mixer : mixers())
+    for (PartKind& kind : mixer->part_kinds())  // several mixers may have one
+      if (std::none_of(kinds.begin(), kinds.end(),
+                       [&](const PartKind& known) { return known.name == kind.name; }))
+        kinds.push_back(std::move(kind));
   append(kinds,
          {{"out", linear_op, {linear::stage_expand, linear::stage_quantise, linear::stage_product}},
           reduce("attn_reduce"),

@@ -14,7 +14,8 @@ from ._library import Error
 _BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv",
                   "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias",
                   "w_in", "b_in", "w_conv", "b_conv", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_kv_b",
-                  "w_z", "w_b", "w_a", "w_conv_q", "w_conv_k", "w_conv_v", "A_log", "dt_bias", "mixer_norm")
+                  "w_z_low", "w_z", "w_b", "w_a_low", "w_a", "w_conv_q", "w_conv_k", "w_conv_v", "w_x", "w_B", "w_C", "w_dt", "w_conv_x",
+                  "w_conv_B", "w_conv_C", "b_conv_x", "b_conv_B", "b_conv_C", "A_log", "dt_bias", "D", "mixer_norm")
 _BEHIND_CACHES = ("k_scale", "v_scale", "sinks", "w_g", "residual_scale", "w_o", "w_o_scale", "w_o_zero", "b_o",
                   "attn_post_norm", "ffn_norm",
                   "ffn_norm_bias", "w_router", "b_router", "choice_bias", "w_gate", "w_up",
@@ -28,13 +29,19 @@ WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
 _OF_ATTENTION = ("w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv", "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm",
                  "k_norm", "q_norm_bias", "k_norm_bias", "k_scale", "v_scale", "sinks", "w_g")
 _OF_LATENT = ("w_q_a", "q_a_norm", "w_q_b")  # of queries that have a latent too, in the place of w_q
+_OF_DELTA = ("w_q", "w_k", "w_v", "w_z", "w_b", "w_a", "w_conv_q", "w_conv_k", "w_conv_v", "A_log", "dt_bias",
+             "mixer_norm")
 _OF_MIXERS = {"conv": (("w_in", "w_conv"), ("b_in", "b_conv")),
-              "mla": (("w_kv_a", "kv_a_norm", "w_kv_b"), ("w_q", *_OF_LATENT)),
-              "gated-delta-rule": (("w_q", "w_k", "w_v", "w_z", "w_b", "w_a", "w_conv_q", "w_conv_k", "w_conv_v",
-                                    "A_log", "dt_bias", "mixer_norm"), ())}
+              "mla": (("w_kv_a", "kv_a_norm", "w_kv_b"), ("w_q", "w_g", *_OF_LATENT)),
+              "gated-delta-rule": (_OF_DELTA, ()), "kda": (_OF_DELTA, ("w_z_low", "w_a_low")),
+              "ssd": (("w_z", "w_x", "w_B", "w_C", "w_dt", "w_conv_x", "w_conv_B", "w_conv_C", "A_log", "dt_bias", "D",
+                       "mixer_norm"), ("b_conv_x", "b_conv_B", "b_conv_C"))}
+# Mixers with a state of each head, in float32, beside those of convolutions.
+_DELTA = ("gated-delta-rule", "kda")
+_RECURRENT = (*_DELTA, "ssd")
 # Options that attention alone has, and those that latent attention has too.
 _ATTENTION_OPTIONS = ("kv-heads", "qkv-weights", "qkv-bias", "qk-norm", "qk-norm-order", "sinks", "softcap", "window",
-                      "rotary", "output-gate", "cache-format", "cache-scales")
+                      "rotary", "cache-format", "cache-scales")
 _CACHE_OPTIONS = ("scale", "rotation", "angles", "rope-scale")
 # Formats of packed weights with codes of 8 bits and float32 scales.
 WIDE_SCALES = ("fp8", "int8")
@@ -51,7 +58,7 @@ _SCALES = tuple(f"{name}_scale" for name in ROUNDED)
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
               "ffn_norm_bias", "ffn_post_norm")
 # As the kernels read them.
-FLOAT32 = ("k_scale", "v_scale", "sinks", "choice_bias", "residual_scale", "A_log", "dt_bias")
+FLOAT32 = ("k_scale", "v_scale", "sinks", "choice_bias", "residual_scale", "A_log", "dt_bias", "D")
 
 
 @dataclass(frozen=True)
@@ -144,7 +151,12 @@ class LayerForm:
     @property
     def states(self) -> int:
         """How many tensors each layer writes in place: keys and values, latents with rotated keys, or states."""
-        return 2 if self.mixer in ("attention", "gated-delta-rule") else 1
+        return 2 if self.mixer == "attention" or self.is_recurrent else 1
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it has a state of each head, in float32, which a sequence finds by its slot."""
+        return self.mixer in _RECURRENT
 
     @property
     def features(self) -> tuple[int, int]:
@@ -152,22 +164,33 @@ class LayerForm:
         heads, dim = self.get("heads"), self.get("dim", 0)
         return heads * dim, self.get("v-heads", heads) * self.get("v-dim", dim)
 
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """Channels of the convolutions of a mixer with states: of q, k and v, or of x, B and C."""
+        keys, values = self.features
+        if self.mixer == "ssd":
+            shared = self.get("state-groups") * self.get("state-dim")
+            return keys, shared, shared
+        return (keys, keys, values) if self.is_recurrent else (keys,)
+
     def state_shapes(self, batch: int) -> list[tuple[int, ...]]:
         """Those of a mixer's states; nothing where there are caches, which have any size."""
-        keys, values = self.features
-        if self.mixer == "conv":
-            return [(batch, keys, self.get("width"))]
-        if self.mixer == "gated-delta-rule":
-            return [(batch, 2 * keys + values, self.get("width")),
-                    (batch, self.get("v-heads", self.get("heads")), self.get("dim"), self.get("v-dim"))]
-        return []
+        if self.attends:
+            return []
+        shapes = [(batch, sum(self.convolved), self.get("width"))]
+        if self.mixer in _DELTA:
+            shapes.append((batch, self.get("v-heads"), self.get("dim"), self.get("v-dim")))
+        if self.mixer == "ssd":
+            shapes.append((batch, self.get("heads"), self.get("dim"), self.get("state-dim")))
+        return shapes
 
     def library_states(self, states: Sequence[Tensor]) -> list[Tensor]:
-        """Those of a layer as the library has them: the convolutions of q, k and v have channels of one."""
-        if self.mixer != "gated-delta-rule":
-            return list(states)
-        keys, values = self.features
-        return [*states[0].split((keys, keys, values), 1), states[1]]
+        """Those of a layer as the library has them: several convolutions have channels of one tensor."""
+        return [*states[0].split(self.convolved, 1), states[1]] if self.is_recurrent else list(states)
+
+    @property
+    def library_state_count(self) -> int:
+        return len(self.convolved) + 1 if self.is_recurrent else self.states
 
 
 def _value(text: str) -> int | float | str:
@@ -195,8 +218,8 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
     of_mixer, may_have = _OF_MIXERS.get(mixer, ((("w_qkv",) if "w_qkv" in names else ("w_q", "w_k", "w_v")), ()))
     others = {name for own in _OF_MIXERS.values() for group in own for name in group} | {*_OF_ATTENTION}
     others -= {*of_mixer, *may_have} if mixer in _OF_MIXERS else {*_OF_ATTENTION}
-    if mixer == "gated-delta-rule" and names & {"b_q", "b_k", "b_v"}:
-        raise Error("layer: gated-delta-rule has no biases of q, k and v")
+    if mixer in _DELTA and names & {"b_q", "b_k", "b_v"}:
+        raise Error(f"layer: {mixer} has no biases of q, k and v")
     unknown = sorted(names - set(WEIGHTS) | names & others)
     needed = {*of_mixer, "w_o", "w_gate_up" if packed else "w_up", "w_down"} - names
     if mixer == "mla":
@@ -214,7 +237,7 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
         raise Error(f"layer: {others[0]} does not go with {'w_qkv' if 'w_qkv' in names else 'w_q'}: "
                     "give q, k and v packed, or each")
     for group in (("b_q", "b_k", "b_v"), ("q_norm", "k_norm"), ("q_norm_bias", "k_norm_bias"), ("k_scale", "v_scale"),
-                  ("attn_post_norm", "ffn_post_norm"),
+                  ("attn_post_norm", "ffn_post_norm"), ("b_conv_x", "b_conv_B", "b_conv_C"), ("w_z_low", "w_a_low"),
                   ("w_shared_gate", "w_shared_up", "w_shared_down")):
         if 0 < sum(name in names for name in group) < len(group):
             raise Error(f"layer: give all of {', '.join(group)}, or none")
@@ -252,7 +275,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             packed: str = "", h: int = 0, quantise: str = "", ranks: int = 0,
             link: str = "peers", window: int = 0, mixer: str = "attention", width: int = 0,
             head_gates: bool = False, latent: Latent | None = None, head_scales: bool = False, v_heads: int = 0,
-            v_dim: int = 0, beta_scale: float = 1.0, mixer_eps: float = 1e-6) -> str:
+            v_dim: int = 0, beta_scale: float = 1.0, mixer_eps: float = 1e-6, state_dim: int = 0,
+            state_groups: int = 1, gate_rank: int = 0, gate_bound: float = 0.0) -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
     is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: format and
     groups of packed weights, "int4-128", and then `h`, which their shapes do not tell. `quantise`: "token" or
@@ -260,7 +284,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     layers. `mixer`: what is in the place of attention, with the `width` of its convolution.
     `head_gates`: w_g has a row for each head, not for each of their features. `latent`: sizes of latent attention,
     which has no kv_heads and no dim. `head_scales`: k_scale and v_scale have a number for each head of k and v.
-    `v_heads` to `mixer_eps` are of gated-delta-rule."""
+    `v_heads` to `mixer_eps` are of gated-delta-rule, and `mixer_eps` to `state_groups` of ssd.
+    kda has `gate_rank` and `gate_bound`, and no beta_scale."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -355,9 +380,14 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
         options = {name: value for name, value in options.items() if name not in others} | {"mixer": mixer}
     if mixer == "conv":
         options |= {"width": width} | ({"conv-bias": "yes"} if "b_conv" in names else {})
-    if mixer == "gated-delta-rule":
-        options |= {"width": width, "v-heads": v_heads, "v-dim": v_dim, "beta-scale": float(beta_scale),
-                    "mixer-eps": float(mixer_eps)}
+    if mixer in _DELTA:
+        options |= {"width": width, "v-heads": v_heads, "v-dim": v_dim, "mixer-eps": float(mixer_eps)}
+        own = {"beta-scale": float(beta_scale)} if mixer != "kda" else {"gate-rank": gate_rank,
+                                                                       "gate-bound": float(gate_bound)}
+        options |= {name: value for name, value in own.items() if value}
+    if mixer == "ssd":
+        options |= {"width": width, "state-dim": state_dim, "state-groups": state_groups,
+                    "mixer-eps": float(mixer_eps)} | ({"conv-bias": "yes"} if "b_conv_x" in names else {})
     if latent:
         options |= {"nope": latent.nope, "rope": latent.rope, "v-dim": latent.v, "rank": latent.rank,
                     "latent-eps": float(latent.eps)}
@@ -475,11 +505,17 @@ def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str
     shapes |= dict.fromkeys(("k_scale", "v_scale"), (kv_heads if form.get("cache-scales") == "head" else 1,))
     shapes |= dict(w_qkv=((heads + 2 * kv_heads) * dim, d), b_qkv=((heads + 2 * kv_heads) * dim,))
     shapes |= dict.fromkeys(("w_shared_gate", "w_shared_up"), (shared_h, d))
-    if form.mixer == "gated-delta-rule":
+    if form.mixer in _DELTA:
         (keys, values), v_heads, width = form.features, form.get("v-heads"), form.get("width")
-        shapes |= dict(w_k=(keys, d), w_v=(values, d), w_z=(values, d), w_b=(v_heads, d), w_a=(v_heads, d),
+        decays, rank = v_heads * (dim if form.mixer == "kda" else 1), form.get("gate-rank", d)
+        shapes |= dict(w_k=(keys, d), w_v=(values, d), w_z=(values, rank), w_b=(v_heads, d), w_a=(decays, rank),
                        w_conv_q=(keys, width), w_conv_k=(keys, width), w_conv_v=(values, width), A_log=(v_heads,),
-                       dt_bias=(v_heads,), mixer_norm=(form.get("v-dim"),))
+                       dt_bias=(decays,), mixer_norm=(form.get("v-dim"),), w_z_low=(rank, d), w_a_low=(rank, d))
+    if form.mixer == "ssd":
+        (x, shared, _), width = form.convolved, form.get("width")
+        shapes |= dict(w_z=(x, d), w_x=(x, d), w_B=(shared, d), w_C=(shared, d), w_dt=(heads, d), w_conv_x=(x, width),
+                       w_conv_B=(shared, width), w_conv_C=(shared, width), b_conv_x=(x,), b_conv_B=(shared,),
+                       b_conv_C=(shared,), A_log=(heads,), dt_bias=(heads,), D=(heads,), mixer_norm=(x,))
     routed = (form.get("experts"),) if form.get("experts") else ()
     experts = (form.get("own-experts"),) if form.get("own-experts") else routed
     shapes |= dict.fromkeys(("w_gate", "w_up"), (*experts, h, d))
@@ -495,7 +531,8 @@ def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str
         nope, rope, v, rank = (form.get(name) for name in ("nope", "rope", "v-dim", "rank"))
         q, q_rank = heads * (nope + rope), form.get("q-rank", 0)
         shapes |= dict(w_q=(q, d), w_q_a=(q_rank, d), q_a_norm=(q_rank,), w_q_b=(q, q_rank), w_kv_a=(rank + rope, d),
-                       kv_a_norm=(rank,), w_kv_b=(heads * (nope + v), rank), w_o=(d, heads * v))
+                       kv_a_norm=(rank,), w_kv_b=(heads * (nope + v), rank), w_o=(d, heads * v),
+                       w_g=(heads * (1 if form.get("output-gate") == "heads" else v), d))
     return shapes | (_packed_shapes(form, d) if form.get("packed") else
                      _shapes_of_scales(form, shapes) if form.get("quantise") else {})
 

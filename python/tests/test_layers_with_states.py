@@ -8,7 +8,7 @@ import transformers
 import fftune
 from fftune import reference
 from fftune._custom import OPS, call
-from fftune._layer_form import form_of, parse
+from fftune._layer_form import FLOAT32, form_of, parse
 from fftune.patching import layers as patched_layers
 from models import RELEASE
 
@@ -55,13 +55,52 @@ def olmo_hybrid():
     return transformers.OlmoHybridConfig(**{**_SIZES, "num_hidden_layers": 4}, **_DELTA)
 
 
+_MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=12, mamba_chunk_size=8)
+
+
+def bamba(**more):
+    return transformers.BambaConfig(**{**_SIZES, "num_hidden_layers": 4}, **{
+        **_MAMBA, "mamba_n_groups": 2, "attn_layer_indices": [2], "time_step_limit": (0.0, float("inf")), **more})
+
+
+def granite_hybrid(experts=0):
+    """With a factor of what is added, and without RoPE; with experts these are beside an MLP for every token."""
+    return transformers.GraniteMoeHybridConfig(
+        **{**_SIZES, "num_hidden_layers": 4}, **_MAMBA, mamba_n_groups=1, num_local_experts=experts,
+        num_experts_per_tok=min(2, experts), shared_intermediate_size=40, residual_multiplier=0.22,
+        attention_multiplier=0.3, position_embedding_type="nope",
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"])
+
+
+_KIMI = dict(moe_intermediate_size=24, num_local_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2,
+             kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10,
+             mlp_layer_types=["dense", "dense", "sparse", "sparse"], layer_types=_DELTA["layer_types"])
+
+
+def kimi_linear():
+    """Decays and gates by way of latents; latent attention between them."""
+    return transformers.KimiLinearConfig(**{**_SIZES, "num_hidden_layers": 4, "num_key_value_heads": 4}, **_KIMI,
+                                         linear_head_dim=16, linear_num_heads=2)
+
+
+def bailing_hybrid(**more):
+    """Decays with a bound, and a gate of each head in latent attention."""
+    return transformers.BailingHybridConfig(**{**_SIZES, "num_hidden_layers": 4, "num_key_value_heads": 4}, **_KIMI,
+                                            head_dim=16, **more)
+
+
 MODELS = {"lfm2": lfm2, "lfm2-biased": lambda: lfm2(conv_bias=True, conv_L_cache=5), "lfm3": lfm3,
-          "qwen3.5": qwen3_5, "qwen3.5-moe": qwen3_5_moe, "qwen3-next": qwen3_next, "olmo-hybrid": olmo_hybrid}
+          "qwen3.5": qwen3_5, "qwen3.5-moe": qwen3_5_moe, "qwen3-next": qwen3_next, "olmo-hybrid": olmo_hybrid,
+          "bamba": bamba, "bamba-plain": lambda: bamba(mamba_conv_bias=False, mamba_n_groups=1),
+          "granite-hybrid": granite_hybrid, "granite-hybrid-moe": lambda: granite_hybrid(6), "kimi-linear": kimi_linear,
+          "bailing-hybrid": bailing_hybrid, "bailing-hybrid-free": lambda: bailing_hybrid(kda_safe_gate=False)}
 # Their mixers, one for each run of equal layers.
 RUNS = {"lfm2": ["conv", "attention", "conv"], "lfm2-biased": ["conv", "attention", "conv"],
         "lfm3": ["conv", "attention"] * 2,
         **dict.fromkeys(("qwen3.5", "qwen3.5-moe", "qwen3-next", "olmo-hybrid"),
-                        ["gated-delta-rule", "attention", "gated-delta-rule"])}
+                        ["gated-delta-rule", "attention", "gated-delta-rule"]),
+        **dict.fromkeys(("bamba", "bamba-plain", "granite-hybrid", "granite-hybrid-moe"), ["ssd", "attention", "ssd"]),
+        **dict.fromkeys(("kimi-linear", "bailing-hybrid", "bailing-hybrid-free"), ["kda", "mla", "kda"])}
 
 
 def make(name: str, dtype=torch.float32):
@@ -114,32 +153,71 @@ def ids(*tokens, batch=2):
     return [torch.randint(3, 96, (batch, n)) for n in tokens]
 
 
-@pytest.mark.parametrize("s", (1, 2, 7))
-@pytest.mark.parametrize("bias", (False, True))
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
-def test_op_is_its_reference(s, bias, dtype):
-    d, h, heads, dim, width, layers = 24, 40, 2, 10, 3, 2
-    torch.manual_seed(1)
-    shapes = dict(attn_norm=(d,), w_in=(3 * heads * dim, d), w_conv=(heads * dim, width), w_o=(d, heads * dim),
-                  ffn_norm=(d,), w_gate=(h, d), w_up=(h, d), w_down=(d, h))
+_D, _H = 24, 40
+_NETWORK = dict(attn_norm=(_D,), ffn_norm=(_D,), w_gate=(_H, _D), w_up=(_H, _D), w_down=(_D, _H))
+
+
+def conv_shapes(bias):
+    of_bias = dict(b_in=(60,), b_conv=(20,), b_o=(_D,)) if bias else {}
+    return dict(w_in=(60, _D), w_conv=(20, 3), w_o=(_D, 20), **of_bias), dict(dim=10, width=3)
+
+
+def ssd_shapes(bias):
+    """4 heads of 6 features in 2 groups, with states of 5."""
+    rows = dict(x=24, B=10, C=10)
+    shapes = {f"w_{name}": (n, _D) for name, n in dict(rows, z=24, dt=4).items()}
+    shapes |= {f"w_conv_{name}": (n, 4) for name, n in rows.items()}
+    shapes |= dict(A_log=(4,), dt_bias=(4,), D=(4,), mixer_norm=(24,), w_o=(_D, 24))
     if bias:
-        shapes |= dict(b_in=(3 * heads * dim,), b_conv=(heads * dim,), b_o=(d,))
-    form = form_of(tuple(shapes), heads=heads, kv_heads=heads, dim=dim, act="silu", eps=1e-5, convention="llama",
-                   rotary=0, softcap=0.0, scale=0.0, rope_scale=0.0, rotates=False, mixer="conv", width=width)
-    names = parse(form).weights
-    weights = [(torch.randn(*shapes[name]) * 0.3 + (len(shapes[name]) == 1)).to(dtype)
-               for _ in range(layers) for name in names]
-    x = torch.randn(3, s, d).to(dtype)
-    states = [torch.randn(3, heads * dim, width).to(dtype) for _ in range(layers)]
-    own = [t.clone() for t in states]
-    y = call(OPS.layer, x, None, None, None, None, None, weights, own, form, None, None)
+        shapes |= {f"b_conv_{name}": (n,) for name, n in rows.items()} | dict(b_o=(_D,))
+    return shapes, dict(heads=4, dim=6, width=4, state_dim=5, state_groups=2, mixer_eps=1e-5)
+
+
+def kda_shapes(bounded):
+    """2 heads of 6 features, with 5 values; decays and gates by way of 7 features, or with a bound."""
+    shapes = {f"w_{name}": (n, _D) for name, n in dict(q=12, k=12, v=10, b=2).items()}
+    shapes |= {f"w_conv_{name}": (n, 4) for name, n in dict(q=12, k=12, v=10).items()}
+    inner = _D if bounded else 7
+    shapes |= dict(w_a=(12, inner), w_z=(10, inner), A_log=(2,), dt_bias=(12,), mixer_norm=(5,), w_o=(_D, 10))
+    sizes = dict(dim=6, width=4, v_heads=2, v_dim=5, mixer_eps=1e-5)
+    if bounded:
+        return shapes, sizes | dict(gate_bound=-5.0)
+    return shapes | dict(w_a_low=(7, _D), w_z_low=(7, _D)), sizes | dict(gate_rank=7)
+
+
+@pytest.mark.parametrize("mixer,shapes_of", (("conv", conv_shapes), ("ssd", ssd_shapes), ("kda", kda_shapes)))
+@pytest.mark.parametrize("s", (1, 2, 7))
+@pytest.mark.parametrize("form", (False, True))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_op_is_its_reference(mixer, shapes_of, s, form, dtype):
+    layers = 2
+    torch.manual_seed(1)
+    own, sizes = shapes_of(form)
+    shapes = own | _NETWORK
+    sizes = dict(heads=2) | sizes
+    form = form_of(tuple(shapes), kv_heads=sizes["heads"], act="silu", eps=1e-5, convention="llama", rotary=0,
+                   softcap=0.0, scale=0.0, rope_scale=0.0, rotates=False, mixer=mixer, **sizes)
+    parsed = parse(form)
+    weights = [torch.randn(*shapes[name]) * 0.3 + (len(shapes[name]) == 1)
+               for _ in range(layers) for name in parsed.weights]
+    # As models have them: logarithms and inputs of softplus.
+    types = [torch.float32 if name in FLOAT32 else dtype for name in parsed.weights] * layers
+    weights = [w.to(own_type) for w, own_type in zip(weights, types)]
+    x = torch.randn(3, s, _D).to(dtype)
+    states = [torch.randn(*shape).to(torch.float32 if at else dtype) for _ in range(layers)
+              for at, shape in enumerate(parsed.state_shapes(3))]
+    slots = torch.tensor([2, 0, 1], dtype=torch.int32) if parsed.is_recurrent else None
+    mine = [t.clone() for t in states]
+    y = call(OPS.layer, x, None, None, slots, None, None, weights, mine, form, None, None)
     right_states = [t.float() for t in states]
-    right = reference.layer(x.float(), None, None, None, None, None, [w.float() for w in weights], right_states, form)
+    right = reference.layer(x.float(), None, None, slots, None, None, [w.float() for w in weights], right_states, form)
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
-    for ours, theirs in zip((y, *own), (right, *right_states)):
+    for ours, theirs in zip((y, *mine), (right, *right_states)):
         assert (ours - theirs).norm() <= tolerance * theirs.norm()
-    with pytest.raises(fftune.Error, match="slots are of other mixers than conv"):
-        call(OPS.layer, x, None, None, torch.zeros(3, s, dtype=torch.int32), None, None, weights, own, form, None, None)
+    reason = "slots are of other mixers than conv" if slots is None else "slots are missing"
+    with pytest.raises(fftune.Error, match=reason):
+        slots = torch.zeros(3, s, dtype=torch.int32) if slots is None else None
+        call(OPS.layer, x, None, None, slots, None, None, weights, mine, form, None, None)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -173,8 +251,9 @@ def test_a_cache_that_was_reset_begins_anew(runs):
     assert (ours - right).abs().max() <= 1e-5 * right.abs().max()
 
 
-def test_padding_is_the_models(runs):
-    model = make("lfm2")
+@pytest.mark.parametrize("name", ("lfm2", "bamba"))
+def test_padding_is_the_models(name, runs):
+    model = make(name)
     own, _ = patched(model)
     given = ids(5, 1, 1)
     mask = torch.zeros(2, 0, dtype=torch.long)
@@ -215,7 +294,7 @@ def scaled_elsewhere(parameter):
 
 
 @pytest.mark.parametrize("change", (scaled_in_place, scaled_elsewhere))
-@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "qwen3-next", "olmo-hybrid"))
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "qwen3-next", "olmo-hybrid", "bamba"))
 def test_a_weight_that_changed_unseen_is_read_anew(name, change, runs):
     """No version of a parameter counts what goes through its .data, and a new tensor may get an old one's address."""
     model = make(name)
@@ -233,7 +312,7 @@ def test_a_weight_that_changed_unseen_is_read_anew(name, change, runs):
 
 
 @pytest.mark.parametrize("of", ("norm", "conv", "proj"))
-@pytest.mark.parametrize("name", ("lfm2", "qwen3.5"))
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "bamba"))
 def test_weights_of_another_type_are_the_models(name, of, runs):
     """Norms in float32 of a bfloat16 model, as training with few bits sets them up."""
     model = make(name, torch.bfloat16)
@@ -266,7 +345,7 @@ def test_layers_run_after_the_model_was_saved(tmp_path, runs):
     assert runs == RUNS["lfm2"] and torch.equal(after, before)
 
 
-@pytest.mark.parametrize("name", ("lfm2", "qwen3.5"))
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "bamba"))
 def test_compiled(name):
     model = make(name)
     own, _ = patched(model)
@@ -278,7 +357,7 @@ def test_compiled(name):
 
 @pytest.mark.parametrize("options", ({}, dict(cache_implementation="static"), dict(num_beams=2),
                                      dict(prompt_lookup_num_tokens=3)), ids=str)
-@pytest.mark.parametrize("name", ("lfm2", "qwen3.5"))
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "bamba"))
 def test_generate(options, name):
     model = make(name)
     if model._is_stateful and "prompt_lookup_num_tokens" in options:
@@ -289,13 +368,15 @@ def test_generate(options, name):
     assert torch.equal(own.generate(given, **options), model.generate(given, **options))
 
 
-def test_generate_of_fftune(runs):
-    model = make("lfm2")
+@pytest.mark.parametrize("name,mixer", (("lfm2", "conv"), ("bamba", "ssd")))
+def test_generate_of_fftune(name, mixer, runs):
+    """Bamba's decoder counts from 0 where it is given no positions."""
+    model = make(name)
     own, _ = patched(model)
     given, = ids(7, batch=3)
     right = model.generate(given, max_new_tokens=12, do_sample=False)
     assert torch.equal(fftune.generate(own, given, max_new_tokens=12), right)
-    assert runs.count("conv") == 2 * runs.count("attention") >= 2 * 11
+    assert runs.count(mixer) == 2 * runs.count("attention") >= 2 * 11
 
 
 def test_the_cache_of_a_model_without_static_ones_is_the_models(runs):
@@ -321,6 +402,28 @@ def test_a_changed_convolution_is_the_models(runs):
     right, _ = steps(model, given)
     ours, _ = steps(own, given)
     assert not runs and torch.allclose(ours, right, atol=1e-4)
+
+
+def test_limits_of_steps_are_the_models(runs):
+    """No input that is tried may reach them."""
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(bamba(time_step_limit=(0.0, 1e9))).eval()
+    _, report = patched(model)
+    assert any("BambaMixer limits its steps to (0.0, 1000000000.0)" in reason for _, reason in report.left), report
+    model = make("bamba")
+    own, _ = patched(model)
+    for each in (model, own):
+        each.model.layers[1].mamba.time_step_limit = (0.0, 0.5)
+    given = ids(4, 1)
+    right, _ = steps(model, given)
+    ours, _ = steps(own, given)
+    assert not runs and (ours - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+def test_a_projection_with_a_bias_is_left_alone():
+    model = transformers.AutoModelForCausalLM.from_config(bamba(mamba_proj_bias=True)).eval()
+    _, report = patched(model)
+    assert any("BambaMixer has a bias of its projection" in reason for _, reason in report.left), report
 
 
 def test_other_convolutions_are_left_alone(monkeypatch):

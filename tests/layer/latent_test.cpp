@@ -48,7 +48,9 @@ std::vector<SmallModel> latent_models() {
             {"latent-eps", "0.001"},
             {"eps", "1e-5"},
             {"lengths", "ragged"}}},
-          {"without rotation", plain, {{"mixer", "mla"}, {"rotation", "none"}}}};
+          {"without rotation", plain, {{"mixer", "mla"}, {"rotation", "none"}}},
+          {"ling", plain, {{"mixer", "mla"}, {"output-gate", "heads"}}},
+          {"with gates of features", plain, {{"mixer", "mla"}, {"output-gate", "features"}}}};
 }
 
 Problem latent_layer(const SmallModel& model, DeviceKind kind, DType dtype, const Sizes& more) {

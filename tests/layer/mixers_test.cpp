@@ -22,6 +22,16 @@ std::vector<SmallModel> models_with_states() {
   wide["width"] = 7;
   const Sizes delta{{"d", 72},   {"h", 104},    {"heads", 2}, {"v-heads", 4},
                     {"dim", 16}, {"v-dim", 24}, {"width", 4}};
+  Sizes kimi = delta;
+  kimi.erase("v-heads");
+  Sizes low_rank = kimi;
+  low_rank["gate-rank"] = 20;
+  // Groups whose heads, and heads whose features, are no multiples of what kernels like.
+  const Sizes ssd{{"d", 72},         {"h", 104},          {"heads", 6}, {"dim", 12},
+                  {"state-dim", 20}, {"state-groups", 3}, {"width", 4}};
+  Sizes mixture = ssd;
+  mixture["state-groups"] = 1;
+  mixture.insert({{"experts", 6}, {"top-k", 2}, {"shared-h", 40}});
   return {{"qwen3.5", delta, {{"mixer", "gated-delta-rule"}, {"convention", "gemma"}}},
           {"olmo hybrid",
            delta,
@@ -37,7 +47,18 @@ std::vector<SmallModel> models_with_states() {
             {"gate-up", "halves"}}},
           {"lfm2 with biases",
            wide,
-           {{"mixer", "conv"}, {"conv-bias", "yes"}, {"out-bias", "yes"}, {"post-norms", "yes"}}}};
+           {{"mixer", "conv"}, {"conv-bias", "yes"}, {"out-bias", "yes"}, {"post-norms", "yes"}}},
+          {"bamba", ssd, {{"mixer", "ssd"}, {"conv-bias", "yes"}, {"mixer-eps", "1e-5"}}},
+          {"granite hybrid",
+           mixture,
+           {{"mixer", "ssd"},
+            {"ffn", "moe"},
+            {"order", "after"},
+            {"gate-up", "halves"},
+            {"residual-scale", "yes"},
+            {"route-scale", "0.22"}}},
+          {"kimi linear", low_rank, {{"mixer", "kda"}}},
+          {"ling", kimi, {{"mixer", "kda"}, {"gate-bound", "-5"}, {"mixer-eps", "1e-5"}}}};
 }
 
 Problem with_states(const SmallModel& model, DeviceKind kind, DType dtype, const Sizes& more) {
@@ -62,8 +83,9 @@ void verify_states(Backend& backend, DType dtype, int more) {
         several["layers"] = 3;
         verify_plan(backend, layer_op(), with_states(model, kind, dtype, several), 2);
       }
-      verify_plan(backend, layer_op(),
-                  with_states(model, kind, dtype, {{"batch", 2}, {"s", 3}, {"ranks", 2}}), 3);
+      if (model.options.at("mixer") != "ssd")
+        verify_plan(backend, layer_op(),
+                    with_states(model, kind, dtype, {{"batch", 2}, {"s", 3}, {"ranks", 2}}), 3);
     }
 }
 
@@ -97,6 +119,61 @@ TEST_CASE("layers with states have these in the place of caches, and no position
             "A_log",  "dt_bias",       "mixer_norm", "conv_q_state", "conv_k_state", "conv_v_state",
             "states", "w_o",           "ffn_norm",   "w_gate",       "w_up",         "w_down",
             "y"});
+  CHECK(names(models[5], {{"batch", 2}}) == Names{"x",
+                                                  "state_indices",
+                                                  "attn_norm",
+                                                  "w_z",
+                                                  "w_x",
+                                                  "w_B",
+                                                  "w_C",
+                                                  "w_dt",
+                                                  "w_conv_x",
+                                                  "w_conv_B",
+                                                  "w_conv_C",
+                                                  "b_conv_x",
+                                                  "b_conv_B",
+                                                  "b_conv_C",
+                                                  "A_log",
+                                                  "dt_bias",
+                                                  "D",
+                                                  "mixer_norm",
+                                                  "conv_x_state",
+                                                  "conv_B_state",
+                                                  "conv_C_state",
+                                                  "states",
+                                                  "w_o",
+                                                  "ffn_norm",
+                                                  "w_gate",
+                                                  "w_up",
+                                                  "w_down",
+                                                  "y"});
+  CHECK(names(models[7], {{"batch", 2}}) == Names{"x",
+                                                  "state_indices",
+                                                  "attn_norm",
+                                                  "w_q",
+                                                  "w_k",
+                                                  "w_v",
+                                                  "w_z_low",
+                                                  "w_z",
+                                                  "w_b",
+                                                  "w_a_low",
+                                                  "w_a",
+                                                  "w_conv_q",
+                                                  "w_conv_k",
+                                                  "w_conv_v",
+                                                  "A_log",
+                                                  "dt_bias",
+                                                  "mixer_norm",
+                                                  "conv_q_state",
+                                                  "conv_k_state",
+                                                  "conv_v_state",
+                                                  "states",
+                                                  "w_o",
+                                                  "ffn_norm",
+                                                  "w_gate",
+                                                  "w_up",
+                                                  "w_down",
+                                                  "y"});
   const TensorSpec& state = tensors[tensor_index(tensors, "layers.2.conv_state")];
   CHECK(state.shape == std::vector<std::int64_t>{2, 60, 3});
   CHECK(state.role == Role::updated);
@@ -126,6 +203,21 @@ TEST_CASE("a mixer refuses the fields of others, and asks for its own") {
   CHECK(mentions(layer_complaint(without_cache), "size 'cache'"));
   CHECK(mentions(layer_complaint(conv, {{"mixer", "conv"}, {"output-gate", "heads"}}),
                  "output-gate=heads is of mixer=attention"));
+  CHECK(mentions(layer_complaint(with("state-dim", 16), options), "state-dim=16 is of mixer=ssd"));
+  CHECK(mentions(layer_complaint(conv, {{"mixer", "ssd"}}), "mixer=ssd without state-dim"));
+  CHECK(mentions(layer_complaint(with("gate-rank", 16), options), "gate-rank=16 is of mixer=kda"));
+  CHECK(mentions(
+      layer_complaint(with("v-dim", 16), {{"mixer", "gated-delta-rule"}, {"gate-bound", "-5"}}),
+      "gate-bound=-5 is of mixer=kda"));
+  Sizes ssd = with("state-dim", 16);
+  CHECK(mentions(layer_complaint(ssd, {{"mixer", "ssd"}}), "mixer=ssd without state-groups"));
+  ssd["state-groups"] = 2;
+  CHECK(layer_complaint(ssd, {{"mixer", "ssd"}}) == "");
+  ssd["state-groups"] = 3;
+  CHECK(mentions(layer_complaint(ssd, {{"mixer", "ssd"}}), "state-groups=3 do not divide heads=4"));
+  ssd["state-groups"] = 2;
+  ssd["ranks"] = 2;
+  CHECK(mentions(layer_complaint(ssd, {{"mixer", "ssd"}}), "mixer=ssd with ranks=2"));
 }
 
 TEST_CASE("one launch of whole layers has neither output gates nor states") {

@@ -1224,205 +1224,209 @@
 /* layer: transformer layers: norm, qkv into the cache, attention over it, output product, norm,
  *   feed-forward network or mixture of experts
  *
- *   batch           1 to 65536                              sequences (any number)
- *   d               1 to 2147483647                         features of a token
- *   h               1 to 2147483647                         intermediate size of the feed-forward
- *                                                           network, or of an expert
- *   heads           1 to 1024                               heads of q; with mixer=conv heads and
- *                                                           dim make its channels
- *   dim             1 to 512                                features of a head
- *   cache           1 to 16777216                           keys that the cache has room for, of a
- *                                                           sequence; not of mixers with a state
- *   kv-heads        1 to 1024, rare                         heads of k, and of v; heads if left out
- *   s               1 to 16777216, rare                     new tokens of each sequence; 1 if left
- *                                                           out
- *   layers          1 to 256, rare                          number of layers, each with its own
- *                                                           weights and caches
- *   experts         1 to 1024, rare                         experts to choose from, with ffn=moe
- *   top-k           1 to 32, rare                           experts that a token chooses
- *   width           1 to 8, rare                            taps of a mixer's convolution, 2 to 8
- *   nope            1 to 512, rare                          mixer=mla: features of a head of q that
- *                                                           are not rotated
- *   rope            1 to 256, rare                          mixer=mla: those that are, and features
- *                                                           of the rotated key
- *   v-dim           1 to 512, rare                          mixer=mla and gated-delta-rule:
- *                                                           features of a head's values
- *   rank            1 to 1024, rare                         mixer=mla: features of the latent of
- *                                                           keys and values
- *   q-rank          1 to 16777216, rare                     mixer=mla: those of the queries'
- *                                                           latent; none if left out
- *   v-heads         1 to 1024, rare                         mixer=gated-delta-rule: heads of v, a
- *                                                           multiple of heads; as many if left out
- *   shared          1 to 8, rare                            experts that every token goes through;
- *                                                           left out: none
- *   own-experts     1 to 1024, rare                         experts in the weights, the slice of a
- *                                                           rank of a group: the tensor
- *                                                           first_expert says which; all if left
- *                                                           out
- *   shared-h        1 to 16777216, rare                     intermediate size of a network with
- *                                                           weights of its own beside the experts,
- *                                                           for every token; left out: none
- *   groups          1 to 32, rare                           groups of experts: a token uses the
- *                                                           best ones; left out: none
- *   top-groups      1 to 32, rare                           groups that a token uses; all if left
- *                                                           out
- *   window          1 to 1073741824, rare                   keys of a query at most, the nearest;
- *                                                           all if left out
- *   rotary          1 to 512, rare                          features of a head to rotate; all if
- *                                                           left out
- *   ranks           1 to 8, rare                            ranks of a group, each with its slice:
- *                                                           heads, kv-heads, h and shared-h are the
- *                                                           slice's; one GPU has all if left out
- *   page            1 to 256, rare                          keys of a page of the caches, 16 to
- *                                                           256, a power of two; one that is not in
- *                                                           memory is zeros; contiguous if left out
- *   pages           1 to 67108864, rare                     pages of a layer's cache; what the
- *                                                           sequences take if left out
- *   kv-head         1 to 16777216, rare                     elements from a head of the caches to
- *                                                           the next one, a multiple of dim; dim if
- *                                                           left out
- *   positions       1 to 1073741824, rare                   rows of the table of angles; 4096 if
- *                                                           left out
- *   act                                                     silu, gelu, gelu-tanh, relu, none,
- *                                                           swiglu-oai: activation of the
- *                                                           feed-forward network
- *   norm            rms, layer                              normalisation of rows: by the root mean
- *                                                           square, or layer normalisation with
- *                                                           biases
- *   post-norms      no, yes, only                           whether the results of attention and of
- *                                                           the feed-forward network are normalised
- *                                                           before they are added; only: their
- *                                                           inputs are not
- *   residual-scale  no, yes                                 whether a vector multiplies what is
- *                                                           added to the residual; experts have
- *                                                           route-scale
- *   block           serial, parallel, parallel-norms        serial: the feed-forward network
- *                                                           follows attention; parallel: it takes
- *                                                           the same normalised x; parallel-norms:
- *                                                           it takes x by a second norm
- *   ffn             gated, plain, moe                       the feed-forward network: with a gate,
- *                                                           plain without, or a mixture of experts
- *                                                           with gates
- *   score           softmax, sigmoid                        function of a router's logit that gives
- *                                                           an expert's score
- *   order           before, after                           whether the router's softmax is over
- *                                                           all experts, before the choice, or over
- *                                                           the chosen ones after it
- *   renormalise     no, yes                                 whether the weights of a token's
- *                                                           experts add up to 1
- *   group-score     max, top2                               score of a group of experts: its best
- *                                                           expert, or the sum of its best two
- *   choice-bias     no, yes                                 whether a bias is added to the experts'
- *                                                           scores for the choice alone
- *   logits          same, f32                               element type of the router's logits:
- *                                                           that of x, or f32
- *   router-bias     no, yes                                 whether the router's product has a bias
- *   route-scale     a number from 1e-06 to 1000000          a factor of the weights of a token's
- *                                                           experts
- *   shared-gate     no, yes                                 whether the network of shared-h is
- *                                                           weighted by the sigmoid of a product of
- *                                                           its own
- *   gate-up         separate, halves, interleaved           the experts' weights of gate and up:
- *                                                           separate, or one w_gate_up; halves:
- *                                                           rows of gate, then of up; interleaved:
- *                                                           they alternate
- *   routing                                                 uniform, or zipf:SKEW with a skew from
- *                                                           0 to 4, or file:IDS, a text file of
- *                                                           ids: distribution of the chosen
- *                                                           experts, for test data and the choice
- *                                                           of a preset
- *   convention      llama, gemma, t5                        where the norms round, and whether
- *                                                           weights are kept as their distance from
- *                                                           1
- *   eps             a number from 0 to 1                    added to the norms' mean square
- *   qkv-bias        no, yes                                 whether q, k and v have a bias
- *   qkv-weights     separate, packed, grouped               the weights of q, k and v: separate, or
- *                                                           one w_qkv; packed: all rows of q, then
- *                                                           k, then v; grouped: for each head of k
- *                                                           its heads of q, then k, then v
- *   qk-norm         no, yes, rows, layer                    norms of q and k; yes: RMSNorm of each
- *                                                           head; rows: RMSNorm over all heads;
- *                                                           layer: layer normalisation of each head
- *   qk-norm-order   before, after                           whether heads are normalised before
- *                                                           RoPE or after it
- *   sinks           no, yes                                 whether each head has a logit that
- *                                                           joins attention's softmax without a
- *                                                           value
- *   beta-scale      a number from 0 to 2                    factor of beta in
- *                                                           mixer=gated-delta-rule
- *   mixer-eps       a number from 0 to 1                    added to the mean square of a mixer's
- *                                                           own norm
- *   output-gate     no, features, heads                     sigmoids of a product of attention's
- *                                                           input that multiply its output: one for
- *                                                           each feature, or for each head
- *   conv-bias       no, yes                                 whether a mixer's convolution and the
- *                                                           product in front of it have biases
- *   out-bias        no, yes                                 whether the output product has a bias
- *   ffn-bias        no, yes                                 whether the feed-forward network has
- *                                                           biases
- *   rotation        halves, interleaved, none               RoPE of q and k: pairs rotary/2 apart,
- *                                                           neighbours, or none
- *   rope-order      same, halves                            mixer=mla: order of rotated neighbours,
- *                                                           as in mla-rope
- *   latent-eps      a number from 0 to 1                    mixer=mla: added to the mean square of
- *                                                           the latents' norms
- *   softcap         a number from 0 to 1000000              soft cap c of attention's scores, c
- *                                                           tanh(x / c); 0: none
- *   scale           a number from 0 to 1000000              scale of attention's scores; 0: 1 /
- *                                                           sqrt(dim), or 1 / sqrt(nope + rope)
- *   link            loopback, peers, nccl                   how ranks sum; peers: through a group's
- *                                                           memory; nccl: by NCCL; loopback: one
- *                                                           rank plays all, with equal summands
- *   lengths         full, ragged                            keys of the sequences in tests and
- *                                                           measurements: as many as the cache has
- *                                                           room for, or fewer
- *   angles          base, table, llama3, yarn               a table is given, or the rule by which
- *                                                           frequencies are computed
- *   base            a number from 1 to 1000000000000        base of the computed frequencies
- *   factor          a number from 0.001 to 1000000          factor by which the rule stretches
- *                                                           positions
- *   context         a number from 1 to 1000000000           positions that the model was trained
- *                                                           with
- *   low             a number from 0.001 to 1000000          llama3: context/low is the longest
- *                                                           wavelength that is interpolated
- *   high            a number from 0.001 to 1000000          llama3: context/high is the longest
- *                                                           wavelength that is left alone
- *   beta-fast       a number from 0.001 to 1000000          yarn: rotations in the context from
- *                                                           which a pair is left alone
- *   beta-slow       a number from 0.001 to 1000000          yarn: rotations in the context up to
- *                                                           which a pair is stretched
- *   rope-scale      a number from 0 to 1000000              factor of all sines and cosines; 0: the
- *                                                           rule's own
- *   weights         dense, int4, mxfp4, fp8, int8, nvfp4    pass fwd: format of w_qkv, the output
- *                                                           product and the gated network or
- *                                                           experts: dense, or packed as linear has
- *                                                           it
- *   group           128, 64, 32, row                        pass fwd: weights=int4, fp8 or int8:
- *                                                           elements of a row of the weight that
- *                                                           share a scale
- *   zeros           no, yes                                 pass fwd: weights=int4: whether each
- *                                                           group has a zero point, instead of 8
- *   attn-weights    same, dense                             with packed weights or quantise:
- *                                                           attention's weights have the network's
- *                                                           format, or are dense, as in gpt-oss
- *   quantise        no, token, block                        pass fwd: whether tokens are quantised
- *                                                           to e4m3, for weights of e4m3: with a
- *                                                           scale for each token and row of a
- *                                                           weight, or each 128 elements and block
- *                                                           of 128 x 128
- *   mixer           attention, conv, mla, gated-delta-rule  what mixes the tokens: attention,
- *                                                           attention over a cache of keys and
- *                                                           values; conv, a short convolution with
- *                                                           gates in front of it and behind it, as
- *                                                           in LFM2; mla, latent attention in the
- *                                                           absorbed form, over a cache of latents;
- *                                                           gated-delta-rule, linear attention by
- *                                                           the gated delta rule behind short
- *                                                           convolutions
- *   cache-format    same, e4m3                              element type of cached keys and values:
- *                                                           that of q, or e4m3 with f32 scales
- *   cache-scales    tensor, head                            scales of keys and of values in e4m3:
- *                                                           one for the tensor, or each head's own
+ *   batch           1 to 65536                            sequences (any number)
+ *   d               1 to 2147483647                       features of a token
+ *   h               1 to 2147483647                       intermediate size of the feed-forward
+ *                                                         network, or of an expert
+ *   heads           1 to 1024                             heads of q; with mixer=conv heads and dim
+ *                                                         make its channels
+ *   dim             1 to 512                              features of a head
+ *   cache           1 to 16777216                         keys that the cache has room for, of a
+ *                                                         sequence; not of mixers with a state
+ *   kv-heads        1 to 1024, rare                       heads of k, and of v; heads if left out
+ *   s               1 to 16777216, rare                   new tokens of each sequence; 1 if left
+ *                                                         out
+ *   layers          1 to 256, rare                        number of layers, each with its own
+ *                                                         weights and caches
+ *   experts         1 to 1024, rare                       experts to choose from, with ffn=moe
+ *   top-k           1 to 32, rare                         experts that a token chooses
+ *   width           1 to 8, rare                          taps of a mixer's convolution, 2 to 8
+ *   nope            1 to 512, rare                        mixer=mla: features of a head of q that
+ *                                                         are not rotated
+ *   rope            1 to 256, rare                        mixer=mla: those that are, and features
+ *                                                         of the rotated key
+ *   v-dim           1 to 512, rare                        mixer=mla, gated-delta-rule and kda:
+ *                                                         features of a head's values
+ *   rank            1 to 1024, rare                       mixer=mla: features of the latent of keys
+ *                                                         and values
+ *   q-rank          1 to 16777216, rare                   mixer=mla: those of the queries' latent;
+ *                                                         none if left out
+ *   v-heads         1 to 1024, rare                       mixer=gated-delta-rule and kda: heads of
+ *                                                         v, a multiple of heads; as many if left
+ *                                                         out
+ *   gate-rank       1 to 16777216, rare                   mixer=kda: features between two products
+ *                                                         to the decays, and to the gates of the
+ *                                                         output; one product each if left out
+ *   state-dim       1 to 256, rare                        mixer=ssd: features of a group of B and C
+ *   state-groups    1 to 1024, rare                       mixer=ssd: groups of heads that share B
+ *                                                         and C, and have a norm
+ *   shared          1 to 8, rare                          experts that every token goes through;
+ *                                                         left out: none
+ *   own-experts     1 to 1024, rare                       experts in the weights, the slice of a
+ *                                                         rank of a group: the tensor first_expert
+ *                                                         says which; all if left out
+ *   shared-h        1 to 16777216, rare                   intermediate size of a network with
+ *                                                         weights of its own beside the experts,
+ *                                                         for every token; left out: none
+ *   groups          1 to 32, rare                         groups of experts: a token uses the best
+ *                                                         ones; left out: none
+ *   top-groups      1 to 32, rare                         groups that a token uses; all if left out
+ *   window          1 to 1073741824, rare                 keys of a query at most, the nearest; all
+ *                                                         if left out
+ *   rotary          1 to 512, rare                        features of a head to rotate; all if left
+ *                                                         out
+ *   ranks           1 to 8, rare                          ranks of a group, each with its slice:
+ *                                                         heads, kv-heads, h and shared-h are the
+ *                                                         slice's; one GPU has all if left out
+ *   page            1 to 256, rare                        keys of a page of the caches, 16 to 256,
+ *                                                         a power of two; one that is not in memory
+ *                                                         is zeros; contiguous if left out
+ *   pages           1 to 67108864, rare                   pages of a layer's cache; what the
+ *                                                         sequences take if left out
+ *   kv-head         1 to 16777216, rare                   elements from a head of the caches to the
+ *                                                         next one, a multiple of dim; dim if left
+ *                                                         out
+ *   positions       1 to 1073741824, rare                 rows of the table of angles; 4096 if left
+ *                                                         out
+ *   act                                                   silu, gelu, gelu-tanh, relu, none,
+ *                                                         swiglu-oai: activation of the
+ *                                                         feed-forward network
+ *   norm            rms, layer                            normalisation of rows: by the root mean
+ *                                                         square, or layer normalisation with
+ *                                                         biases
+ *   post-norms      no, yes, only                         whether the results of attention and of
+ *                                                         the feed-forward network are normalised
+ *                                                         before they are added; only: their inputs
+ *                                                         are not
+ *   residual-scale  no, yes                               whether a vector multiplies what is added
+ *                                                         to the residual; experts have route-scale
+ *   block           serial, parallel, parallel-norms      serial: the feed-forward network follows
+ *                                                         attention; parallel: it takes the same
+ *                                                         normalised x; parallel-norms: it takes x
+ *                                                         by a second norm
+ *   ffn             gated, plain, moe                     the feed-forward network: with a gate,
+ *                                                         plain without, or a mixture of experts
+ *                                                         with gates
+ *   score           softmax, sigmoid                      function of a router's logit that gives
+ *                                                         an expert's score
+ *   order           before, after                         whether the router's softmax is over all
+ *                                                         experts, before the choice, or over the
+ *                                                         chosen ones after it
+ *   renormalise     no, yes                               whether the weights of a token's experts
+ *                                                         add up to 1
+ *   group-score     max, top2                             score of a group of experts: its best
+ *                                                         expert, or the sum of its best two
+ *   choice-bias     no, yes                               whether a bias is added to the experts'
+ *                                                         scores for the choice alone
+ *   logits          same, f32                             element type of the router's logits: that
+ *                                                         of x, or f32
+ *   router-bias     no, yes                               whether the router's product has a bias
+ *   route-scale     a number from 1e-06 to 1000000        a factor of the weights of a token's
+ *                                                         experts
+ *   shared-gate     no, yes                               whether the network of shared-h is
+ *                                                         weighted by the sigmoid of a product of
+ *                                                         its own
+ *   gate-up         separate, halves, interleaved         the experts' weights of gate and up:
+ *                                                         separate, or one w_gate_up; halves: rows
+ *                                                         of gate, then of up; interleaved: they
+ *                                                         alternate
+ *   routing                                               uniform, or zipf:SKEW with a skew from 0
+ *                                                         to 4, or file:IDS, a text file of ids:
+ *                                                         distribution of the chosen experts, for
+ *                                                         test data and the choice of a preset
+ *   convention      llama, gemma, t5                      where the norms round, and whether
+ *                                                         weights are kept as their distance from 1
+ *   eps             a number from 0 to 1                  added to the norms' mean square
+ *   qkv-bias        no, yes                               whether q, k and v have a bias
+ *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate, or
+ *                                                         one w_qkv; packed: all rows of q, then k,
+ *                                                         then v; grouped: for each head of k its
+ *                                                         heads of q, then k, then v
+ *   qk-norm         no, yes, rows, layer                  norms of q and k; yes: RMSNorm of each
+ *                                                         head; rows: RMSNorm over all heads;
+ *                                                         layer: layer normalisation of each head
+ *   qk-norm-order   before, after                         whether heads are normalised before RoPE
+ *                                                         or after it
+ *   sinks           no, yes                               whether each head has a logit that joins
+ *                                                         attention's softmax without a value
+ *   beta-scale      a number from 0 to 2                  factor of beta in mixer=gated-delta-rule
+ *   gate-bound      a number from -100 to 0               mixer=kda: the decays' bound, which
+ *                                                         sigmoids approach; 0: decays by softplus
+ *   mixer-eps       a number from 0 to 1                  added to the mean square of a mixer's own
+ *                                                         norm
+ *   output-gate     no, features, heads                   sigmoids of a product of attention's
+ *                                                         input that multiply its output: one for
+ *                                                         each feature, or for each head
+ *   conv-bias       no, yes                               whether a mixer's convolution has a bias,
+ *                                                         and with mixer=conv the product in front
+ *                                                         of it
+ *   out-bias        no, yes                               whether the output product has a bias
+ *   ffn-bias        no, yes                               whether the feed-forward network has
+ *                                                         biases
+ *   rotation        halves, interleaved, none             RoPE of q and k: pairs rotary/2 apart,
+ *                                                         neighbours, or none
+ *   rope-order      same, halves                          mixer=mla: order of rotated neighbours,
+ *                                                         as in mla-rope
+ *   latent-eps      a number from 0 to 1                  mixer=mla: added to the mean square of
+ *                                                         the latents' norms
+ *   softcap         a number from 0 to 1000000            soft cap c of attention's scores, c
+ *                                                         tanh(x / c); 0: none
+ *   scale           a number from 0 to 1000000            scale of attention's scores; 0: 1 /
+ *                                                         sqrt(dim), or 1 / sqrt(nope + rope)
+ *   link            loopback, peers, nccl                 how ranks sum; peers: through a group's
+ *                                                         memory; nccl: by NCCL; loopback: one rank
+ *                                                         plays all, with equal summands
+ *   lengths         full, ragged                          keys of the sequences in tests and
+ *                                                         measurements: as many as the cache has
+ *                                                         room for, or fewer
+ *   angles          base, table, llama3, yarn             a table is given, or the rule by which
+ *                                                         frequencies are computed
+ *   base            a number from 1 to 1000000000000      base of the computed frequencies
+ *   factor          a number from 0.001 to 1000000        factor by which the rule stretches
+ *                                                         positions
+ *   context         a number from 1 to 1000000000         positions that the model was trained with
+ *   low             a number from 0.001 to 1000000        llama3: context/low is the longest
+ *                                                         wavelength that is interpolated
+ *   high            a number from 0.001 to 1000000        llama3: context/high is the longest
+ *                                                         wavelength that is left alone
+ *   beta-fast       a number from 0.001 to 1000000        yarn: rotations in the context from which
+ *                                                         a pair is left alone
+ *   beta-slow       a number from 0.001 to 1000000        yarn: rotations in the context up to
+ *                                                         which a pair is stretched
+ *   rope-scale      a number from 0 to 1000000            factor of all sines and cosines; 0: the
+ *                                                         rule's own
+ *   weights         dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of w_qkv, the output
+ *                                                         product and the gated network or experts:
+ *                                                         dense, or packed as linear has it
+ *   group           128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
+ *                                                         elements of a row of the weight that
+ *                                                         share a scale
+ *   zeros           no, yes                               pass fwd: weights=int4: whether each
+ *                                                         group has a zero point, instead of 8
+ *   attn-weights    same, dense                           with packed weights or quantise:
+ *                                                         attention's weights have the network's
+ *                                                         format, or are dense, as in gpt-oss
+ *   quantise        no, token, block                      pass fwd: whether tokens are quantised to
+ *                                                         e4m3, for weights of e4m3: with a scale
+ *                                                         for each token and row of a weight, or
+ *                                                         each 128 elements and block of 128 x 128
+ *   mixer                                                 attention, conv, mla, gated-delta-rule,
+ *                                                         kda, ssd: what mixes the tokens:
+ *                                                         attention, attention over a cache of keys
+ *                                                         and values; conv, a short convolution
+ *                                                         with gates in front of it and behind it,
+ *                                                         as in LFM2; mla, latent attention in the
+ *                                                         absorbed form, over a cache of latents;
+ *                                                         gated-delta-rule, linear attention by the
+ *                                                         gated delta rule behind short
+ *                                                         convolutions; kda, Kimi Delta Attention,
+ *                                                         the gated delta rule with a decay of each
+ *                                                         feature; ssd, state space duality behind
+ *                                                         short convolutions, as in Mamba-2
+ *   cache-format    same, e4m3                            element type of cached keys and values:
+ *                                                         that of q, or e4m3 with f32 scales
+ *   cache-scales    tensor, head                          scales of keys and of values in e4m3: one
+ *                                                         for the tensor, or each head's own
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   x          input    T    [batch, d]
@@ -1887,235 +1891,236 @@
 /* decode: one token of a language model: embedding, layers, head, the next ids, and the state of
  *   the sequences
  *
- *   batch           1 to 65536                              sequences (any number)
- *   d               1 to 2147483647                         features of a token
- *   h               1 to 2147483647                         intermediate size of the feed-forward
- *                                                           network, or of an expert
- *   heads           1 to 1024                               heads of q; with mixer=conv heads and
- *                                                           dim make its channels
- *   dim             1 to 512                                features of a head
- *   cache           1 to 16777216                           keys that the cache has room for, of a
- *                                                           sequence; not of mixers with a state
- *   kv-heads        1 to 1024, rare                         heads of k, and of v; heads if left out
- *   layers          1 to 256, rare                          number of layers, each with its own
- *                                                           weights and caches
- *   experts         1 to 1024, rare                         experts to choose from, with ffn=moe
- *   top-k           1 to 32, rare                           experts that a token chooses
- *   width           1 to 8, rare                            taps of a mixer's convolution, 2 to 8
- *   nope            1 to 512, rare                          mixer=mla: features of a head of q that
- *                                                           are not rotated
- *   rope            1 to 256, rare                          mixer=mla: those that are, and features
- *                                                           of the rotated key
- *   v-dim           1 to 512, rare                          mixer=mla and gated-delta-rule:
- *                                                           features of a head's values
- *   rank            1 to 1024, rare                         mixer=mla: features of the latent of
- *                                                           keys and values
- *   q-rank          1 to 16777216, rare                     mixer=mla: those of the queries'
- *                                                           latent; none if left out
- *   v-heads         1 to 1024, rare                         mixer=gated-delta-rule: heads of v, a
- *                                                           multiple of heads; as many if left out
- *   shared          1 to 8, rare                            experts that every token goes through;
- *                                                           left out: none
- *   own-experts     1 to 1024, rare                         experts in the weights, the slice of a
- *                                                           rank of a group: the tensor
- *                                                           first_expert says which; all if left
- *                                                           out
- *   shared-h        1 to 16777216, rare                     intermediate size of a network with
- *                                                           weights of its own beside the experts,
- *                                                           for every token; left out: none
- *   groups          1 to 32, rare                           groups of experts: a token uses the
- *                                                           best ones; left out: none
- *   top-groups      1 to 32, rare                           groups that a token uses; all if left
- *                                                           out
- *   window          1 to 1073741824, rare                   keys of a query at most, the nearest;
- *                                                           all if left out
- *   rotary          1 to 512, rare                          features of a head to rotate; all if
- *                                                           left out
- *   ranks           1 to 8, rare                            ranks of a group, each with its slice:
- *                                                           heads, kv-heads, h and shared-h are the
- *                                                           slice's; one GPU has all if left out
- *   page            1 to 256, rare                          keys of a page of the caches, 16 to
- *                                                           256, a power of two; one that is not in
- *                                                           memory is zeros; contiguous if left out
- *   pages           1 to 67108864, rare                     pages of a layer's cache; what the
- *                                                           sequences take if left out
- *   kv-head         1 to 16777216, rare                     elements from a head of the caches to
- *                                                           the next one, a multiple of dim; dim if
- *                                                           left out
- *   positions       1 to 1073741824, rare                   rows of the table of angles; 4096 if
- *                                                           left out
- *   vocab           1 to 524288                             ids to choose from
- *   best            1 to 64, rare                           ids with the largest logits, whose
- *                                                           log-probabilities are written; none if
- *                                                           left out
- *   stops           1 to 1024, rare                         ids that end a sequence; none if left
- *                                                           out
- *   room            1 to 16777216, rare                     ids of a sequence that `out` has room
- *                                                           for; the cache's keys if left out
- *   act                                                     silu, gelu, gelu-tanh, relu, none,
- *                                                           swiglu-oai: activation of the
- *                                                           feed-forward network
- *   norm            rms, layer                              normalisation of rows: by the root mean
- *                                                           square, or layer normalisation with
- *                                                           biases
- *   post-norms      no, yes, only                           whether the results of attention and of
- *                                                           the feed-forward network are normalised
- *                                                           before they are added; only: their
- *                                                           inputs are not
- *   residual-scale  no, yes                                 whether a vector multiplies what is
- *                                                           added to the residual; experts have
- *                                                           route-scale
- *   block           serial, parallel, parallel-norms        serial: the feed-forward network
- *                                                           follows attention; parallel: it takes
- *                                                           the same normalised x; parallel-norms:
- *                                                           it takes x by a second norm
- *   ffn             gated, plain, moe                       the feed-forward network: with a gate,
- *                                                           plain without, or a mixture of experts
- *                                                           with gates
- *   score           softmax, sigmoid                        function of a router's logit that gives
- *                                                           an expert's score
- *   order           before, after                           whether the router's softmax is over
- *                                                           all experts, before the choice, or over
- *                                                           the chosen ones after it
- *   renormalise     no, yes                                 whether the weights of a token's
- *                                                           experts add up to 1
- *   group-score     max, top2                               score of a group of experts: its best
- *                                                           expert, or the sum of its best two
- *   choice-bias     no, yes                                 whether a bias is added to the experts'
- *                                                           scores for the choice alone
- *   logits          same, f32                               element type of the router's logits:
- *                                                           that of x, or f32
- *   router-bias     no, yes                                 whether the router's product has a bias
- *   route-scale     a number from 1e-06 to 1000000          a factor of the weights of a token's
- *                                                           experts
- *   shared-gate     no, yes                                 whether the network of shared-h is
- *                                                           weighted by the sigmoid of a product of
- *                                                           its own
- *   gate-up         separate, halves, interleaved           the experts' weights of gate and up:
- *                                                           separate, or one w_gate_up; halves:
- *                                                           rows of gate, then of up; interleaved:
- *                                                           they alternate
- *   routing                                                 uniform, or zipf:SKEW with a skew from
- *                                                           0 to 4, or file:IDS, a text file of
- *                                                           ids: distribution of the chosen
- *                                                           experts, for test data and the choice
- *                                                           of a preset
- *   convention      llama, gemma, t5                        where the norms round, and whether
- *                                                           weights are kept as their distance from
- *                                                           1
- *   eps             a number from 0 to 1                    added to the norms' mean square
- *   qkv-bias        no, yes                                 whether q, k and v have a bias
- *   qkv-weights     separate, packed, grouped               the weights of q, k and v: separate, or
- *                                                           one w_qkv; packed: all rows of q, then
- *                                                           k, then v; grouped: for each head of k
- *                                                           its heads of q, then k, then v
- *   qk-norm         no, yes, rows, layer                    norms of q and k; yes: RMSNorm of each
- *                                                           head; rows: RMSNorm over all heads;
- *                                                           layer: layer normalisation of each head
- *   qk-norm-order   before, after                           whether heads are normalised before
- *                                                           RoPE or after it
- *   sinks           no, yes                                 whether each head has a logit that
- *                                                           joins attention's softmax without a
- *                                                           value
- *   beta-scale      a number from 0 to 2                    factor of beta in
- *                                                           mixer=gated-delta-rule
- *   mixer-eps       a number from 0 to 1                    added to the mean square of a mixer's
- *                                                           own norm
- *   output-gate     no, features, heads                     sigmoids of a product of attention's
- *                                                           input that multiply its output: one for
- *                                                           each feature, or for each head
- *   conv-bias       no, yes                                 whether a mixer's convolution and the
- *                                                           product in front of it have biases
- *   out-bias        no, yes                                 whether the output product has a bias
- *   ffn-bias        no, yes                                 whether the feed-forward network has
- *                                                           biases
- *   rotation        halves, interleaved, none               RoPE of q and k: pairs rotary/2 apart,
- *                                                           neighbours, or none
- *   rope-order      same, halves                            mixer=mla: order of rotated neighbours,
- *                                                           as in mla-rope
- *   latent-eps      a number from 0 to 1                    mixer=mla: added to the mean square of
- *                                                           the latents' norms
- *   softcap         a number from 0 to 1000000              soft cap c of attention's scores, c
- *                                                           tanh(x / c); 0: none
- *   scale           a number from 0 to 1000000              scale of attention's scores; 0: 1 /
- *                                                           sqrt(dim), or 1 / sqrt(nope + rope)
- *   link            loopback, peers, nccl                   how ranks sum; peers: through a group's
- *                                                           memory; nccl: by NCCL; loopback: one
- *                                                           rank plays all, with equal summands
- *   lengths         full, ragged                            keys of the sequences in tests and
- *                                                           measurements: as many as the cache has
- *                                                           room for, or fewer
- *   angles          base, table, llama3, yarn               a table is given, or the rule by which
- *                                                           frequencies are computed
- *   base            a number from 1 to 1000000000000        base of the computed frequencies
- *   factor          a number from 0.001 to 1000000          factor by which the rule stretches
- *                                                           positions
- *   context         a number from 1 to 1000000000           positions that the model was trained
- *                                                           with
- *   low             a number from 0.001 to 1000000          llama3: context/low is the longest
- *                                                           wavelength that is interpolated
- *   high            a number from 0.001 to 1000000          llama3: context/high is the longest
- *                                                           wavelength that is left alone
- *   beta-fast       a number from 0.001 to 1000000          yarn: rotations in the context from
- *                                                           which a pair is left alone
- *   beta-slow       a number from 0.001 to 1000000          yarn: rotations in the context up to
- *                                                           which a pair is stretched
- *   rope-scale      a number from 0 to 1000000              factor of all sines and cosines; 0: the
- *                                                           rule's own
- *   weights         dense, int4, mxfp4, fp8, int8, nvfp4    pass fwd: format of w_qkv, the output
- *                                                           product and the gated network or
- *                                                           experts: dense, or packed as linear has
- *                                                           it
- *   group           128, 64, 32, row                        pass fwd: weights=int4, fp8 or int8:
- *                                                           elements of a row of the weight that
- *                                                           share a scale
- *   zeros           no, yes                                 pass fwd: weights=int4: whether each
- *                                                           group has a zero point, instead of 8
- *   attn-weights    same, dense                             with packed weights or quantise:
- *                                                           attention's weights have the network's
- *                                                           format, or are dense, as in gpt-oss
- *   quantise        no, token, block                        pass fwd: whether tokens are quantised
- *                                                           to e4m3, for weights of e4m3: with a
- *                                                           scale for each token and row of a
- *                                                           weight, or each 128 elements and block
- *                                                           of 128 x 128
- *   mixer           attention, conv, mla, gated-delta-rule  what mixes the tokens: attention,
- *                                                           attention over a cache of keys and
- *                                                           values; conv, a short convolution with
- *                                                           gates in front of it and behind it, as
- *                                                           in LFM2; mla, latent attention in the
- *                                                           absorbed form, over a cache of latents;
- *                                                           gated-delta-rule, linear attention by
- *                                                           the gated delta rule behind short
- *                                                           convolutions
- *   cache-format    same, e4m3                              element type of cached keys and values:
- *                                                           that of q, or e4m3 with f32 scales
- *   cache-scales    tensor, head                            scales of keys and of values in e4m3:
- *                                                           one for the tensor, or each head's own
- *   choose          argmax, sample, filtered                the best id; a sample by temperature;
- *                                                           or filtered: a sample of the ids that
- *                                                           top-k, top-p and min-p keep
- *   logit-softcap   a number from 0 to 1000000              soft cap c of the logits, c tanh(x /
- *                                                           c); 0: none
- *   logprobs        no, yes                                 whether the log-probability of the
- *                                                           chosen id is written
- *   head-logits     same, f32                               element type of the logits, to which
- *                                                           they are rounded before ids are chosen:
- *                                                           that of x, or f32
- *   head-bias       no, yes                                 whether the product has a bias
- *   head-weights    dense, int4, mxfp4, fp8, int8, nvfp4    pass fwd: format of the product's
- *                                                           weight: that of x, or packed in that
- *                                                           format
- *   head-group      128, 64, 32, row                        pass fwd: weights=int4, fp8 or int8:
- *                                                           elements of a row of the weight that
- *                                                           share a scale
- *   head-zeros      no, yes                                 pass fwd: weights=int4: whether each
- *                                                           group has a zero point, instead of 8
- *   head            whole, sliced                           with ranks, whether each has all rows
- *                                                           of the head or, sliced, its part of
- *                                                           them
- *   embed-scale     a number from -1000000 to 1000000       a factor of the embedding
- *   pad             a number from 0 to 2147483647           the id of a sequence that has ended
+ *   batch           1 to 65536                            sequences (any number)
+ *   d               1 to 2147483647                       features of a token
+ *   h               1 to 2147483647                       intermediate size of the feed-forward
+ *                                                         network, or of an expert
+ *   heads           1 to 1024                             heads of q; with mixer=conv heads and dim
+ *                                                         make its channels
+ *   dim             1 to 512                              features of a head
+ *   cache           1 to 16777216                         keys that the cache has room for, of a
+ *                                                         sequence; not of mixers with a state
+ *   kv-heads        1 to 1024, rare                       heads of k, and of v; heads if left out
+ *   layers          1 to 256, rare                        number of layers, each with its own
+ *                                                         weights and caches
+ *   experts         1 to 1024, rare                       experts to choose from, with ffn=moe
+ *   top-k           1 to 32, rare                         experts that a token chooses
+ *   width           1 to 8, rare                          taps of a mixer's convolution, 2 to 8
+ *   nope            1 to 512, rare                        mixer=mla: features of a head of q that
+ *                                                         are not rotated
+ *   rope            1 to 256, rare                        mixer=mla: those that are, and features
+ *                                                         of the rotated key
+ *   v-dim           1 to 512, rare                        mixer=mla, gated-delta-rule and kda:
+ *                                                         features of a head's values
+ *   rank            1 to 1024, rare                       mixer=mla: features of the latent of keys
+ *                                                         and values
+ *   q-rank          1 to 16777216, rare                   mixer=mla: those of the queries' latent;
+ *                                                         none if left out
+ *   v-heads         1 to 1024, rare                       mixer=gated-delta-rule and kda: heads of
+ *                                                         v, a multiple of heads; as many if left
+ *                                                         out
+ *   gate-rank       1 to 16777216, rare                   mixer=kda: features between two products
+ *                                                         to the decays, and to the gates of the
+ *                                                         output; one product each if left out
+ *   state-dim       1 to 256, rare                        mixer=ssd: features of a group of B and C
+ *   state-groups    1 to 1024, rare                       mixer=ssd: groups of heads that share B
+ *                                                         and C, and have a norm
+ *   shared          1 to 8, rare                          experts that every token goes through;
+ *                                                         left out: none
+ *   own-experts     1 to 1024, rare                       experts in the weights, the slice of a
+ *                                                         rank of a group: the tensor first_expert
+ *                                                         says which; all if left out
+ *   shared-h        1 to 16777216, rare                   intermediate size of a network with
+ *                                                         weights of its own beside the experts,
+ *                                                         for every token; left out: none
+ *   groups          1 to 32, rare                         groups of experts: a token uses the best
+ *                                                         ones; left out: none
+ *   top-groups      1 to 32, rare                         groups that a token uses; all if left out
+ *   window          1 to 1073741824, rare                 keys of a query at most, the nearest; all
+ *                                                         if left out
+ *   rotary          1 to 512, rare                        features of a head to rotate; all if left
+ *                                                         out
+ *   ranks           1 to 8, rare                          ranks of a group, each with its slice:
+ *                                                         heads, kv-heads, h and shared-h are the
+ *                                                         slice's; one GPU has all if left out
+ *   page            1 to 256, rare                        keys of a page of the caches, 16 to 256,
+ *                                                         a power of two; one that is not in memory
+ *                                                         is zeros; contiguous if left out
+ *   pages           1 to 67108864, rare                   pages of a layer's cache; what the
+ *                                                         sequences take if left out
+ *   kv-head         1 to 16777216, rare                   elements from a head of the caches to the
+ *                                                         next one, a multiple of dim; dim if left
+ *                                                         out
+ *   positions       1 to 1073741824, rare                 rows of the table of angles; 4096 if left
+ *                                                         out
+ *   vocab           1 to 524288                           ids to choose from
+ *   best            1 to 64, rare                         ids with the largest logits, whose
+ *                                                         log-probabilities are written; none if
+ *                                                         left out
+ *   stops           1 to 1024, rare                       ids that end a sequence; none if left out
+ *   room            1 to 16777216, rare                   ids of a sequence that `out` has room
+ *                                                         for; the cache's keys if left out
+ *   act                                                   silu, gelu, gelu-tanh, relu, none,
+ *                                                         swiglu-oai: activation of the
+ *                                                         feed-forward network
+ *   norm            rms, layer                            normalisation of rows: by the root mean
+ *                                                         square, or layer normalisation with
+ *                                                         biases
+ *   post-norms      no, yes, only                         whether the results of attention and of
+ *                                                         the feed-forward network are normalised
+ *                                                         before they are added; only: their inputs
+ *                                                         are not
+ *   residual-scale  no, yes                               whether a vector multiplies what is added
+ *                                                         to the residual; experts have route-scale
+ *   block           serial, parallel, parallel-norms      serial: the feed-forward network follows
+ *                                                         attention; parallel: it takes the same
+ *                                                         normalised x; parallel-norms: it takes x
+ *                                                         by a second norm
+ *   ffn             gated, plain, moe                     the feed-forward network: with a gate,
+ *                                                         plain without, or a mixture of experts
+ *                                                         with gates
+ *   score           softmax, sigmoid                      function of a router's logit that gives
+ *                                                         an expert's score
+ *   order           before, after                         whether the router's softmax is over all
+ *                                                         experts, before the choice, or over the
+ *                                                         chosen ones after it
+ *   renormalise     no, yes                               whether the weights of a token's experts
+ *                                                         add up to 1
+ *   group-score     max, top2                             score of a group of experts: its best
+ *                                                         expert, or the sum of its best two
+ *   choice-bias     no, yes                               whether a bias is added to the experts'
+ *                                                         scores for the choice alone
+ *   logits          same, f32                             element type of the router's logits: that
+ *                                                         of x, or f32
+ *   router-bias     no, yes                               whether the router's product has a bias
+ *   route-scale     a number from 1e-06 to 1000000        a factor of the weights of a token's
+ *                                                         experts
+ *   shared-gate     no, yes                               whether the network of shared-h is
+ *                                                         weighted by the sigmoid of a product of
+ *                                                         its own
+ *   gate-up         separate, halves, interleaved         the experts' weights of gate and up:
+ *                                                         separate, or one w_gate_up; halves: rows
+ *                                                         of gate, then of up; interleaved: they
+ *                                                         alternate
+ *   routing                                               uniform, or zipf:SKEW with a skew from 0
+ *                                                         to 4, or file:IDS, a text file of ids:
+ *                                                         distribution of the chosen experts, for
+ *                                                         test data and the choice of a preset
+ *   convention      llama, gemma, t5                      where the norms round, and whether
+ *                                                         weights are kept as their distance from 1
+ *   eps             a number from 0 to 1                  added to the norms' mean square
+ *   qkv-bias        no, yes                               whether q, k and v have a bias
+ *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate, or
+ *                                                         one w_qkv; packed: all rows of q, then k,
+ *                                                         then v; grouped: for each head of k its
+ *                                                         heads of q, then k, then v
+ *   qk-norm         no, yes, rows, layer                  norms of q and k; yes: RMSNorm of each
+ *                                                         head; rows: RMSNorm over all heads;
+ *                                                         layer: layer normalisation of each head
+ *   qk-norm-order   before, after                         whether heads are normalised before RoPE
+ *                                                         or after it
+ *   sinks           no, yes                               whether each head has a logit that joins
+ *                                                         attention's softmax without a value
+ *   beta-scale      a number from 0 to 2                  factor of beta in mixer=gated-delta-rule
+ *   gate-bound      a number from -100 to 0               mixer=kda: the decays' bound, which
+ *                                                         sigmoids approach; 0: decays by softplus
+ *   mixer-eps       a number from 0 to 1                  added to the mean square of a mixer's own
+ *                                                         norm
+ *   output-gate     no, features, heads                   sigmoids of a product of attention's
+ *                                                         input that multiply its output: one for
+ *                                                         each feature, or for each head
+ *   conv-bias       no, yes                               whether a mixer's convolution has a bias,
+ *                                                         and with mixer=conv the product in front
+ *                                                         of it
+ *   out-bias        no, yes                               whether the output product has a bias
+ *   ffn-bias        no, yes                               whether the feed-forward network has
+ *                                                         biases
+ *   rotation        halves, interleaved, none             RoPE of q and k: pairs rotary/2 apart,
+ *                                                         neighbours, or none
+ *   rope-order      same, halves                          mixer=mla: order of rotated neighbours,
+ *                                                         as in mla-rope
+ *   latent-eps      a number from 0 to 1                  mixer=mla: added to the mean square of
+ *                                                         the latents' norms
+ *   softcap         a number from 0 to 1000000            soft cap c of attention's scores, c
+ *                                                         tanh(x / c); 0: none
+ *   scale           a number from 0 to 1000000            scale of attention's scores; 0: 1 /
+ *                                                         sqrt(dim), or 1 / sqrt(nope + rope)
+ *   link            loopback, peers, nccl                 how ranks sum; peers: through a group's
+ *                                                         memory; nccl: by NCCL; loopback: one rank
+ *                                                         plays all, with equal summands
+ *   lengths         full, ragged                          keys of the sequences in tests and
+ *                                                         measurements: as many as the cache has
+ *                                                         room for, or fewer
+ *   angles          base, table, llama3, yarn             a table is given, or the rule by which
+ *                                                         frequencies are computed
+ *   base            a number from 1 to 1000000000000      base of the computed frequencies
+ *   factor          a number from 0.001 to 1000000        factor by which the rule stretches
+ *                                                         positions
+ *   context         a number from 1 to 1000000000         positions that the model was trained with
+ *   low             a number from 0.001 to 1000000        llama3: context/low is the longest
+ *                                                         wavelength that is interpolated
+ *   high            a number from 0.001 to 1000000        llama3: context/high is the longest
+ *                                                         wavelength that is left alone
+ *   beta-fast       a number from 0.001 to 1000000        yarn: rotations in the context from which
+ *                                                         a pair is left alone
+ *   beta-slow       a number from 0.001 to 1000000        yarn: rotations in the context up to
+ *                                                         which a pair is stretched
+ *   rope-scale      a number from 0 to 1000000            factor of all sines and cosines; 0: the
+ *                                                         rule's own
+ *   weights         dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of w_qkv, the output
+ *                                                         product and the gated network or experts:
+ *                                                         dense, or packed as linear has it
+ *   group           128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
+ *                                                         elements of a row of the weight that
+ *                                                         share a scale
+ *   zeros           no, yes                               pass fwd: weights=int4: whether each
+ *                                                         group has a zero point, instead of 8
+ *   attn-weights    same, dense                           with packed weights or quantise:
+ *                                                         attention's weights have the network's
+ *                                                         format, or are dense, as in gpt-oss
+ *   quantise        no, token, block                      pass fwd: whether tokens are quantised to
+ *                                                         e4m3, for weights of e4m3: with a scale
+ *                                                         for each token and row of a weight, or
+ *                                                         each 128 elements and block of 128 x 128
+ *   mixer                                                 attention, conv, mla, gated-delta-rule,
+ *                                                         kda, ssd: what mixes the tokens:
+ *                                                         attention, attention over a cache of keys
+ *                                                         and values; conv, a short convolution
+ *                                                         with gates in front of it and behind it,
+ *                                                         as in LFM2; mla, latent attention in the
+ *                                                         absorbed form, over a cache of latents;
+ *                                                         gated-delta-rule, linear attention by the
+ *                                                         gated delta rule behind short
+ *                                                         convolutions; kda, Kimi Delta Attention,
+ *                                                         the gated delta rule with a decay of each
+ *                                                         feature; ssd, state space duality behind
+ *                                                         short convolutions, as in Mamba-2
+ *   cache-format    same, e4m3                            element type of cached keys and values:
+ *                                                         that of q, or e4m3 with f32 scales
+ *   cache-scales    tensor, head                          scales of keys and of values in e4m3: one
+ *                                                         for the tensor, or each head's own
+ *   choose          argmax, sample, filtered              the best id; a sample by temperature; or
+ *                                                         filtered: a sample of the ids that top-k,
+ *                                                         top-p and min-p keep
+ *   logit-softcap   a number from 0 to 1000000            soft cap c of the logits, c tanh(x / c);
+ *                                                         0: none
+ *   logprobs        no, yes                               whether the log-probability of the chosen
+ *                                                         id is written
+ *   head-logits     same, f32                             element type of the logits, to which they
+ *                                                         are rounded before ids are chosen: that
+ *                                                         of x, or f32
+ *   head-bias       no, yes                               whether the product has a bias
+ *   head-weights    dense, int4, mxfp4, fp8, int8, nvfp4  pass fwd: format of the product's weight:
+ *                                                         that of x, or packed in that format
+ *   head-group      128, 64, 32, row                      pass fwd: weights=int4, fp8 or int8:
+ *                                                         elements of a row of the weight that
+ *                                                         share a scale
+ *   head-zeros      no, yes                               pass fwd: weights=int4: whether each
+ *                                                         group has a zero point, instead of 8
+ *   head            whole, sliced                         with ranks, whether each has all rows of
+ *                                                         the head or, sliced, its part of them
+ *   embed-scale     a number from -1000000 to 1000000     a factor of the embedding
+ *   pad             a number from 0 to 2147483647         the id of a sequence that has ended
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   ids         updated  i32  [batch]

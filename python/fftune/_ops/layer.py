@@ -39,7 +39,7 @@ def _values(options, x, positions, angles, slots, lengths, pages, memory, first_
     _expect_three(x)
     batch, s, d = x.shape
     before = len(form.before)
-    states = 4 if form.mixer == "gated-delta-rule" else form.states  # as the library has them
+    states = form.library_state_count
     count = len(form.before + form.behind) + states
     layers = len(own) // count
     h, shared_h = (own[before + states + form.behind.index(name)].shape[-1]
@@ -84,7 +84,7 @@ def _values(options, x, positions, angles, slots, lengths, pages, memory, first_
             expect("layer", f"{name} of layer {at}", tensor, shapes[name],
                    dtype_of(form, name, x.dtype))
         for tensor, shape in zip(tensors[before:before + states], of_states):
-            wide = form.mixer == "gated-delta-rule" and len(shape) == 4
+            wide = form.is_recurrent and len(shape) == 4
             expect("layer", f"a cache of layer {at}", tensor, shape,
                    torch.float32 if wide else form.cache_dtype(x.dtype))
     if form.attends:
@@ -131,14 +131,14 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
         [(1, 64, parsed.get("rank") + parsed.get("rope"))] if parsed.is_latent else
         [(1, parsed.get("kv-heads"), 64, parsed.get("dim"))] * 2)
     caches = parsed.library_states([x.new_empty(shape, dtype=parsed.cache_dtype(x.dtype)) for shape in of_states])
-    if parsed.mixer == "gated-delta-rule":
+    if parsed.is_recurrent:
         caches[-1] = caches[-1].float()
     own = with_constants(parsed, own, x)
     own = {name: w.float() if name in FLOAT32 else w for name, w in own.items()}
     rows = torch.empty(1, 1, dtype=torch.int32, device="meta")
     rotates = parsed.rotates
     angles = torch.empty(1, parsed.rotary, device="meta") if rotates else None
-    places = (rows, rows[0]) if parsed.attends else (rows[0] if parsed.mixer == "gated-delta-rule" else None, None)
+    places = (rows, rows[0]) if parsed.attends else (rows[0] if parsed.is_recurrent else None, None)
     memory = torch.empty(Group.TABLE_WORDS, dtype=torch.int64, device="meta") if parsed.get("ranks") else None
     first = torch.empty(1, dtype=torch.int32, device="meta") if parsed.get("own-experts") else None
     inputs = (x, rows if rotates else None, angles, *places, None, memory, first,

@@ -16,6 +16,7 @@ from .mla import head_linear, mla, mla_rope
 from .norms import gated_rmsnorm, layernorm, rmsnorm
 from .packed import _dense
 from .rope import _rotated, angles_at
+from .ssd import ssd_update
 
 
 def _expect_no_group(op, memory):
@@ -68,7 +69,15 @@ def _latent_attention(x, positions, angles, slots, lengths, pages, w, cache, for
     w_kv_b = w["w_kv_b"].unflatten(0, (q.shape[2], -1))
     scale = form.get("scale") or (nope + rope) ** -0.5
     out, _ = mla(head_linear(q[..., :nope], w_kv_b[:, :nope].mT), q_rope, cache, pages, lengths, scale, False)
-    return head_linear(out, w_kv_b[:, nope:]).flatten(2)
+    return _gated(head_linear(out, w_kv_b[:, nope:]), x, w)
+
+
+def _gated(attended, x, w):
+    """[batch, tokens, features] of heads [batch, tokens, heads, dim], times sigmoids where a layer has gates."""
+    if "w_g" in w:
+        gates = torch.sigmoid(_wide(F.linear(x, w["w_g"]))).unflatten(-1, (attended.shape[2], -1))
+        attended = (_wide(attended) * gates).to(x.dtype)
+    return attended.flatten(2)
 
 
 def _delta_rule(x, w, states, slots, form):
@@ -80,11 +89,31 @@ def _delta_rule(x, w, states, slots, form):
     mixed = causal_conv1d_update(rows, taps, None, None, None, None, None, conv, "silu", "channels", 0)
     q, k, v = (t.unflatten(-1, (n, -1)) for t, n in zip(mixed.split((keys, keys, values), -1),
                                                         (heads, heads, v_heads)))
+    decays, gates = (F.linear(F.linear(x, w[f"{name}_low"]) if f"{name}_low" in w else x, w[name])
+                     for name in ("w_a", "w_z"))
+    of_features, bound = form.mixer == "kda", form.get("gate-bound")
     out = gated_delta_rule_update(
-        q, k, v, None, F.linear(x, w["w_a"]), w["A_log"], w["dt_bias"], None, F.linear(x, w["w_b"]), recurrent, slots,
-        None, None, "softplus", "head", "l2", 0.0, form.get("beta-scale"), -5.0, -1, layout="kv")
-    gates = F.linear(x, w["w_z"]).unflatten(-1, (v_heads, -1))
-    return gated_rmsnorm(out, gates, w["mixer_norm"], form.get("mixer-eps"), "after", "silu", "llama", 1).flatten(2)
+        q, k, v, None, decays.unflatten(-1, (v_heads, -1)) if of_features else decays, w["A_log"], w["dt_bias"], None,
+        F.linear(x, w["w_b"]), recurrent, slots, None, None, "bounded" if bound else "softplus",
+        "channel" if of_features else "head", "l2", 0.0, form.get("beta-scale", 1.0), bound or -5.0, -1, layout="kv")
+    of_norm = ("after", "sigmoid", "t5", 1) if of_features else ("after", "silu", "llama", 1)
+    return gated_rmsnorm(out, gates.unflatten(-1, (v_heads, -1)), w["mixer_norm"], form.get("mixer-eps"),
+                         *of_norm).flatten(2)
+
+
+def _state_space(x, w, states, slots, form):
+    """State space duality, normalised behind a gate, with the last inputs of its convolutions and its states."""
+    conv, recurrent = states
+    heads, groups = form.get("heads"), form.get("state-groups")
+    rows = torch.cat([F.linear(x, w[f"w_{part}"]) for part in ("x", "B", "C")], -1)
+    taps = torch.cat([w[f"w_conv_{part}"] for part in ("x", "B", "C")])
+    bias = torch.cat([w[f"b_conv_{part}"] for part in ("x", "B", "C")]) if "b_conv_x" in w else None
+    mixed = causal_conv1d_update(rows, taps, bias, None, None, None, None, conv, "silu", "channels", 0)
+    inputs, B, C = (t.unflatten(-1, (n, -1)) for t, n in zip(mixed.split(form.convolved, -1), (heads, groups, groups)))
+    out = ssd_update(inputs, F.linear(x, w["w_dt"]), None, w["A_log"], B, C, w["D"], w["dt_bias"], recurrent, slots,
+                     None, None, True, 0.0, 0.0, -1)
+    return gated_rmsnorm(out.flatten(2), F.linear(x, w["w_z"]), w["mixer_norm"], form.get("mixer-eps"), "before",
+                         "silu", "t5", groups)
 
 
 def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
@@ -106,8 +135,10 @@ def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
     normed = norm(x, "attn_norm") if "attn_norm" in w else x
     if form.mixer == "conv":
         mixed = _convolution(normed, w, *caches, form)
-    elif form.mixer == "gated-delta-rule":
+    elif form.mixer in ("gated-delta-rule", "kda"):
         mixed = _delta_rule(normed, w, caches, slots, form)
+    elif form.mixer == "ssd":
+        mixed = _state_space(normed, w, caches, slots, form)
     elif form.is_latent:
         mixed = _latent_attention(normed, positions, angles, slots, lengths, pages, w, *caches, form)
     else:
@@ -187,11 +218,7 @@ def _attended(x, positions, angles, slots, lengths, pages, w, caches, form):
         sinks = w["sinks"].to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, sinks), -1)
     attended = scores.softmax(-1)[..., :keys.shape[2]] @ values
-    attended = attended.to(x.dtype).transpose(1, 2)
-    if "w_g" in w:
-        gates = torch.sigmoid(_wide(F.linear(x, w["w_g"]))).unflatten(-1, (attended.shape[2], -1))
-        attended = (_wide(attended) * gates).to(x.dtype)
-    return attended.flatten(2)
+    return _gated(attended.to(x.dtype).transpose(1, 2), x, w)
 
 
 def _product(x, w, name, bias=""):

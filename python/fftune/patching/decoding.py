@@ -334,13 +334,22 @@ class Loop:
         self.steps = torch.zeros(batch, dtype=torch.int32, device=device)
         self.done = torch.zeros(batch, dtype=torch.bool, device=device)
         self.stop, self.pad = torch.tensor(stop, dtype=torch.long, device=device), pad
+        # Of the next token. Without positions some decoders, such as Bamba's, count from 0 in every call.
+        takes = "position_ids" in inspect.signature(type(head.decoder).forward).parameters
+        self.position = torch.zeros(batch, 1, dtype=torch.long, device=device) if takes else None
 
     def advance(self, ids: Tensor) -> None:
         """One run of the decoder, and the next id of each sequence."""
         if self.state is not None:
             return self.state.advance()
-        hidden = self.head.decoder(input_ids=ids, use_cache=True,
+        count, places = ids.shape[1], {}
+        if self.position is not None:
+            places["position_ids"] = self.position if count == 1 else \
+                self.position + torch.arange(count, device=ids.device)
+        hidden = self.head.decoder(input_ids=ids, use_cache=True, **places,
                                    **as_option(self.cache, self.head.decoder)).last_hidden_state[:, -1]
+        if self.position is not None:
+            self.position += count
         draw = {**self.draw, "steps": self.steps} if self.draw else {}
         chosen = self.head(hidden, **draw).long()
         if self.stop.numel():

@@ -67,6 +67,9 @@ class DeltaNet:
     dim: int
     v_dim: int
     width: int
+    gate: str = ""  # the module with the decays' parameters, if that is another
+    rank: int = 0  # of what is between two layers for decays, and for gates: A and Z are the first of them
+    of_features: bool = False  # whether decays are
 
     @property
     def keys(self) -> int:
@@ -85,13 +88,19 @@ class DeltaNet:
         """Whether a weight has for each head of k all its rows together, as in Qwen3-Next."""
         return any(len(letters) in (2, 4) for _, letters in self.inputs)
 
+    @property
+    def mixer(self) -> str:
+        return "kda" if self.of_features else "gated-delta-rule"
+
     def products(self) -> Iterator[tuple[str, tuple[str, ...], list[int] | None]]:
         """The linear layers, the weights that each is, and the rows of these where they are several: with `grouped` in
         a block of a head of k."""
         rows = dict(q=self.keys, k=self.keys, v=self.values, z=self.values, b=self.v_heads, a=self.v_heads)
         for name, letters in self.inputs:
-            own = [rows[letter] // (self.heads if self.grouped else 1) for letter in letters]
-            yield name, tuple(letters), own if len(letters) > 1 else None
+            if len(letters) == 1:
+                yield name, ({"A": "a_low", "Z": "z_low"}.get(letters, letters),), None
+                continue
+            yield name, tuple(letters), [rows[letter] // (self.heads if self.grouped else 1) for letter in letters]
         yield self.outer, ("o",), None
 
 
@@ -101,6 +110,11 @@ _INPUTS_OF_DELTA = (
     (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("g_proj", "z"), ("b_proj", "b"), ("a_proj", "a")),
     (("in_proj_qkvz", "qkvz"), ("in_proj_ba", "ba")))
 _PARTS_OF_DELTA = (("norm", "o_norm"), ("out_proj", "o_proj"))
+# Of Kimi Delta Attention, whose decays are of another module.
+_INPUTS_OF_KIMI = (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("b_proj", "b"))
+_GATES_OF_KIMI = (
+    (("forget_gate.f_a_proj", "A"), ("forget_gate.f_b_proj", "a"), ("g_a_proj", "Z"), ("g_b_proj", "z")),
+    (("forget_gate.f_proj", "a"), ("g_proj", "z")))
 
 
 def delta_net_of(module: nn.Module) -> DeltaNet | None:
@@ -119,6 +133,83 @@ def delta_net_of(module: nn.Module) -> DeltaNet | None:
             or conv.groups != conv.weight.shape[0] or conv.stride != (1,) or conv.dilation != (1,):
         return None
     return DeltaNet(convs[0], *others, inputs, heads, v_heads, keys // heads, v_dim, conv.weight.shape[2])
+
+
+def kimi_delta_of(module: nn.Module) -> DeltaNet | None:
+    """Whether the module has the parts of Kimi Delta Attention."""
+    linear = {name for name, child in module.named_modules() if isinstance(child, nn.Linear)} - {"o_proj"}
+    inputs = next((own for own in ((*_INPUTS_OF_KIMI, *gates) for gates in _GATES_OF_KIMI)
+                   if {name for name, _ in own} == linear), None)
+    gate = module._modules.get("forget_gate")
+    convs = [name for name, child in module.named_children() if isinstance(child, nn.Conv1d)]
+    norm, heads = module._modules.get("o_norm"), getattr(module, "num_heads", 0)
+    if inputs is None or len(convs) != 1 or gate is None or norm is None or module._parameters \
+            or {*gate._parameters} != {"A_log", "dt_bias"} or not isinstance(heads, int) \
+            or gate.A_log.numel() != heads or gate.dt_bias.numel() % heads:
+        return None
+    conv, dim, v_dim = module._modules[convs[0]], gate.dt_bias.numel() // heads, norm.weight.numel()
+    if conv.weight.shape[0] != heads * (2 * dim + v_dim) or conv.bias is not None or conv.stride != (1,) \
+            or conv.groups != conv.weight.shape[0] or conv.dilation != (1,):
+        return None
+    rank = module.get_submodule("g_a_proj").out_features if "g_a_proj" in linear else 0
+    return DeltaNet(convs[0], "o_norm", "o_proj", inputs, heads, heads, dim, v_dim,
+                    conv.weight.shape[2], "forget_gate", rank, True)
+
+
+@dataclass(frozen=True)
+class StateSpace:
+    """State space duality behind short convolutions, as in Mamba-2: the names of its parts, and its sizes."""
+
+    inner: str
+    conv: str
+    norm: str
+    outer: str
+    heads: int
+    dim: int
+    groups: int
+    state_dim: int
+    width: int
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Those of the projection, in their order."""
+        features, shared = self.heads * self.dim, self.groups * self.state_dim
+        return dict(z=features, x=features, B=shared, C=shared, dt=self.heads)
+
+    @property
+    def channels(self) -> dict[str, int]:
+        """Those of the convolution, in their order."""
+        return {name: count for name, count in self.rows.items() if name in ("x", "B", "C")}
+
+
+_NO_LIMIT = (0.0, float("inf"))
+
+
+def state_space_of(module: nn.Module) -> StateSpace | None:
+    """Whether the module has the parts of one; what it computes is compared later."""
+    children = {name: child for name, child in module.named_children() if next(child.parameters(), None) is not None}
+    convs = [name for name, child in children.items() if isinstance(child, nn.Conv1d)]
+    if len(convs) != 1 or {*children} != {*convs, "in_proj", "norm", "out_proj"} \
+            or {*module._parameters} != {"A_log", "dt_bias", "D"}:
+        return None
+    conv, norm = children[convs[0]], children["norm"]
+    heads, groups = module.A_log.numel(), getattr(module, "n_groups", 0)
+    features = norm.weight.numel() if isinstance(getattr(norm, "weight", None), Tensor) else 0
+    shared = conv.weight.shape[0] - features
+    if not isinstance(groups, int) or groups < 1 or features < 1 or features % heads or heads % groups or shared < 1 \
+            or shared % (2 * groups) or conv.groups != conv.weight.shape[0] or conv.weight.shape[1] != 1 \
+            or conv.stride != (1,) or conv.dilation != (1,):
+        return None
+    found = StateSpace("in_proj", convs[0], "norm", "out_proj", heads, features // heads, groups,
+                       shared // (2 * groups), conv.weight.shape[2])
+    return found if getattr(children["in_proj"], "out_features", None) == sum(found.rows.values()) else None
+
+
+def expect_no_limits(module: nn.Module) -> None:
+    """That steps have no limits, which inputs that are tried may not reach."""
+    limits = getattr(module, "time_step_limit", _NO_LIMIT)
+    if limits != _NO_LIMIT:
+        raise Unfit(f"layers: {type(module).__name__} limits its steps to {limits}, for which the op has no option")
 
 
 def has_cache(module: nn.Module) -> bool:

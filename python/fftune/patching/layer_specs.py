@@ -28,12 +28,12 @@ from .analytic import INTEGERS, PATCHED, ROOTS, Trace
 from .experts import ExpertsFound, experts_of, router_of
 from .inline_mlps import chain_of
 from .fp8_experts import is_rounded_experts
-from .layer_mixers import (DeltaNet, ShortConv, delta_net_of, expect_not_on_gpu, has_cache, heads_of, new_cache_layer,
-                           short_conv_of, slots_of, states_of)
+from .layer_mixers import (DeltaNet, ShortConv, StateSpace, delta_net_of, expect_no_limits, expect_not_on_gpu,
+                           has_cache, heads_of, kimi_delta_of, new_cache_layer, short_conv_of, slots_of, state_space_of, states_of)
 from .fp8_linear import MERGED, expect_scales_of_op, is_rounded_fp8, merge_fp8
 from .mxfp4 import LAYER_WEIGHTS, DenseExperts, DenseMixture, is_packed_mixture
 from .mlps import GatedMLP, fp8_mlp_forward, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
-from .norms import norm_forward, settings_of
+from .norms import gated_norm_forward, gated_settings_of, norm_forward, settings_of
 from .quantised import is_quantised, merge, numbers_of, packed_of
 from .recognise import (CUDA_TYPES, SCALES, SETTINGS, Elsewhere, Numbers, Uncertain, Unfit, cast, expect_no_hooks,
                         expect_pieces, expect_plain_parameters, holds, identify, is_close, is_patched, kind_of, of_type,
@@ -94,6 +94,11 @@ class Angles:
 _OF_TRAINING = {"training", "gradient_checkpointing"}
 
 
+def _is_setting(value) -> bool:
+    """A number, a word or a function, or several, such as limits."""
+    return isinstance(value, SETTINGS) or isinstance(value, tuple) and all(isinstance(own, SETTINGS) for own in value)
+
+
 @dataclass(frozen=True)
 class Part:
     """A module of a layer, as it was recognised."""
@@ -101,12 +106,12 @@ class Part:
     path: tuple[str, ...]
     kind: type
     parameters: frozenset[str]  # those that are not None
-    settings: frozenset[tuple[str, object]]  # numbers, words and functions, such as eps
+    settings: frozenset[tuple[str, object]]  # numbers, words and functions, such as eps, and tuples of them
 
     @classmethod
     def of(cls, path: tuple[str, ...], module: nn.Module) -> "Part":
         settings = ((name, value) for name, value in vars(module).items()
-                    if isinstance(value, SETTINGS) and name[0] != "_" and name not in _OF_TRAINING)
+                    if _is_setting(value) and name[0] != "_" and name not in _OF_TRAINING)
         parameters = (name for name, value in module._parameters.items() if value is not None)
         # A part that drops features, or adds noise to scores, does so in training alone.
         random = isinstance(module, nn.Dropout) or any(
@@ -176,6 +181,7 @@ class _Order:
     attention: str
     mlp: str
     factor: float = 1.0  # of what is added to a residual
+    beside: str = ""  # another MLP, whose result is added to the first one's
 
 
 # The roles of norms; and y of x by the norms n, attention, MLP, and what adds to a residual.
@@ -264,11 +270,12 @@ def _order_of(layer: nn.Module) -> _Order:
         known = {}
         for kind, (roles, compute) in _ORDERS.items():
             for chosen in itertools.permutations(norms, len(roles)):
-                for attention, mlp, factor in itertools.product(attentions_, mlps, factors):
-                    known[_Order(kind, chosen, attention, mlp, factor)] = (
-                        lambda x, compute=compute, n=chosen, a=attention, m=mlp, c=factor: compute(
+                for attention, own_mlps, factor in itertools.product(
+                        attentions_, [(mlp,) for mlp in mlps] + [*itertools.combinations(mlps, 2)], factors):
+                    known[_Order(kind, chosen, attention, own_mlps[0], factor, *own_mlps[1:])] = (
+                        lambda x, compute=compute, n=chosen, a=attention, m=own_mlps, c=factor: compute(
                             x, [stubs[name] for name in n], lambda t: _first(stubs[a](t)),
-                            lambda t: _first(stubs[m](t)), lambda s, t: s + t * c))
+                            lambda t: sum(_first(stubs[name](t)) for name in m), lambda s, t: s + t * c))
         try:
             return identify(theirs, known, draw, subject=f"layers: {type(layer).__name__}",
                             agrees=lambda ours, right: is_close(ours, right, 1e-11),
@@ -489,10 +496,10 @@ def _record_rotary_calls(rotary: nn.Module, path: str, rotary_calls: list[_Rotar
 
 
 def calls_of_layers(decoder: nn.Module, name: str, rotaries: Iterable[str], **options
-                    ) -> tuple[list[dict], list[_RotaryCall]]:
-    """The arguments that a decoder gives each of its layers in a call with these options, and the calls of its
-    rotary embeddings at these paths. Unfit where it does anything between layers, or calls one twice or not at
-    all."""
+                    ) -> tuple[list[dict], list[_RotaryCall], bool]:
+    """The arguments that a decoder gives each of its layers in a call with these options, the calls of its
+    rotary embeddings at these paths, and whether it takes a pair from its layers. Unfit where it does anything
+    between layers, or calls one twice or not at all."""
     layers, embedding = decoder._modules[name], decoder.get_input_embeddings()
     width = embedding.weight.shape[-1]
     reason = ""
@@ -512,7 +519,7 @@ def calls_of_layers(decoder: nn.Module, name: str, rotaries: Iterable[str], **op
         calls = [recorder.calls for recorder in recorders]
         if all(len(own_calls) == 1 for own_calls in calls) and all(
                 after[0][0] is before[0][1] for before, after in itertools.pairwise(calls)):
-            return [given for ((_, _, given),) in calls], rotary_calls
+            return [given for ((_, _, given),) in calls], rotary_calls, pair
         reason = "it does something between its layers"
     raise Unfit(f"layers: {type(decoder).__name__} calls its layers in a way that is not known: {reason}")
 
@@ -524,7 +531,7 @@ class Recogniser:
         self.decoder, self.known = decoder, known
         self.dtype = decoder.get_input_embeddings().weight.dtype
         self.rotaries = {path: m for path, m in decoder.named_modules() if hasattr(m, "rope_type")}
-        self.calls, rotary_calls = calls_of_layers(decoder, name, self.rotaries)
+        self.calls, rotary_calls, self.takes_pairs = calls_of_layers(decoder, name, self.rotaries)
         found = [self._rotary_call_of(given, rotary_calls) for given in self.calls]
         self.angles = [call and call.angles for call in found]
         if any(call and given.get("position_ids") is not None and given["position_ids"] is not call.position_ids
@@ -548,7 +555,7 @@ class Recogniser:
     def _expect_equal_positions(self, name: str) -> None:
         """That layers are given the positions of their angles where these are other tensors: those of axes, say."""
         far = torch.tensor([[0, 7, 900], [5000, 131072, 2**24 - 1]])
-        calls, rotary_calls = calls_of_layers(self.decoder, name, self.rotaries, position_ids=far)
+        calls, rotary_calls, _ = calls_of_layers(self.decoder, name, self.rotaries, position_ids=far)
         if any((call := self._rotary_call_of(given, rotary_calls))
                and not bool((call.position_ids == given["position_ids"]).all()) for given in calls):
             raise Unfit(f"layers: {type(self.decoder).__name__} gives its layers other positions than its rotary "
@@ -670,8 +677,9 @@ class Recogniser:
         the order of rotation and norms of heads."""
         found = {}
         conv = short_conv_of(layer._modules[order.attention])
-        delta = delta_net_of(layer._modules[order.attention])
-        for grouped in (False, True) if conv is None and delta is None else (False,):
+        delta = delta_net_of(layer._modules[order.attention]) or kimi_delta_of(layer._modules[order.attention])
+        space = state_space_of(layer._modules[order.attention])
+        for grouped in (False, True) if conv is delta is space is None else (False,):
             parts = _Parts(layer)
             for name, role in zip(order.norms, _ORDERS[order.kind][0]):
                 parts.norm((name,), role, self.known)
@@ -681,20 +689,22 @@ class Recogniser:
                 raise Unfit(f"layers: {type(attention).__name__} is not causal")
             heads = (self._convolution(parts, order.attention, attention, conv) if conv is not None else
                      self._delta_net(parts, order.attention, attention, delta) if delta is not None else
+                     self._state_space(parts, order.attention, attention, space) if space is not None else
                      self._attention(parts, order.attention, attention, grouped))
             if heads is None:
                 continue
             ffn = self._inline(parts) if order.mlp == INLINE else \
+                self._mixture_beside(parts, layer, order) if order.beside else \
                 self._mlp(parts, (order.mlp,), layer._modules[order.mlp])
             if len(parts.norms) > 1:
                 raise Unfit("layers: norms that differ in their eps, or in how they round")
             dtypes = {weight.of(layer).dtype for name, weight in parts.weights.items()
-                      if name not in ("sinks", "choice_bias", "A_log", "dt_bias")}
+                      if name not in ("sinks", "choice_bias", "A_log", "dt_bias", "D")}
             if len(dtypes) > 1:
                 raise Unfit("layers: weights of several types")
             parts.module((order.attention,))
-            if order.mlp != INLINE:
-                parts.module((order.mlp,))
+            for name in filter(None, (order.mlp, order.beside)):
+                parts.module((name,))
             for key, spec in self._forms(parts, attention, order, at, heads, ffn).items():
                 found[key, grouped] = spec
         return found
@@ -779,7 +789,7 @@ class Recogniser:
                            rotation=rotation or "halves", softcap=0.0, scale=scale,
                            rope_scale=self._rope_scale(angles) if rotation else 0.0, constants=tuple(parts.constants),
                            multiplier=order.factor, parallel=order.kind.startswith("parallel"), mixer="mla",
-                           latent=replace(latent, order=stored), **ffn)
+                           head_gates=heads["head_gates"], latent=replace(latent, order=stored), **ffn)
             weights = tuple(parts.weights[own] for own in parse(form).weights)
             found[rotation, stored, scale] = Spec(form, (latent.rank, latent.rope), rotation, weights,
                                                   _parts_of(parts.layer), index, None, angles, is_latent=True)
@@ -791,7 +801,8 @@ class Recogniser:
         name = type(attention).__name__
         expect_not_on_gpu(parts.layer, name)
         by_latent = {"q_a_proj", "q_a_layernorm", "q_b_proj"}
-        inputs = children - {output, latent, "kv_a_layernorm", "kv_b_proj"}
+        gate = next((own for own in sorted(children) if own in _OUTPUT_GATES), None)
+        inputs = children - {output, latent, "kv_a_layernorm", "kv_b_proj", gate}
         if output is None or not {"kv_a_layernorm", "kv_b_proj"} <= children or inputs not in ({"q_proj"}, by_latent):
             raise Unfit(f"layers: {name} has other parts than latent attention: {', '.join(sorted(children))}")
         if others := {*attention._parameters, *attention._buffers}:
@@ -821,7 +832,9 @@ class Recogniser:
         if rope < 1 or of_nope < 1 or of_rope < 1 or of_rope % rope or of_nope % (of_rope // rope):
             raise Unfit(f"layers: {name} has heads of sizes that are not known")
         heads = of_rope // rope
-        return dict(heads=heads, latent=Latent.of(own, heads, next(iter(norms)).eps))
+        head_gates = gate is not None and self._output_gate(parts, (at, gate), attention, heads,
+                                                            own["w_o"].shape[1] // heads)
+        return dict(heads=heads, latent=Latent.of(own, heads, next(iter(norms)).eps), head_gates=head_gates)
 
     def _states_form(self, parts: _Parts, mixer: nn.Module, order: _Order, heads: dict, ffn: dict
                      ) -> dict[tuple, Spec]:
@@ -846,7 +859,7 @@ class Recogniser:
         if mixer._buffers:
             raise Unfit(f"layers: {type(mixer).__name__} has tensors of its own: {', '.join(sorted(mixer._buffers))}")
         for name, owns, rows in net.products():
-            parts.linear((at, name), owns)
+            parts.linear((at, *name.split(".")), owns)
             if rows is not None:
                 first, start = parts.weights[f"w_{owns[0]}"], 0
                 if first.transposed:
@@ -857,20 +870,59 @@ class Recogniser:
                     start += count
         if any(name.startswith("b_") for name in parts.weights):
             raise Unfit(f"layers: {type(mixer).__name__} has biases of its projections")
+        of_gate = (at, *filter(None, (net.gate,)))
+        gate = parts.module(of_gate)
         parts.module((at, net.conv))
         ends = list(itertools.accumulate(net.rows))
         for own, rows in zip("qkv", zip([0, *ends], ends)):
             parts.weights[f"w_conv_{own}"] = Weight((at, net.conv), "weight", rows, taps=True)
         for name in ("A_log", "dt_bias"):
-            parts.weights[name] = Weight((at,), name)
+            parts.weights[name] = Weight(of_gate, name, flat=True)
         norm = parts.module((at, net.norm))
         parts.weights["mixer_norm"] = Weight((at, net.norm), "weight")
+        sizes = dict(mixer=net.mixer, heads=net.heads, kv_heads=net.heads, dim=net.dim, width=net.width,
+                     v_heads=net.v_heads, v_dim=net.v_dim,
+                     states=((2 * net.keys + net.values, net.width), (net.v_heads, net.dim, net.v_dim)))
+        if net.of_features:
+            if not is_patched(norm, gated_norm_forward) or gated_settings_of(norm)[:2] != ("after", "sigmoid"):
+                raise Unfit(f"layers: {type(norm).__name__} was not replaced, or has another gate than a sigmoid")
+            bounds = [value for value in vars(gate).values() if isinstance(value, float) and value < 0]
+            return sizes | dict(gate_rank=net.rank, mixer_eps=gated_settings_of(norm)[-1],
+                                numbers=[dict(gate_bound=bound) for bound in dict.fromkeys((0.0, *bounds))])
         own_eps = [value for value in vars(norm).values() if isinstance(value, float)]
         numbers = [dict(beta_scale=beta, mixer_eps=eps) for beta in (1.0, 2.0)
                    for eps in dict.fromkeys((*own_eps, 1e-5, 1e-6))]
-        return dict(mixer="gated-delta-rule", heads=net.heads, kv_heads=net.heads, dim=net.dim, width=net.width,
-                    v_heads=net.v_heads, v_dim=net.v_dim, numbers=numbers,
-                    states=((2 * net.keys + net.values, net.width), (net.v_heads, net.dim, net.v_dim)))
+        return sizes | dict(numbers=numbers)
+
+    def _state_space(self, parts: _Parts, at: str, mixer: nn.Module, space: StateSpace) -> dict:
+        expect_not_on_gpu(parts.layer, type(mixer).__name__)
+        expect_no_limits(mixer)
+        if mixer._buffers:
+            raise Unfit(f"layers: {type(mixer).__name__} has tensors of its own: {', '.join(sorted(mixer._buffers))}")
+        parts.linear((at, space.inner), tuple(space.rows), list(space.rows.values()))
+        if "b_z" in parts.weights:
+            raise Unfit(f"layers: {type(mixer).__name__} has a bias of its projection, for which there is no kernel")
+        parts.linear((at, space.outer), ("o",))
+        module = parts.module((at, space.conv))
+        ends = list(itertools.accumulate(space.channels.values()))
+        for own, rows in zip(space.channels, zip([0, *ends], ends)):
+            parts.weights[f"w_conv_{own}"] = Weight((at, space.conv), "weight", rows, taps=True)
+            if module.bias is not None:
+                parts.weights[f"b_conv_{own}"] = Weight((at, space.conv), "bias", rows)
+        for name in ("A_log", "dt_bias", "D"):
+            parts.weights[name] = Weight((at,), name)
+        norm = parts.module((at, space.norm))
+        parts.weights["mixer_norm"] = Weight((at, space.norm), "weight")
+        if not is_patched(norm, gated_norm_forward):
+            raise Unfit(f"layers: {type(norm).__name__} was not replaced")
+        # No input that is tried need tell one small eps from another.
+        order, gate, _, groups, eps = gated_settings_of(norm)
+        if (order, gate, groups) != ("before", "silu", space.groups):
+            raise Unfit(f"layers: {type(norm).__name__} is no norm of {space.groups} groups behind a gate with SiLU")
+        return dict(mixer="ssd", heads=space.heads, kv_heads=space.heads, dim=space.dim, width=space.width,
+                    state_dim=space.state_dim, state_groups=space.groups,
+                    mixer_eps=eps,
+                    states=((sum(space.channels.values()), space.width), (space.heads, space.dim, space.state_dim)))
 
     def _convolution(self, parts: _Parts, at: str, mixer: nn.Module, conv: ShortConv) -> dict:
         expect_not_on_gpu(parts.layer, type(mixer).__name__)
@@ -1013,12 +1065,22 @@ class Recogniser:
             return self._mixture(parts, at, mlp)
         raise Unfit(f"layers: {type(mlp).__name__} is no MLP that was replaced")
 
-    def _mixture(self, parts: _Parts, at: tuple[str, ...], mlp: nn.Module) -> dict:
-        """A router and experts, both patched, and a shared expert beside them."""
+    def _mixture_beside(self, parts: _Parts, layer: nn.Module, order: _Order) -> dict:
+        """A mixture of experts, and an MLP of the layer for every token."""
+        mixtures = [name for name in (order.mlp, order.beside) if "experts" in layer._modules[name]._modules]
+        if len(mixtures) != 1:
+            raise Unfit(f"layers: {type(layer).__name__} has two MLPs, {order.mlp} and {order.beside}")
+        shared = order.beside if mixtures == [order.mlp] else order.mlp
+        return self._mixture(parts, (mixtures[0],), layer._modules[mixtures[0]], {(shared,): layer._modules[shared]})
+
+    def _mixture(self, parts: _Parts, at: tuple[str, ...], mlp: nn.Module, beside: dict | None = None) -> dict:
+        """A router and experts, both patched, and a shared expert among them or `beside` them, by its path."""
         children = {n: child for n, child in mlp.named_children()
                     if next(child.parameters(), None) is not None}
         routers = [name for name, child in children.items() if router_of(child) is not None]
-        shared = [name for name, child in children.items() if gated_of(child) is not None]
+        shared = {(*at, name): child for name, child in children.items() if gated_of(child) is not None}
+        own_shared = {path[-1] for path in shared}
+        shared |= beside or {}
         gates = [name for name, child in children.items()
                  if type(child) is nn.Linear and child.out_features == 1 and child.bias is None]
         experts = experts_of(children["experts"]) if "experts" in children else None
@@ -1026,7 +1088,7 @@ class Recogniser:
         if experts is None or not routers:
             raise Unfit(f"{described} has {'experts that were' if experts is None else 'a router that was'} not replaced")
         if len(routers) > 1 or len(shared) > 1 or len(gates) > len(shared) \
-                or {"experts", *routers, *shared, *gates} != set(children) \
+                or {"experts", *routers, *own_shared, *gates} != set(children) \
                 or mlp._parameters or mlp._buffers:
             raise Unfit(f"{described} is not known")
         router, gate = router_of(children[routers[0]]), children[routers[0]]
@@ -1046,12 +1108,13 @@ class Recogniser:
         if experts.biased:
             parts.weights["b_gate_up"] = Weight(own, "gate_up_proj_bias")
             parts.weights["b_down"] = Weight(own, "down_proj_bias")
-        for name in shared:
-            found = gated_of(children[name])
-            if found.act != experts.act:
-                raise Unfit(f"{described} has another activation in {name}")
-            parts.module((*at, name))
-            self._gated(parts, (*at, name), children[name], found, "shared_")
+        for path, child in shared.items():
+            found = gated_of(child)
+            if found is None or found.act != experts.act:
+                other = "an MLP that was not replaced" if found is None else "another activation"
+                raise Unfit(f"{described} has {other} in {path[-1]}")
+            parts.module(path)
+            self._gated(parts, path, child, found, "shared_")
         for name in gates:
             parts.linear((*at, name), ("shared_router",))
         return dict(act=experts.act,
@@ -1143,8 +1206,11 @@ def _expect_analytic(attention: nn.Module, dtype: torch.dtype, run: Callable) ->
     finally:
         del attention.__dict__["forward"]
     scores = torch.zeros(1)
-    # Those of masked keys are infinite.
-    expect_pieces(trace, lambda: scores.clamp(min=torch.finfo(dtype).min), f"layers: {type(attention).__name__}")
+    # Those of masked keys are infinite; and steps, which softplus gives, are positive.
+    # Kimi's softplus is what it is given above 20.
+    known = (lambda: scores.clamp(min=0.0)) if state_space_of(attention) else \
+        (lambda: scores > 20.0) if kimi_delta_of(attention) else lambda: scores.clamp(min=torch.finfo(dtype).min)
+    expect_pieces(trace, known, f"layers: {type(attention).__name__}")
 
 
 def _expect_runs(layer: nn.Module, spec: Spec, dtype: torch.dtype) -> bool:

@@ -44,7 +44,8 @@ _OPTIONS = {*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds", "us
 class _Group:
     """Layers next to each other that differ in their weights alone."""
 
-    def __init__(self, rotary: nn.Module | None):
+    def __init__(self, rotary: nn.Module | None, gives_pairs: bool):
+        self.gives_pairs = gives_pairs  # the other of which is None: attention's weights, say
         self.layers: list[nn.Module] = []
         self.specs: list[Spec] = []
         self.typed: list[dict[tuple[str, ...], list[str]]] = []
@@ -395,11 +396,10 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
     inner, names, group, runs = self._fftune_layers
     bound = {**dict(zip(names, arguments)), **options}
     if _is_mark(bound.get("attention_mask")):
-        if not runs:
-            return hidden_states
-        cache = cache_of(bound)
-        return group.run(hidden_states, cache.layers,
-                         bound.get("position_embeddings"), bound.get("position_ids"))
+        if runs:
+            hidden_states = group.run(hidden_states, cache_of(bound).layers,
+                                      bound.get("position_embeddings"), bound.get("position_ids"))
+        return (hidden_states, None) if group.gives_pairs else hidden_states
     return (inner or type(self).forward)(self, hidden_states, *arguments, **options)
 
 
@@ -433,7 +433,7 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
         last = groups[-1].specs[-1] if groups else None
         if last is None or (last.form, last.angles) != (spec.form, spec.angles):
             rotary = recogniser.rotaries[spec.angles.path] if spec.angles else None
-            groups.append(_Group(rotary))
+            groups.append(_Group(rotary, recogniser.takes_pairs))
         groups[-1].add(layer, spec)
     masks = _masks_of(decoder, name, recogniser) if any(spec.states for spec in specs) else ()
     for layer, spec in zip(layers, specs):
@@ -457,7 +457,7 @@ def _masks_of(decoder: nn.Module, name: str, recogniser: Recogniser) -> tuple[st
     """The kinds of layers by which a decoder takes masks that it hands to its layers as they are."""
     kinds = tuple(dict.fromkeys(getattr(decoder.config, "layer_types", None) or ()))
     mark = torch.empty(_MARK, dtype=torch.int32)
-    calls, _ = calls_of_layers(decoder, name, recogniser.rotaries, attention_mask=dict.fromkeys(kinds, mark))
+    calls, *_ = calls_of_layers(decoder, name, recogniser.rotaries, attention_mask=dict.fromkeys(kinds, mark))
     if not kinds or any(given.get("attention_mask") is not mark for given in calls):
         raise Unfit(f"layers: {type(decoder).__name__} does not hand the mask of a kind of layers to these")
     return kinds

@@ -184,15 +184,21 @@ def _gated_rules(module: nn.Module, eps: float, groups: int) -> tuple[str, str, 
     return order, gate, convention, groups
 
 
+def gated_settings_of(module: nn.Module) -> tuple[str, str, str, int, float]:
+    """Order, activation, convention, groups and eps of a gated norm that was replaced."""
+    rules, name_of_eps = module._fftune
+    return *rules, getattr(module, name_of_eps)
+
+
 @undoable
 def gated_norm_forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
     if torch.compiler.is_compiling() or gate is None or not hidden_states.dtype == gate.dtype == self.weight.dtype \
             or hidden_states.shape != gate.shape or not has_kernels(hidden_states) \
             or not are_plain(self.weight, hidden_states, gate):
         return original(self, hidden_states, gate)
-    (order, activation, convention, groups), name_of_eps = self._fftune
-    return ops.gated_rmsnorm(hidden_states, gate, self.weight, eps=getattr(self, name_of_eps), order=order,
-                             gate=activation, convention=convention, groups=groups)
+    order, activation, convention, groups, eps = gated_settings_of(self)
+    return ops.gated_rmsnorm(hidden_states, gate, self.weight, eps=eps, order=order, gate=activation,
+                             convention=convention, groups=groups)
 
 
 def _patch_layernorm(module: nn.LayerNorm, known: dict) -> str:
