@@ -240,3 +240,16 @@ def test_a_gated_norm_that_is_none():
 
     report = fftune.patch(nn.Sequential(Norm()))
     assert "computes nothing that is known" in words_of(report.left)
+
+
+@pytest.mark.parametrize("kind, word, value", [("Qwen3NextConfig", "activation", "sigmoid"), ("Mamba2Config", "group_size", 16),
+                                               ("Mamba2Config", "variance_epsilon", 0.3)])
+def test_a_gated_norm_whose_settings_change(kind, word, value):
+    model = make(kind, **KINDS[kind])
+    norms = []
+    for own in (model, patched(model)[0]):
+        norm = next(m for m in own.modules() if type(m).__name__.endswith("RMSNormGated"))
+        setattr(norm, word, value)
+        norms.append(norm)
+    x, gate = torch.randn(2, 3, 5, norms[0].weight.numel())
+    assert close(norms[1](x, gate), norms[0](x, gate), 1e-6)

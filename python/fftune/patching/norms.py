@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from .. import ops, reference
 from .recognise import (SCALES, Elsewhere, Foreign, Numbers, Options, Unfit, are_plain, expect_plain, has_kernels,
-                        identify, is_close, kind_of, original, remembered, stand_in, undoable)
+                        has_settings, identify, is_close, kind_of, original, remembered, stand_in, undoable)
 
 from .trial import Trial, hidden, replace_forward, tokens_of
 
@@ -40,7 +40,15 @@ def patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
         raise Unfit(f"{type(module).__name__} takes more than hidden states")
     convention = remembered(known, kind_of(module), lambda: _convention(module, getattr(module, name)))
     replace_forward(module, norm_forward, (convention, name), hidden(module.weight.numel()), known)
+    _read_eps_in_each_call(module, name)
     return f"{type(module).__name__} by rmsnorm ({convention})"
+
+
+def _read_eps_in_each_call(module: nn.Module, name: str) -> None:
+    """The eps of a replaced norm may change, and what else its forward chooses by may not."""
+    module.__dict__["_fftune_settings"] = tuple(
+        (part, frozenset(setting for setting in own if part or setting[0] != name) if isinstance(own, frozenset) else own)
+        for part, own in module._fftune_settings)
 
 
 def _other_norms(eps: float) -> dict:
@@ -126,7 +134,7 @@ def _convention(module: nn.Module, eps: float) -> str:
 def norm_forward(self, hidden_states: Tensor) -> Tensor:
     # With two types the result would have the wider one. A compiler fuses a norm with what is around it.
     if torch.compiler.is_compiling() or hidden_states.dtype != self.weight.dtype \
-            or not has_kernels(hidden_states) \
+            or not has_settings(self) or not has_kernels(hidden_states) \
             or not are_plain(self.weight, hidden_states):
         return original(self, hidden_states)
     convention, eps = settings_of(self)
@@ -143,6 +151,7 @@ def _patch_gated(module: nn.Module, name_of_eps: str, known: dict) -> str:
     width = module.weight.numel()
     trial = Trial(lambda numbers, like: (numbers(*tokens_of(width, like), width), numbers(*tokens_of(width, like), width)))
     replace_forward(module, gated_norm_forward, (rules, name_of_eps), trial, known)
+    _read_eps_in_each_call(module, name_of_eps)
     order, gate, convention, _ = rules
     return f"{type(module).__name__} by gated_rmsnorm ({gate} {order} the norm, {convention})"
 
@@ -193,7 +202,7 @@ def gated_settings_of(module: nn.Module) -> tuple[str, str, str, int, float]:
 @undoable
 def gated_norm_forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
     if torch.compiler.is_compiling() or gate is None or not hidden_states.dtype == gate.dtype == self.weight.dtype \
-            or hidden_states.shape != gate.shape or not has_kernels(hidden_states) \
+            or hidden_states.shape != gate.shape or not has_settings(self) or not has_kernels(hidden_states) \
             or not are_plain(self.weight, hidden_states, gate):
         return original(self, hidden_states, gate)
     order, activation, convention, groups, eps = gated_settings_of(self)
