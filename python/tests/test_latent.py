@@ -220,3 +220,18 @@ def test_layer_with_latent_attention_is_its_reference(by_latent, paged):
     y = reference.layer(*right)
     assert error(torch.ops.fftune.layer(*ours), y) < 1e-5
     assert error(ours[7][0], right[7][0]) < 1e-5
+
+
+@pytest.mark.parametrize("change, served", [
+    ({}, True), ({"tokens": 64}, False), ({"dim": 184}, False), ({"v_dim": 120}, False), ({"dtype": torch.float32}, False),
+    ({"capability": (8, 0)}, False), ({"grad": True}, False), ({"dim": 272, "v_dim": 256}, False)])
+def test_narrow_values_on_a_gpu_are_served_where_they_have_been_timed(monkeypatch, change, served):
+    """In prompts on compute capability 9.0, without gradients."""
+    from fftune.patching import attention
+
+    case = dict(tokens=65, dim=192, v_dim=128, dtype=torch.bfloat16, capability=(9, 0), grad=False) | change
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: case["capability"])
+    with torch._subclasses.FakeTensorMode():
+        q, k, v = (torch.empty(2, 4, case["tokens"], features, dtype=case["dtype"], device="cuda",
+                               requires_grad=case["grad"]) for features in (case["dim"], case["dim"], case["v_dim"]))
+    assert q.is_cuda and attention._serves_narrow(q, k, v) == served

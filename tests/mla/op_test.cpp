@@ -282,4 +282,26 @@ TEST_CASE("foreign values of mla's cache have no effect on the GPU", "[gpu][smal
   check_own_nan(*backend, DType::bf16);
 }
 
+TEST_CASE("many rows with many keys are wgmma's where it serves, and others mma.sync's") {
+  const auto first = [](const char* arch, std::int64_t b, std::int64_t heads, std::int64_t kv,
+                        std::int64_t rank) {
+    const Problem problem = mla_problem(DeviceKind::cuda, DType::bf16,
+                                        {{"b", b},
+                                         {"s", 1},
+                                         {"kv", kv},
+                                         {"heads", heads},
+                                         {"rank", rank},
+                                         {"rope", 64},
+                                         {"page", 64}});
+    return default_recipe(mla_op(), problem, products_of_architecture(arch).front())
+        .front()
+        .family->name();
+  };
+  CHECK(first("sm_90a", 32, 128, 4096, 512) == "mla_sm90");
+  CHECK(first("sm_90a", 45, 128, 175, 512) == "mla_decode");
+  CHECK(first("sm_90a", 128, 16, 4096, 512) == "mla_decode");
+  CHECK(first("sm_90a", 32, 128, 4096, 160) == "mla_decode");
+  CHECK(first("sm_80", 32, 128, 4096, 512) == "mla_decode");
+}
+
 const FuzzCases<mla_op, random_mla, FuzzCounts{.small = 1500, .larger = 30, .gpu = 400}> mla_cases;

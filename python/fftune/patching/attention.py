@@ -187,8 +187,22 @@ def _serves_values(query: Tensor, key: Tensor, value: Tensor, *, dropout: float 
             and key.dtype == value.dtype == query.dtype
             and (query.is_cuda or query.dtype != torch.float16)
             and dim % 2 == 0 and dim <= _widest(query, key, value)
-            # No GPU has timed values of fewer features beside PyTorch's kernels.
-            and value.shape[-1] % 2 == 0 and (_is_known(query, value) or value.shape[-1] < dim and not query.is_cuda))
+            and value.shape[-1] % 2 == 0 and (_is_known(query, value) or _serves_narrow(query, key, value)))
+
+
+_MOST_ROWS_OF_MMA_SYNC = 64  # queries of a sequence that wgmma does not serve first
+
+
+def _serves_narrow(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether values of fewer features than keys are served. On a GPU the kernel of wgmma is faster than PyTorch's
+    in prompts (docs/measurements/attention.md); decoding and backward passes have not been timed there."""
+    dim, v_dim = query.shape[-1], value.shape[-1]
+    if not query.is_cuda:
+        return v_dim < dim
+    has_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    return (v_dim < dim <= 256 and dim % 16 == v_dim % 16 == 0 and query.dtype != torch.float32 and not has_backward
+            and query.shape[-2] > _MOST_ROWS_OF_MMA_SYNC
+            and torch.cuda.get_device_capability(query.device) == (9, 0))
 
 
 def _is_known(query: Tensor, value: Tensor) -> bool:

@@ -200,7 +200,8 @@ _NO_LIMIT = (0.0, float("inf"))
 
 
 def _has_ssd(x: Tensor, dt: Tensor, *others: Tensor | None) -> bool:
-    """Whether the op computes in the types of x, dt, B and C, the first two of the others. No GPU has timed it."""
+    """Whether the op computes in the types of x, dt, B and C, the first two of the others. On a GPU
+    prompts take longer than with Triton's kernels."""
     return (has_kernels(x) and not x.is_cuda and not torch.is_autocast_enabled(x.device.type) and x.numel() > 0
             and all(t.dtype == x.dtype for t in (dt, *others[:2])) and x.shape[-2] % others[0].shape[-2] == 0
             and max(x.shape[-1], others[0].shape[-1]) <= _MOST_FEATURES and are_plain(x, dt, *others))
@@ -367,7 +368,7 @@ def patch_mixer(module: nn.Module, known: dict, options: Options) -> str | None:
     for name, function in found[1].items():
         try:
             if _FUNCTIONS[name][2] == "ssd" and on_gpu:
-                raise Unfit(f"{name} stays the model's on a GPU: ssd has not been timed there")
+                raise Unfit(f"{name} stays the model's on a GPU: ssd is slower in prompts than Triton's kernels there")
             remembered(known, (name, function), lambda: _FUNCTIONS[name][0](function))
             names.append(name)
         except Unfit as unfit:
