@@ -16,9 +16,10 @@
 //  given (named)        warpgroup 0: P and factors are there      warpgroup 1
 //  taken (named)        warpgroup 1: it has read them             warpgroup 0
 //
-// Warpgroup 0 issues the scores of the next stage before its product with the values of this one,
-// beneath which it computes the next softmax; warpgroup 1 multiplies meanwhile. A thread of both
-// has the same two rows, so that P goes from registers to registers in the order of the threads.
+// A stage is released before warpgroup 0 waits for the next one: with two stages one is loaded
+// while the other is multiplied. Warpgroup 1 multiplies beneath the first one's softmax. A thread
+// of both has the same two rows, so that P goes from registers to registers in the order of the
+// threads.
 //
 // Keys are divided among groups of CTAs as in decode.cu (shares.cuh).
 //
@@ -286,28 +287,17 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
       for (int i = 0; i < keys / 4; ++i) from[i / 4][i % 4] = pack<T>(s[i * 2], s[i * 2 + 1]);
       give(&from, rescale);
     };
-    wait_full(stage);
-    issue_scores(s, stage.buffer());
-    wgmma_wait<0>();
-    to_powers();
-    give_powers();
-    for (int tile = 1; tile < tiles; ++tile) {
-      const stages before = stage;
-      stage.advance();
+    for (int tile = 0; tile < tiles; ++tile, stage.advance()) {
       wait_full(stage);
       issue_scores(s, stage.buffer());
-      issue_values(o, from, before.buffer(), 0, tile > 1 ? 1 : 0);
-      wgmma_wait<1>();
-      to_powers();
       wgmma_wait<0>();
-      release(before.empty_barrier());
-      scale(o, rescale);
+      to_powers();
+      if (tile > 0) scale(o, rescale);
       give_powers();
+      issue_values(o, from, stage.buffer(), 0, tile > 0 ? 1 : 0);
+      wgmma_wait<0>();
+      release(stage.empty_barrier());
     }
-    issue_values(o, from, stage.buffer(), 0, tiles > 1 ? 1 : 0);
-    wgmma_wait<0>();
-    release(stage.empty_barrier());
-    stage.advance();
   }
 
   __device__ __forceinline__ void second_half(stages& stage, output& o, int tiles) const {

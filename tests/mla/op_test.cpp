@@ -293,9 +293,7 @@ TEST_CASE("many rows with many keys are wgmma's where it serves, and others mma.
                                          {"rank", rank},
                                          {"rope", 64},
                                          {"page", 64}});
-    return default_recipe(mla_op(), problem, products_of_architecture(arch).front())
-        .front()
-        .family->name();
+    return default_recipe(mla_op(), problem, products_of_architecture(arch).front()).front().family;
   };
   CHECK(first("sm_90a", 32, 128, 4096, 512) == "mla_sm90");
   CHECK(first("sm_90a", 45, 128, 175, 512) == "mla_decode");
