@@ -26,7 +26,7 @@ constexpr const char* decode_file = "mla/decode.cu";
 constexpr const char* sm90_file = "mla/sm90.cu";
 constexpr const char* simt_file = "mla/simt.cu";
 constexpr std::string_view decode_name = "mla_decode", sm90_name = "mla_sm90";
-constexpr std::int64_t most_rank = 512;  // of results in registers
+constexpr std::int64_t most_rank_of_registers = 512;  // of results in registers
 
 mla_form form_of(const Layer& layer) {
   mla_form form;
@@ -201,9 +201,9 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Point& config
 std::optional<std::string> refuse_rows(const Layer& layer, const char* instruction) {
   if (layer.dtype == DType::f32)
     return fmt::format("{} multiplies bf16 and fp16, not f32", instruction);
-  if (layer.rank > most_rank)
+  if (layer.rank > most_rank_of_registers)
     return fmt::format("rank={} exceeds {}: the result must fit in registers", layer.rank,
-                       most_rank);
+                       most_rank_of_registers);
   for (const auto& [name, value] : {std::pair{"rank", layer.rank},
                                     {"rope", layer.rope},
                                     {"kv-row", layer.row},
