@@ -529,9 +529,9 @@ NEXT = dict(TWO, head_dim=8, num_experts=4, moe_intermediate_size=16, shared_exp
 @pytest.mark.parametrize("kind, settings, words", [
     ("Qwen3NextConfig", dict(NEXT, layer_types=["linear_attention", "full_attention"], num_experts_per_tok=8),
      "a mixture of experts, gate, shared_expert, shared_expert_gate has a router that was not replaced"),
-    ("BambaConfig", dict(TWO, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8,
-                         mamba_n_groups=1),
-     "BambaMixer has other parts than q, k, v and an output: conv1d, in_proj, norm"),
+    ("NemotronHConfig", dict(TWO, hybrid_override_pattern="M*", mamba_num_heads=8, mamba_head_dim=8, ssm_state_size=8,
+                             n_groups=1, head_dim=8),
+     "NemotronHBlock has no MLP beside its attention: mixer, norm"),
     ("AfmoeConfig", dict(TWO, head_dim=8, num_dense_layers=1, num_experts=4),
      "a mixture of experts, router, shared_experts has a router that was not replaced"),
     ("BitNetConfig", TWO, "BitNetAttention has other parts than q, k, v and an output: attn_sub_norm"),
