@@ -1,5 +1,4 @@
 import os
-import sys
 
 # Before PyTorch is loaded: two pools of threads on a few cores get into each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,17 +23,15 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
-def _alike():
-    """Each test begins alike: with one seed, and with nothing compiled, whose number of forms is limited."""
+def _seed():
     torch.manual_seed(1)
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
 
 
 @pytest.fixture
 def run_python():
     """Runs a program in a Python of its own: what it printed."""
     import subprocess
+    import sys
     import textwrap
 
     def run(program: str, **environment: str) -> str:

@@ -347,6 +347,7 @@ def test_layers_run_after_the_model_was_saved(tmp_path, runs):
 
 @pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "bamba"))
 def test_compiled(name):
+    torch._dynamo.reset()  # whatever other tests have compiled
     model = make(name)
     own, _ = patched(model)
     given = ids(1, 1, 1)

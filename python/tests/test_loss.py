@@ -179,6 +179,7 @@ def test_a_second_backward_pass():
 
 
 def test_compiled_and_accumulated():
+    torch._dynamo.reset()  # whatever other tests have compiled
     torch.manual_seed(3)
     head = fftune.nn.LinearCrossEntropy(24, 70, bias=True)
     plain = torch.nn.Linear(24, 70)
@@ -315,6 +316,7 @@ def test_no_label_of_the_trial_is_beyond_a_model_s_own_loss(monkeypatch):
 
 
 def test_a_patched_model_compiles():
+    torch._dynamo.reset()  # whatever other tests have compiled
     model = make("llama")
     other = copy.deepcopy(model)
     fftune.patch(other)

@@ -490,6 +490,7 @@ def test_types_without_kernels_and_autocast():
 
 
 def test_torch_compile_keeps_it_whole():
+    torch._dynamo.reset()  # whatever other tests have compiled
     layer = gptq_of(nn.Linear(128, 64), group=32, desc_act=True)
     x = torch.randn(4, 128)
     fftune.patch(layer)
