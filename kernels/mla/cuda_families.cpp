@@ -159,6 +159,22 @@ Points points_of(const Layer& layer, const DeviceFacts& facts) {
   return space;
 }
 
+/// Bytes of the cache that a launch reads. Blocks of rows beside each other find the keys in L2.
+double read_bytes(const Layer& layer, const mla_grid& grid) {
+  const double reads = 1 + 0.3 * (grid.row_blocks - 1);
+  return 2.0 * static_cast<double>(layer.b * layer.kv * layer.width()) * reads;
+}
+
+/// Seconds in which groups add up the parts of sequences that they share: `threads` threads of a
+/// CTA, which has `rows` rows at most.
+double exchange_seconds(const Layer& layer, const mla_grid& grid, std::int64_t rows, int threads) {
+  if (!grid.cuts) return 0;
+  const double parts = std::ceil(grid.groups / static_cast<double>(layer.b)) + 1;
+  const double items = static_cast<double>(std::min(layer.rows(), rows)) *
+                       static_cast<double>(layer.rank) / 4 / parts;
+  return 2e-6 + 0.7e-6 * std::ceil(items / threads) * std::ceil(parts / 8);
+}
+
 /// Seconds of a launch: the larger of the time of the memory and that of the tensor cores, and the
 /// exchange of parts. A model that no measurement has fitted yet.
 double seconds(const Layer& layer, const DeviceFacts& facts, const Point& config) {
@@ -170,9 +186,7 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Point& config
   const double waves = std::ceil(ctas / (sms * config.ctas_per_sm));
   const double tiles = std::ceil(static_cast<double>(layer.kv) / config.keys) *
                        static_cast<double>(layer.b) / grid.groups;
-  // Blocks of rows beside each other find the keys in L2.
-  const double reads = 1 + 0.3 * (grid.row_blocks - 1);
-  const double bytes = 2.0 * static_cast<double>(layer.b * layer.kv * layer.width()) * reads;
+  const double bytes = read_bytes(layer, grid);
   // Memory delivers at full speed with some 64 KiB of each SM in flight, and an SM takes 50 bytes a
   // clock at most.
   const double in_flight = resident * (config.stages - 1) * config.keys * layer.width() * 2.0;
@@ -187,14 +201,8 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Point& config
   const double of_warp = 8 * mmas + 5.0 * config.keys * config.m_tiles;
   const double of_scheduler = std::ceil(resident * config.warps() / 4) * of_warp;
   const double compute = waves * std::ceil(tiles) * std::max(of_scheduler, of_warp + 800) / clock;
-  double exchange = 0;
-  if (grid.cuts) {
-    const double parts = std::ceil(grid.groups / static_cast<double>(layer.b)) + 1;
-    const double items = static_cast<double>(std::min<std::int64_t>(layer.rows(), config.rows())) *
-                         static_cast<double>(layer.rank) / 4 / parts;
-    exchange = 2e-6 + 0.7e-6 * std::ceil(items / config.threads()) * std::ceil(parts / 8);
-  }
-  return std::max(stream, compute) + 0.2 * std::min(stream, compute) + exchange + 3e-6;
+  return std::max(stream, compute) + 0.2 * std::min(stream, compute) +
+         exchange_seconds(layer, grid, config.rows(), config.threads()) + 3e-6;
 }
 
 /// Why a kernel of the tensor cores that keeps a result in registers cannot serve a layer.
@@ -288,21 +296,14 @@ double sm90_seconds(const Layer& layer, const DeviceFacts& facts, const mla_sm90
   const double ctas = static_cast<double>(grid.row_blocks) * grid.groups;
   const double tiles = std::ceil(std::ceil(static_cast<double>(layer.kv) / config.keys) *
                                  static_cast<double>(layer.b) / grid.groups);
-  const double reads = 1 + 0.3 * (grid.row_blocks - 1);
-  const double bytes = 2.0 * static_cast<double>(layer.b * layer.kv * layer.width()) * reads;
+  const double bytes = read_bytes(layer, grid);
   const double stream = bytes / std::min(0.9 * facts.memory_bandwidth, 50 * clock * ctas);
   // An SM has 4,096 FLOPs a cycle; a tile waits for its softmax where another does not overlap it.
   const double products = 2.0 * 64 * config.keys * (layer.width() + layer.rank) / 4096;
   const double compute =
       std::ceil(ctas / sms) * (tiles * (products + 4.0 * config.keys + 250) + 1500) / clock;
-  double exchange = 0;
-  if (grid.cuts) {
-    const double parts = std::ceil(grid.groups / static_cast<double>(layer.b)) + 1;
-    const double items = static_cast<double>(std::min<std::int64_t>(layer.rows(), 64)) *
-                         static_cast<double>(layer.rank) / 4 / parts;
-    exchange = 2e-6 + 0.7e-6 * std::ceil(items / 256) * std::ceil(parts / 8);
-  }
-  return std::max(stream, compute) + 0.2 * std::min(stream, compute) + exchange + 3e-6;
+  return std::max(stream, compute) + 0.2 * std::min(stream, compute) +
+         exchange_seconds(layer, grid, config.rows(), 256) + 3e-6;
 }
 
 std::optional<std::string> sm90_refusal(const Problem& problem, const DeviceFacts& facts) {

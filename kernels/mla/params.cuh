@@ -26,8 +26,8 @@ struct mla_params {
   void* out;             // as q_latent
   float* lse;            // [batch, heads, queries]
 
-  float* partials;  // decode.cu: results of parts of sequences
-  int* counters;    // decode.cu: [groups, row blocks, 2], zeros before and after a launch
+  float* partials;  // results of parts of sequences
+  int* counters;    // [groups, row blocks, 2], zeros before and after a launch
 
   long long row,
       block;  // elements of the cache from a key to the next, and from a page or sequence
