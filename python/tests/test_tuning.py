@@ -78,7 +78,7 @@ def test_check_of_a_layer(dtype):
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt-oss"])
 def test_check_of_a_mixture(name):
-    """Whose products of experts PyTorch does not compute in float64."""
+    """PyTorch does not compute its products of experts in float64."""
     report = fftune.check(make(name), {**inputs("llama"), "use_cache": False})
     assert report.good and 0 < report.error < 1e-5, report
 

@@ -334,7 +334,7 @@ class Loop:
         self.steps = torch.zeros(batch, dtype=torch.int32, device=device)
         self.done = torch.zeros(batch, dtype=torch.bool, device=device)
         self.stop, self.pad = torch.tensor(stop, dtype=torch.long, device=device), pad
-        # Of the next token. Without positions some decoders, such as Bamba's, count from 0 in every call.
+        # The position of the next token. Without positions some decoders, such as Bamba's, count from 0 in every call.
         takes = "position_ids" in inspect.signature(type(head.decoder).forward).parameters
         self.position = torch.zeros(batch, 1, dtype=torch.long, device=device) if takes else None
 

@@ -42,7 +42,7 @@ def _coded(x: Tensor, scale: Tensor) -> Tensor:
 
 
 class _Float8Layer:
-    """What the layers have beside transformers' own: scales, and codes in the place of keys and values.
+    """Adds scales to a layer of transformers' cache, and codes in the place of keys and values.
 
     `keys` and `values` are float8_e4m3fn [batch, heads, tokens, features], in memory as [batch, tokens, heads,
     features]. `k_scale` and `v_scale` are float32 [1] or [heads]: None before the first call. `has_scales` is

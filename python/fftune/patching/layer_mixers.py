@@ -110,7 +110,7 @@ _INPUTS_OF_DELTA = (
     (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("g_proj", "z"), ("b_proj", "b"), ("a_proj", "a")),
     (("in_proj_qkvz", "qkvz"), ("in_proj_ba", "ba")))
 _PARTS_OF_DELTA = (("norm", "o_norm"), ("out_proj", "o_proj"))
-# Of Kimi Delta Attention, whose decays are of another module.
+# Kimi Delta Attention, whose decays another module computes.
 _INPUTS_OF_KIMI = (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("b_proj", "b"))
 _GATES_OF_KIMI = (
     (("forget_gate.f_a_proj", "A"), ("forget_gate.f_b_proj", "a"), ("g_a_proj", "Z"), ("g_b_proj", "z")),
@@ -237,7 +237,7 @@ def slots_of(spec, batch: int, device: torch.device) -> Tensor | None:
 
 
 def mark_as_written(kv) -> None:
-    """What a call of the cache's layer that renews its states leaves behind."""
+    """Marks the states of the cache's layer as written, as a call that renews them does."""
     kv.has_previous_state[0] = True
 
 
