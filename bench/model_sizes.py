@@ -40,9 +40,64 @@ MIXTURES = {
     "qwen3-30b-a3b/12": Mixture("Qwen3-30B-A3B", 2048, 768, 128, 8, 4, 48, 32)}
 
 
+@dataclass(frozen=True)
+class Hybrid:
+    """A model with layers of several kinds, or with latents in its cache."""
+
+    name: str
+    prefix: str     # of transformers' classes
+    layers: int
+    all_layers: int
+    settings: dict  # of its configuration
+    suffix: str = ""  # between the prefix and Model or Config
+
+
+LINEAR = ["linear_attention"] * 3 + ["full_attention"]
+DELTA = dict(linear_num_key_heads=16, linear_num_value_heads=32, linear_key_head_dim=128, linear_value_head_dim=128,
+             linear_conv_kernel_dim=4, head_dim=256)
+LATENT = dict(kv_lora_rank=512, qk_rope_head_dim=64, n_shared_experts=1, first_k_dense_replace=1)
+HYBRIDS = {
+    "qwen3-next/12": Hybrid("Qwen3-Next-80B-A3B", "Qwen3Next", 4, 48, dict(
+        **DELTA, hidden_size=2048, intermediate_size=5120, num_attention_heads=16, num_key_value_heads=2,
+        num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+        layer_types=LINEAR)),
+    "qwen3.5-9b/4": Hybrid("Qwen3.5-9B", "Qwen3_5", 8, 32, dict(
+        **DELTA, hidden_size=4096, intermediate_size=12288, num_attention_heads=16, num_key_value_heads=4,
+        layer_types=LINEAR * 2), "Text"),
+    "olmo-hybrid/8": Hybrid("OLMo-Hybrid-7B", "OlmoHybrid", 4, 32, dict(
+        hidden_size=3840, intermediate_size=11008, num_attention_heads=30, num_key_value_heads=30,
+        linear_num_key_heads=30, linear_num_value_heads=30, linear_key_head_dim=96, linear_value_head_dim=192,
+        layer_types=LINEAR)),
+    "kimi-linear/7": Hybrid("Kimi-Linear-48B-A3B", "KimiLinear", 4, 27, dict(
+        hidden_size=2304, intermediate_size=9216, num_attention_heads=32, num_key_value_heads=32, num_experts=256,
+        num_experts_per_tok=8, moe_intermediate_size=1024, layer_types=LINEAR)),
+    "bamba-9b/8": Hybrid("Bamba-9B", "Bamba", 4, 32, dict(
+        hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8,
+        attn_layer_indices=[3], mamba_n_heads=128, mamba_d_head=64, mamba_d_state=256, mamba_n_groups=1)),
+    "granite-4-small/10": Hybrid("Granite-4.0-H-Small", "GraniteMoeHybrid", 4, 40, dict(
+        hidden_size=4096, intermediate_size=768, num_attention_heads=32, num_key_value_heads=8,
+        num_local_experts=72, num_experts_per_tok=10, shared_intermediate_size=1536, mamba_n_heads=128,
+        mamba_d_head=64, mamba_d_state=128, mamba_n_groups=1, position_embedding_type=None,
+        layer_types=["mamba"] * 3 + ["attention"])),
+    "lfm2-1.2b": Hybrid("LFM2-1.2B", "Lfm2", 16, 16, dict(
+        hidden_size=2048, intermediate_size=12288, num_attention_heads=32, num_key_value_heads=8, conv_L_cache=3,
+        layer_types=[("full_attention" if i in (2, 5, 8, 10, 12, 14) else "conv") for i in range(16)])),
+    "deepseek-v2-lite/6": Hybrid("DeepSeek-V2-Lite", "DeepseekV2", 4, 27, dict(
+        **LATENT | dict(n_shared_experts=2), hidden_size=2048, intermediate_size=10944, num_attention_heads=16,
+        num_key_value_heads=16, q_lora_rank=None, qk_nope_head_dim=128, v_head_dim=128, n_routed_experts=64,
+        num_experts_per_tok=6, moe_intermediate_size=1408)),
+    "glm-4.7-flash/12": Hybrid("GLM-4.7-Flash", "Glm4MoeLite", 4, 47, dict(
+        **LATENT, hidden_size=2048, intermediate_size=10240, num_attention_heads=20, num_key_value_heads=20,
+        q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256, n_routed_experts=64, num_experts_per_tok=4,
+        moe_intermediate_size=1536)),
+    "minicpm3-4b/8": Hybrid("MiniCPM3-4B", "MiniCPM3", 8, 62, dict(
+        hidden_size=2560, intermediate_size=6400, num_attention_heads=40, num_key_value_heads=40, q_lora_rank=768,
+        kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64))}
+
+
 def title(name: str) -> str:
     """The model's name on pages: "Qwen3-30B-A3B (4 of 48 layers)"; a whole model has no number."""
-    model = {**DENSE, **MIXTURES}[name]
+    model = {**DENSE, **MIXTURES, **HYBRIDS}[name]
     if model.layers == model.all_layers:
         return model.name
     return f"{model.name} ({model.layers} of {model.all_layers} layers)"

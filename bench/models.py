@@ -52,7 +52,7 @@ import torch
 import transformers
 
 import fftune
-from model_sizes import DENSE, MIXTURES, title
+from model_sizes import DENSE, HYBRIDS, MIXTURES, title
 
 START = time.monotonic()
 GPU = torch.cuda.is_available()
@@ -311,6 +311,8 @@ def model_of(name: str):
     """Without a head."""
     if name in MIXTURES:
         return mixture(name).eval()
+    if name in HYBRIDS:
+        return hybrid(name).eval()
     return build(getattr(transformers, f"{DENSE[name].prefix}Model"), dense(name)).eval()
 
 
@@ -329,6 +331,18 @@ def mixture(name: str):
     return build(transformers.Qwen3MoeModel, transformers.Qwen3MoeConfig(
         **common, intermediate_size=model.intermediate,
         moe_intermediate_size=model.intermediate, num_experts=model.experts, head_dim=128 if FULL else 64, norm_topk_prob=True))
+
+
+def hybrid(name: str):
+    """Tiny ones have narrow MLPs and few experts: heads and features have to fit each other."""
+    model = HYBRIDS[name]
+    few = {key: value for key, value in dict(intermediate_size=48, moe_intermediate_size=48, num_experts=16,
+                                             n_routed_experts=16, num_local_experts=16).items() if key in model.settings}
+    settings = model.settings if FULL else model.settings | few
+    config = getattr(transformers, f"{model.prefix}{model.suffix}Config")(
+        **settings, num_hidden_layers=model.layers, vocab_size=32000 if FULL else 96, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2)
+    return build(getattr(transformers, f"{model.prefix}{model.suffix}Model"), config)
 
 
 def variant(model, label: str):
@@ -391,11 +405,12 @@ def decode(report: Report, case: str, part: str = "decode", labels=(
         cache = transformers.StaticCache(config=module.config, max_cache_len=keys)
         module(input_ids=ids, past_key_values=cache)  # makes it, in the layout that it wants
         generator = torch.Generator(DEVICE).manual_seed(1)
-        for layer in cache.layers:
+        with_keys = [layer for layer in cache.layers if hasattr(layer, "cumulative_length")]
+        for layer in with_keys:
             for tensor in (layer.keys, layer.values):
                 tensor.copy_(torch.randn(tensor.shape, generator=generator, device=DEVICE))
             layer.cumulative_length.fill_(keys - 1 if part == "whole" else keys // 2)
-        lengths = [layer.cumulative_length for layer in cache.layers]
+        lengths = [layer.cumulative_length for layer in with_keys]
 
         def step():
             result = run(input_ids=ids, past_key_values=cache).last_hidden_state
@@ -513,7 +528,8 @@ def run_whole(report: Report, part: str, case: str, wanted: list[str] | None,
               turn=lambda: None) -> None:
     if part == "prefill":
         return prefill(report, case, turn)
-    labels = WHOLE_CONTENDERS[:4] if case.split(" ")[0] in MIXTURES else WHOLE_CONTENDERS
+    labels = WHOLE_CONTENDERS[:4] if case.split(" ")[0] in MIXTURES else WHOLE_CONTENDERS[:6] \
+        if case.split(" ")[0] in HYBRIDS else WHOLE_CONTENDERS
     decode(report, case, part, [label for label in labels if wanted is None or label in wanted],
            turn)
 
