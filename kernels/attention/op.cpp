@@ -358,7 +358,9 @@ class Attention final : public DescribedOp {
     const Pairs pairs = pairs_of(layer);
     stage.inner_values = pairs.alike * static_cast<double>(layer.heads) / (masked ? 4 : 1) /
                          (layer.backward ? 3 : 1) / (layer.bias ? std::exp(4.0) : 1);
-    // Weights of heads of 2 and 4 features have no second moment: one may outweigh all others.
+    // Scores are sums of products of two normal numbers. Weights of few features have no fourth
+    // moment, so that some outweigh many others; those of 2 and 4 have no second one either.
+    if (layer.dim <= 16) stage.inner_values /= 8;
     if (layer.dim <= 4) stage.inner_values = 1;
     // Backward: the scores, dq and dk, and the gradient of the weights and dv.
     stage.flops = pairs.count * static_cast<double>(layer.heads) *

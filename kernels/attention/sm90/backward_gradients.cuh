@@ -194,8 +194,13 @@ struct attention_backward_gradients {
     const int rows = smaller(64, cta.work.kv_rows - cta.work.first_key - first_row);
     for (int i = threadIdx.x % 128; i < rows * vectors; i += 128) {
       const int row = i / vectors, chunk = i % vectors;
-      const float4 value = load_shared(gradient_at(at, warpgroup) + chunk / 8 * plan.kv_slab_bytes +
-                                       row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
+      float4 value = load_shared(gradient_at(at, warpgroup) + chunk / 8 * plan.kv_slab_bytes +
+                                 row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
+      // A probability of zero does not cancel the NaN of a query.
+      if (form.lengths &&
+          cta.work.first_key + first_row + row >= cta.work.sequence.kv_len) {
+        value = make_float4(0, 0, 0, 0);
+      }
       store_features<form.dim, !splits_dim || plan.slabs * 64 == form.dim>(
           to + static_cast<i64>(first_row + row) * row_elements + first_column + chunk * 8,
           (splits_dim ? warpgroup * gradient_columns : 0) + chunk * 8, value);
