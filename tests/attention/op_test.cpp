@@ -164,11 +164,14 @@ TEST_CASE("weights whose rounding errors average count by their sizes") {
     const Problem problem = problem_of("fwd", sizes, {{"mask", mask}});
     return attention_op().stages(problem).front().inner_values;
   };
-  CHECK(alike({{"s", 65}, {"kv", 63}}, "none") == Approx(8 * 65 * 63));
+  CHECK(alike({{"s", 65}, {"kv", 63}, {"dim", 18}}, "none") == Approx(8 * 65 * 63));
+  // Fourth moments of weights exist for more than 16 features, second ones for more than 4.
+  CHECK(alike({{"s", 65}, {"kv", 63}, {"dim", 16}}, "none") == Approx(65 * 63));
+  CHECK(alike({{"s", 65}, {"kv", 63}, {"dim", 4}}, "none") == 1);
   // Rows of 1, 2 and 3 keys: their weights are 1, 1/2 and 1/3.
-  CHECK(alike({{"s", 3}}, "causal") ==
+  CHECK(alike({{"s", 3}, {"dim", 18}}, "causal") ==
         Approx(8 * std::pow(1 + 1 / 2.0 + 1 / 3.0, 2) / (1 + 1 / 8.0 + 1 / 27.0)));
-  const Problem with_bias = problem_of("fwd", {{"s", 65}, {"kv", 63}}, {{"bias", "yes"}});
+  const Problem with_bias = problem_of("fwd", {{"s", 65}, {"kv", 63}, {"dim", 18}}, {{"bias", "yes"}});
   CHECK(attention_op().stages(with_bias).front().inner_values ==
         Approx(8 * 65 * 63 * std::exp(-4.0)));
 }
