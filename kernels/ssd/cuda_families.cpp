@@ -1,6 +1,7 @@
 // ssd on CUDA, host side.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -16,6 +17,7 @@
 #include "kernels/gated_delta_rule/launch.hpp"
 #include "kernels/gemm/element.hpp"
 #include "kernels/ssd/chunks.cuh"
+#include "kernels/ssd/sm90_config.cuh"
 #include "kernels/ssd/ssd.hpp"
 
 namespace fftune::ssd {
@@ -24,6 +26,7 @@ namespace {
 using gated_delta_rule::append_launch;
 
 constexpr const char* chunk_file = "ssd/chunks.cu";
+constexpr const char* sm90_file = "ssd/sm90.cu";
 constexpr const char* chunk_backward_file = "ssd/chunks_backward.cu";
 constexpr const char* recurrent_file = "ssd/recurrent.cu";
 constexpr const char* backward_file = "ssd/recurrent_backward.cu";
@@ -175,6 +178,121 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
   return program;
 }
 
+// Chunks of 64 tokens, with wgmma.
+
+ssd_sm90_config sm90_config_of(const Config& c) {
+  return {.rows = c.get("rows"), .stages = c.get("stages"), .cluster = c.get("cluster")};
+}
+ssd_sm90_plan sm90_plan_of(const Layer& layer, const Config& c) {
+  return ssd_sm90_plan_of(static_cast<int>(layer.v_dim), static_cast<int>(layer.dim),
+                          sm90_config_of(c));
+}
+
+Space sm90_space(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  Space space;
+  space.parameter("rows", "rows of a state that a CTA has at most", {32, 64, 128})
+      .parameter("stages", "chunks in shared memory", {2, 3, 4})
+      .parameter("cluster", "CTAs that load B and C once for all of them", {1, 2, 4})
+      .constraint("half the rows would not do",
+                  [layer](const Config& c) {
+                    return c.get("rows") == 32 || c.at("rows") / 2 < layer.v_dim;
+                  },
+                  {"rows"})
+      .constraint("a state's rows fit in the registers of a warpgroup",
+                  [layer](const Config& c) {
+                    return ssd_sm90_accumulators(static_cast<int>(layer.v_dim),
+                                                 static_cast<int>(layer.dim),
+                                                 {.rows = c.get("rows")}) <= 128;
+                  },
+                  {"rows"})
+      .constraint(
+          "a cluster's CTAs have the same B and C, and load equal shares of them",
+          [layer](const Config& c) {
+            return layer.group() * quotient_up(layer.v_dim, c.at("rows")) % c.at("cluster") == 0 &&
+                   layer.dim / 32 % c.at("cluster") == 0;
+          },
+          {"rows", "cluster"})
+      .constraint("the stages must fit in shared memory",
+                  [layer, facts](const Config& c) {
+                    return sm90_plan_of(layer, c).bytes <= facts.shared_bytes_per_block;
+                  },
+                  {"rows", "stages", "cluster"});
+  return space;
+}
+
+std::optional<std::string> refuse_sm90(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  if (facts.arch != "sm_90a") return "wgmma needs sm_90a, not " + facts.arch;
+  if (auto refusal = refuse_chunks(problem, facts)) return refusal;
+  if (layer.v_dim % 16 != 0) return fmt::format("dim={} is no multiple of 16", layer.v_dim);
+  if (layer.dim % 64 != 0)
+    return fmt::format("state-dim={} is no multiple of 64, the rows of a wgmma", layer.dim);
+  if (layer.tokens() >= std::int64_t{1} << 31)
+    return fmt::format("{} tokens in all exceed 2^31 - 1", layer.tokens());
+  return std::nullopt;
+}
+
+/// About how many cycles the walk takes: a chunk takes as long as its MMAs, the state's, or B, C
+/// and x from L2.
+double sm90_cycles(const Layer& layer, const DeviceFacts& facts, const Config& c) {
+  const ssd_sm90_plan plan = sm90_plan_of(layer, c);
+  const double columns = plan.columns, features = static_cast<double>(layer.dim);
+  // An MMA of 64 rows and 16 of the other extent takes half a cycle for each column.
+  const double state = features / 64 * 4 * columns / 2;
+  const double mmas = features / 16 * (32 + columns / 2) + 2 * columns + state;
+  const std::int64_t ctas = layer.b * layer.v_heads * quotient_up(layer.v_dim, c.at("rows"));
+  const std::int64_t sms = std::max(facts.multiprocessors, 1);
+  const double busy = static_cast<double>(std::min(ctas, sms)) / static_cast<double>(sms);
+  const double loads = 2 * features * ssd_sm90_chunk * 2 / c.get("cluster") + 2.0 * plan.x_bytes;
+  const double memory = std::max(loads / 24 * busy, loads / 50);
+  const double chain = 400 + state + 2 * features * columns / 128;
+  const double chunk = std::max({mmas, memory, chain}) + (c.get("stages") > 2 ? 0 : 300);
+  return static_cast<double>(quotient_up(ctas, sms)) *
+         (3000 + chunk * static_cast<double>(quotient_up(tokens_of_sequence(layer), 64)));
+}
+
+Config sm90_default(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  return least_cost(sm90_space(problem, facts), "chunks_sm90", [&](const Config& c) {
+    return std::tuple(sm90_cycles(layer, facts, c), c.get("cluster"), -c.get("stages"));
+  });
+}
+
+/// Boxes of 64 tokens and `box` columns of a tensor with rows of `row` elements.
+TensorMapArgument tokens_map(const Layer& layer, TensorArgument tensor, std::int64_t row, int box) {
+  return {.matrix = tensor,
+          .dtype = layer.dtype,
+          .rows = layer.tokens(),
+          .columns = row,
+          .box_rows = ssd_sm90_chunk,
+          .box_columns = static_cast<std::uint32_t>(box)};
+}
+
+Program sm90_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  using Params = ssd_sm90_params;
+  const Layer layer = layer_of(problem);
+  const ssd_sm90_plan plan = sm90_plan_of(layer, config);
+  const TensorPlaces places(ssd_op().tensors(problem));
+  ParameterStruct parameters{.bytes = sizeof(Params), .fields = {}};
+  ParameterFields<Params> fields(parameters);
+  fields.set_struct(&Params::ssd, forward_parameters(problem));
+  fields.set(&Params::C, tokens_map(layer, tensor_of(places, "C"), layer.q_row, 64), &Params::B,
+             tokens_map(layer, tensor_of(places, "B"), layer.k_row, 64), &Params::x,
+             tokens_map(layer, tensor_of(places, "x"), layer.v_row, plan.slab_row / 2));
+  Program program;
+  KernelLaunch& launch =
+      append_launch(program, facts, sm90_file,
+                    fmt::format("ssd_chunks_sm90<{}, {}>", template_argument(layer),
+                                StructText("ssd_sm90_config", "rows", config.get("rows"), "stages",
+                                           config.get("stages"), "cluster", config.get("cluster"))),
+                    layer.b * layer.v_heads * quotient_up(layer.v_dim, config.at("rows")),
+                    ssd_sm90_threads, parameters);
+  launch.cluster.x = static_cast<std::uint32_t>(config.get("cluster"));
+  launch.shared_bytes = static_cast<std::uint32_t>(plan.bytes);
+  return program;
+}
+
 /// A pass back, as it is put together: its parameters, and its kernels at the end.
 class BackwardProgram {
  public:
@@ -278,6 +396,16 @@ Program chunk_backward_program(const Problem& problem, const DeviceFacts& facts,
 std::vector<const Family*> cuda_families() {
   static const std::vector<StageFamily> families = [] {
     std::vector<StageFamily> made;
+    made.emplace_back(StageFamilyFacts{
+        .name = "chunks_sm90",
+        .summary = "chunks of 64 tokens with wgmma, a head's state in the registers of a warpgroup",
+        .pass = "fwd",
+        .sources = {sm90_file},
+        .is_preferred = has_chunks,
+        .refusal = refuse_sm90,
+        .space = sm90_space,
+        .default_config = sm90_default,
+        .program = sm90_program});
     made.emplace_back(StageFamilyFacts{
         .name = "chunks",
         .summary = "chunks of 64 tokens with mma.sync, a head's state in the registers of a CTA",

@@ -102,6 +102,43 @@ void verify_chunks(const char* pass) {
                   [](const Family& family) { return family.name().starts_with("chunks"); });
 }
 
+/// What chunks by wgmma have of their own: stages and places of states that are used again, blocks
+/// of a head, slabs of rows and features, clusters.
+void verify_sm90_chunks() {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  if (backend->facts().arch != "sm_90a") FFTUNE_SKIP("it needs wgmma");
+  const Options rest{{"dt-bias", "yes"}, {"skip", "yes"}};
+  std::vector<Problem> problems;
+  const auto add = [&](const Sizes& sizes, Options options = {}) {
+    options.insert(rest.begin(), rest.end());
+    problems.push_back(ssd_problem(DeviceKind::cuda, "fwd", DType::bf16, sizes, options));
+  };
+  add({{"s", 650}, {"b", 1}, {"heads", 4}, {"dim", 64}, {"state-dim", 128}},
+      {{"final-state", "yes"}});
+  add({{"s", 330}, {"b", 2}, {"heads", 2}, {"dim", 80}, {"state-dim", 64}},
+      {{"initial-state", "yes"}, {"final-state", "yes"}});
+  add({{"s", 200}, {"b", 1}, {"heads", 2}, {"dim", 32}, {"state-dim", 256}});
+  add({{"s", 140}, {"b", 1}, {"heads", 1}, {"dim", 128}, {"state-dim", 128}});
+  add({{"s", 130}, {"b", 1}, {"heads", 2}, {"dim", 208}, {"state-dim", 64}},
+      {{"final-state", "yes"}});
+  add({{"s", 500},
+       {"b", 4},
+       {"heads", 4},
+       {"groups", 2},
+       {"dim", 48},
+       {"state-dim", 128},
+       {"x-row", 200},
+       {"b-row", 264},
+       {"c-row", 272}},
+      {{"layout", "thd"}, {"initial-state", "yes"}, {"final-state", "yes"}});
+  add({{"s", 300}, {"b", 3}, {"heads", 4}, {"dim", 64}, {"state-dim", 128}, {"states", 4}},
+      {{"layout", "thd"}, {"indices", "yes"}, {"has-state", "yes"}, {"state-dtype", "bf16"}});
+  std::mt19937_64 random(11);
+  verify_families(*backend, ssd_op(), problems, random, 3,
+                  [](const Family& family) { return family.name() == "chunks_sm90"; });
+}
+
 }  // namespace
 
 TEST_CASE("the reference of ssd is the recurrence, by hand") {
@@ -256,6 +293,9 @@ TEST_CASE("most steps of ssd's test data are between the limits, and some are be
 
 TEST_CASE("chunks of ssd are right on the GPU at their edges", "[gpu][small]") {
   verify_chunks("fwd");
+}
+TEST_CASE("chunks of ssd by wgmma are right on the GPU in all their parts", "[gpu][small]") {
+  verify_sm90_chunks();
 }
 TEST_CASE("gradients of chunks of ssd are right on the GPU at their edges", "[gpu][small]") {
   verify_chunks("bwd");
