@@ -203,7 +203,7 @@ Space sm90_space(const Problem& problem, const DeviceFacts& facts) {
                   [layer](const Config& c) {
                     return ssd_sm90_accumulators(static_cast<int>(layer.v_dim),
                                                  static_cast<int>(layer.dim),
-                                                 {.rows = c.get("rows")}) <= 128;
+                                                 {.rows = c.get("rows")}) <= 80;
                   },
                   {"rows"})
       .constraint(
@@ -242,7 +242,10 @@ double sm90_cycles(const Layer& layer, const DeviceFacts& facts, const Config& c
   const double state = features / 64 * 4 * columns / 2;
   const double mmas = features / 16 * (32 + columns / 2) + 2 * columns + state;
   const std::int64_t ctas = layer.b * layer.v_heads * quotient_up(layer.v_dim, c.at("rows"));
-  const std::int64_t sms = std::max(facts.multiprocessors, 1);
+  // Clusters of more than two CTAs do not fill every GPC: an H200 has 30 of four.
+  const std::int64_t whole = std::max(facts.multiprocessors, 1);
+  const std::int64_t sms =
+      c.get("cluster") > 2 ? std::max<std::int64_t>(whole * 91 / 100, 1) : whole;
   const double busy = static_cast<double>(std::min(ctas, sms)) / static_cast<double>(sms);
   const double loads = 2 * features * ssd_sm90_chunk * 2 / c.get("cluster") + 2.0 * plan.x_bytes;
   const double memory = std::max(loads / 24 * busy, loads / 50);

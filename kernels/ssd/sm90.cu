@@ -435,7 +435,7 @@ struct ssd_sm90_walk {
   __device__ __forceinline__ void store_rows(int chunk, u32 staging) const {
     constexpr int vectors = columns / 8;
     T* const to = static_cast<T*>(p.out) + static_cast<i64>(head) * form.dim + first_row_of_state;
-#pragma unroll
+#pragma unroll 2
     for (int i = 0; i < 16 * vectors / 32; ++i) {
       const int at = 32 * i + lane(), row = 16 * warp() + at / vectors, vector = at % vectors;
       const int token = chunk * chunk_tokens + row;
@@ -499,9 +499,7 @@ __global__ void __launch_bounds__(ssd_sm90_threads, 1)
     walk.walk_state(place,
                     p.state_in != nullptr && (p.has_state == nullptr || p.has_state[index] != 0));
   } else {
-    // At 128 registers a thread keeps those that it was launched with.
-    if constexpr (Walk::plan.out_registers > 128)
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{Walk::plan.out_registers}));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{Walk::plan.out_registers}));
     walk.write_out(warpgroup - 2);
   }
   // Peers load into this CTA, and arrive at its barriers.

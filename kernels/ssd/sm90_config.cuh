@@ -59,7 +59,7 @@ constexpr ssd_sm90_plan ssd_sm90_plan_of(int dim, int state_dim, ssd_sm90_config
   plan.bytes = plan.barriers + 8 * (2 * c.stages + 5);
   // 512 registers of the four warpgroups' threads.
   plan.producer_registers = 40;
-  plan.out_registers = plan.columns > 64 ? 152 : 136;
+  plan.out_registers = 144;
   plan.state_registers = 512 - plan.producer_registers - 2 * plan.out_registers;
   return plan;
 }
