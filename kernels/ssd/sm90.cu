@@ -25,14 +25,13 @@
 //  state_empty [2]     the warps of the output warpgroup            the state warpgroup
 //  tail                x of the last chunk, unless it is whole      the warp of factors
 //
-// Why the chunks of a head follow each other: 8,192 tokens of 128 heads of 64, states of 128 and 8
-// groups have to move 304 MB, 70 us. States of chunks of 256 tokens that are kept, passed on and
-// read, so that all chunks run side by side, are another 270 MB, and x is read twice: 157 us. A
-// walk moves the 304 MB alone. Its chain is the state's: Sᵀ is in accumulators, and out, which is
-// three quarters of the MMAs, is computed by other warpgroups. A chunk is 900 cycles of MMAs (C Bᵀ
-// 256, C Sᵀ 256, M x 128, Sᵀ 256), the chain of the state some 650: 65 us for 128 chunks. What is
-// left is the L2: B and C of a chunk are 32 KB for each head, 40 of 128 heads in all chunks 670 MB,
-// 120 us. CTAs of a cluster load them once (`cluster`).
+// The chunks of a head follow each other, because that moves the least: 8,192 tokens of 128 heads
+// of 64, states of 128 and 8 groups are 304 MB, 70 us. If all chunks ran side by side, states of
+// every 256 tokens would be written, passed on and read, 270 MB more, and x would be read twice:
+// 157 us. The chain from chunk to chunk is kept short instead: Sᵀ stays in accumulators, and other
+// warpgroups compute out, three quarters of the MMAs. A chunk has 900 cycles of MMAs (C Bᵀ 256, C
+// Sᵀ 256, M x 128, Sᵀ 256) and a chain of some 650: 65 us for 128 chunks. Each head loads 32 KB of
+// B and C for a chunk, with x 670 MB in all, 120 us from L2. CTAs of a cluster load B and C once.
 //
 // Sᵀ, not S, is accumulated: its columns are the rows of a head, any multiple of 16, and B is A of
 // the product, through registers, where it is scaled; x is read as it is by both products.

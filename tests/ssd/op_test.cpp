@@ -102,8 +102,8 @@ void verify_chunks(const char* pass) {
                   [](const Family& family) { return family.name().starts_with("chunks"); });
 }
 
-/// What chunks by wgmma have of their own: stages and places of states that are used again, blocks
-/// of a head, slabs of rows and features, clusters.
+/// Chunks by wgmma: stages and places of states that are used again, blocks of a head, slabs of
+/// rows and features, clusters.
 void verify_sm90_chunks() {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
