@@ -102,7 +102,8 @@ std::string template_argument(const Point& config) {
 }
 
 std::string template_argument(const mla_sm90_config& config) {
-  return StructText("mla_sm90_config", "keys", config.keys, "stages", config.stages);
+  return StructText("mla_sm90_config", "keys", config.keys, "stages", config.stages, "tma",
+                    config.tma);
 }
 
 template <class Config>
@@ -232,10 +233,11 @@ Config decode_default(const Problem& problem, const DeviceFacts& facts) {
 }
 
 /// The launch of a kernel whose CTAs have `threads` threads, and the workspace of sequences that
-/// are cut.
-template <class Config>
+/// are cut. complete(): the kernel's parameters, which contain these of mla.
+template <class Config, class Complete>
 Program divided_program(const Problem& problem, const DeviceFacts& facts, const Config& config,
-                        const char* file, std::string_view kernel, int threads, int shared_bytes) {
+                        const char* file, std::string_view kernel, int threads, int shared_bytes,
+                        const Complete& complete) {
   const Layer layer = layer_of(problem);
   const mla_form form = form_of(layer);
   const mla_grid grid = grid_of(layer, facts, config);
@@ -251,7 +253,7 @@ Program divided_program(const Problem& problem, const DeviceFacts& facts, const 
       program, facts, file,
       fmt::format("{}<{}, {}>", kernel, template_argument(form), template_argument(config)),
       {static_cast<std::uint32_t>(grid.row_blocks), static_cast<std::uint32_t>(grid.groups), 1},
-      threads, parameters);
+      threads, complete(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
   launch.cooperative = grid.cuts;
   if (grid.cuts) launch.programmatic = false;
@@ -261,7 +263,8 @@ Program divided_program(const Problem& problem, const DeviceFacts& facts, const 
 Program decode_program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   const Point config = config_of(values);
   return divided_program(problem, facts, config, decode_file, decode_name, config.threads(),
-                         mla_decode_plan_of(form_of(layer_of(problem)), config).shared_bytes);
+                         mla_decode_plan_of(form_of(layer_of(problem)), config).shared_bytes,
+                         [](const ParameterStruct& parameters) { return parameters; });
 }
 
 // --- wgmma ---
@@ -271,6 +274,7 @@ using Sm90Points = TypedSpace<mla_sm90_config>;
 mla_sm90_config sm90_config_of(const Config& config) {
   return {.keys = config.get("keys"),
           .stages = config.get("stages"),
+          .tma = config.get("tma"),
           .least_tiles = config.get("least_tiles")};
 }
 
@@ -279,8 +283,17 @@ Sm90Points sm90_points_of(const Layer& layer, const DeviceFacts& facts) {
   space.parameter("keys", "keys of a stage", Sm90Points::to<&mla_sm90_config::keys>, {32, 64})
       .parameter("stages", "stages of keys in shared memory",
                  Sm90Points::to<&mla_sm90_config::stages>, {2, 3, 4, 5, 6})
+      .parameter("tma", "whether TMA loads whole tiles of keys",
+                 Sm90Points::to<&mla_sm90_config::tma>, {0, 1})
       .parameter("least_tiles", "stages of keys of a CTA at least, before another shares them",
                  Sm90Points::to<&mla_sm90_config::least_tiles>, {1, 2, 4, 8});
+  space.constraint("TMA loads tiles of one page, of rows without gaps", {"keys", "tma"},
+                   [layer](const mla_sm90_config& c) {
+                     const std::int64_t rows = layer.page > 0 ? layer.page : layer.kv;
+                     return c.tma == 0 || (layer.row == layer.width() &&
+                                           layer.block == rows * layer.row &&
+                                           (layer.page == 0 || layer.page % c.keys == 0));
+                   });
   space.constraint("queries and the stages of keys must fit in shared memory", {"keys", "stages"},
                    [form = form_of(layer), facts](const mla_sm90_config& c) {
                      return mla_sm90_plan_of(form, c).shared_bytes <= facts.shared_bytes_per_block;
@@ -351,10 +364,32 @@ Config sm90_default(const Problem& problem, const DeviceFacts& facts) {
   });
 }
 
+/// The cache as TMA loads it: boxes of 64 elements of the rows of a tile.
+TensorMapArgument cache_map(const Problem& problem, const Layer& layer,
+                            const mla_sm90_config& config) {
+  TensorMapArgument map;
+  map.matrix = tensor_of(TensorPlaces(mla_op().tensors(problem)), "cache");
+  map.dtype = layer.dtype;
+  map.rows = layer.page > 0 ? layer.page : layer.kv;
+  map.columns = layer.width();
+  map.box_rows = static_cast<std::uint32_t>(config.keys);
+  map.box_columns = 64;
+  map.matrices = layer.blocks();
+  return map;
+}
+
 Program sm90_program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   const mla_sm90_config config = sm90_config_of(values);
-  return divided_program(problem, facts, config, sm90_file, sm90_name, 384,
-                         mla_sm90_plan_of(form_of(layer_of(problem)), config).shared_bytes);
+  const Layer layer = layer_of(problem);
+  return divided_program(
+      problem, facts, config, sm90_file, sm90_name, 384,
+      mla_sm90_plan_of(form_of(layer), config).shared_bytes, [&](const ParameterStruct& of_mla) {
+        ParameterStruct parameters{.bytes = sizeof(mla_sm90_params), .fields = {}};
+        ParameterFields<mla_sm90_params> fields(parameters);
+        fields.set_struct(&mla_sm90_params::mla, of_mla);
+        if (config.tma != 0) fields.set(&mla_sm90_params::cache, cache_map(problem, layer, config));
+        return parameters;
+      });
 }
 
 /// A family with a cost model.

@@ -140,24 +140,34 @@ class mla_decode_kernel
     }
   }
 
+  // Several loads are in flight at once.
   static __device__ __forceinline__ void load_q(const mla_params& p, int sequence,
                                                 const rows_of_queries& own, u32 shared_q) {
-    constexpr int all = plan.width / 8;
-    for (int i = threadIdx.x; i < rows * all; i += threads) {
-      const int row = i / all, chunk = i % all;
-      vector16 value = {};
-      if (row < own.count) {
-        const i64 at = own.at(p, sequence, row);
-        if (chunk * 8 < rank) {
-          value = load_dependent(static_cast<const T*>(p.q_latent) + at * rank + chunk * 8);
-        } else if (chunk * 8 < width) {
-          value =
-              load_dependent(static_cast<const T*>(p.q_rope) + at * form.rope + chunk * 8 - rank);
+    constexpr int all = plan.width / 8, at_once = 8;
+    for (int base = threadIdx.x; base < rows * all; base += threads * at_once) {
+      vector16 value[at_once];
+#pragma unroll
+      for (int j = 0; j < at_once; ++j) {
+        const int i = base + j * threads, row = i / all, chunk = i % all;
+        value[j] = {};
+        if (i < rows * all && row < own.count) {
+          const i64 at = own.at(p, sequence, row);
+          if (chunk * 8 < rank) {
+            value[j] = load_dependent(static_cast<const T*>(p.q_latent) + at * rank + chunk * 8);
+          } else if (chunk * 8 < width) {
+            value[j] =
+                load_dependent(static_cast<const T*>(p.q_rope) + at * form.rope + chunk * 8 - rank);
+          }
         }
       }
-      store_shared(shared_q + layout::offset(row, chunk),
-                   float4{__uint_as_float(value.word[0]), __uint_as_float(value.word[1]),
-                          __uint_as_float(value.word[2]), __uint_as_float(value.word[3])});
+#pragma unroll
+      for (int j = 0; j < at_once; ++j) {
+        const int i = base + j * threads;
+        if (i >= rows * all) continue;
+        store_shared(shared_q + layout::offset(i / all, i % all),
+                     float4{__uint_as_float(value[j].word[0]), __uint_as_float(value[j].word[1]),
+                            __uint_as_float(value[j].word[2]), __uint_as_float(value[j].word[3])});
+      }
     }
   }
 

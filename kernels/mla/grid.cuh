@@ -45,12 +45,21 @@ constexpr mla_grid mla_grid_of(const Config& config, int multiprocessors, int ba
   constexpr long long largest = (1ll << 32) - 1;
   if ((all + 1) * most > largest) most = largest / (all + 1);
   grid.groups = static_cast<int>(most > 1 ? most : 1);
-  // Sequences of one length: a few groups less, if none is cut then.
-  for (int groups = grid.groups; same_lengths && groups > 0 && groups * 20 >= grid.groups * 19;
-       --groups) {
-    if (batch % groups == 0) {
-      grid.groups = groups;
-      break;
+  // Sequences of one length: fewer groups, if they have fewer parts of sequences then. A part takes
+  // as long as some 256 keys: its queries are loaded, its results stored and added up.
+  if (same_lengths) {
+    const long long of_part = 256 / config.keys;
+    long long least = 0;
+    for (long long groups = most > 1 ? most : 1; groups > 0; --groups) {
+      const long long share = (all + groups - 1) / groups;
+      const long long parts = groups % batch == 0   ? 1
+                              : batch % groups == 0 ? batch / groups
+                                                    : (share + tiles - 1) / tiles + 1;
+      const long long cost = share + of_part * parts;
+      if (least == 0 || cost < least) {
+        least = cost;
+        grid.groups = static_cast<int>(groups);
+      }
     }
   }
   grid.cuts = grid.groups > 1 && !(same_lengths && batch % grid.groups == 0);

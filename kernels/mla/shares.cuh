@@ -87,6 +87,67 @@ struct mla_shares {
     if (threadIdx.x == 0) atomicAdd(counters_of(p, cut), 1);
   }
 
+  // Adds up the parts of elements [begin, end) of a sequence that is cut, four of a row each: `lanes`
+  // lanes of a warp share the parts of an element. A lane has `batch` parts of `at_once` elements in
+  // flight.
+  template <int batch, int at_once>
+  static __device__ __forceinline__ void add_parts(const mla_params& p, const cut_sequence& cut,
+                                                   const rows_of_queries& own, int begin, int end,
+                                                   int lanes) {
+    constexpr int quads = rank / 4;
+    const int elements = 32 / lanes, lane = threadIdx.x % 32, first_part = lane / elements;
+    const int first = static_cast<int>(threadIdx.x) / 32 * elements + lane % elements;
+    const int step = threads / lanes;
+    for (int base = begin; base < end; base += step * at_once) {
+      partial_row sum[at_once];
+      const auto item_of = [&](int j) { return smaller(base + first + j * step, end - 1); };
+      for (int of = 0; of < cut.count; of += lanes * batch) {
+        softmax_row other[at_once][batch];
+        float4 value[at_once][batch];
+        const auto number_of = [&](int i) { return of + first_part + i * lanes; };
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+          // Past the end the last one again, which then counts as nothing.
+          const int number = smaller(number_of(i), cut.count - 1);
+          const float* const part =
+              part_of(p, cut.first_group + number, number == 0 ? cut.first_part : 0);
+#pragma unroll
+          for (int j = 0; j < at_once; ++j) {
+            const int row = item_of(j) / quads, column = item_of(j) % quads * 4;
+            const float2 pair = load_coherent_pair(part + rows * rank + row * 2);
+            value[j][i] = load_coherent(part + row * rank + column);
+            other[j][i] = {pair.x, pair.y};
+            if (number_of(i) >= cut.count) other[j][i] = {minus_infinity(), 0.0f};
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < at_once; ++j) {
+          sum[j].add(other[j], value[j], [&](int i) { return number_of(i) < cut.count; });
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < at_once; ++j) {
+        for (int distance = elements; distance < 32; distance *= 2) {
+          const auto shuffled = [&](float mine) { return __shfl_xor_sync(~0u, mine, distance); };
+          const partial_row& mine = sum[j];
+          const softmax_row other[1] = {
+              {shuffled(mine.softmax.reference), shuffled(mine.softmax.sum)}};
+          const float4 value[1] = {
+              {shuffled(mine.o.x), shuffled(mine.o.y), shuffled(mine.o.z), shuffled(mine.o.w)}};
+          sum[j].add(other, value);
+        }
+        if (first_part != 0 || base + first + j * step >= end) continue;
+        const int row = item_of(j) / quads, column = item_of(j) % quads * 4;
+        const float4 o = sum[j].o;
+        const softmax_result result = finish_softmax(sum[j].softmax, minus_infinity());
+        const i64 at = own.at(p, cut.index, row);
+        store_result(p, at, column, o.x * result.factor, o.y * result.factor);
+        store_result(p, at, column + 2, o.z * result.factor, o.w * result.factor);
+        if (column == 0) store_lse(p, cut.index, own.first + row, result.lse);
+      }
+    }
+  }
+
   // Adds up this group's share of the elements of a sequence that is cut.
   static __device__ __forceinline__ void combine(const mla_params& p, const cut_sequence& cut,
                                                  const rows_of_queries& own) {
@@ -96,36 +157,16 @@ struct mla_shares {
       __threadfence();
     }
     Sync::sync();
-    constexpr int quads = rank / 4, batch = 8;
     const int share = static_cast<int>(blockIdx.y) - cut.first_group;
-    const int items = own.count * quads;
+    const int items = own.count * (rank / 4);
     const int begin = static_cast<int>(static_cast<i64>(items) * share / cut.count);
     const int end = static_cast<int>(static_cast<i64>(items) * (share + 1) / cut.count);
-    for (int item = begin + static_cast<int>(threadIdx.x); item < end; item += threads) {
-      const int row = item / quads, column = item % quads * 4;
-      partial_row sum;
-      for (int base = 0; base < cut.count; base += batch) {
-        softmax_row other[batch];
-        float4 value[batch];
-#pragma unroll
-        for (int i = 0; i < batch; ++i) {
-          // Past the end the last one again, which then counts as nothing.
-          const int number = smaller(base + i, cut.count - 1);
-          const float* const part =
-              part_of(p, cut.first_group + number, number == 0 ? cut.first_part : 0);
-          const float2 pair = load_coherent_pair(part + rows * rank + row * 2);
-          value[i] = load_coherent(part + row * rank + column);
-          other[i] = {pair.x, pair.y};
-          if (base + i >= cut.count) other[i] = {minus_infinity(), 0.0f};
-        }
-        sum.add(other, value, [&](int i) { return base + i < cut.count; });
-      }
-      const float4 o = sum.o;
-      const softmax_result result = finish_softmax(sum.softmax, minus_infinity());
-      const i64 at = own.at(p, cut.index, row);
-      store_result(p, at, column, o.x * result.factor, o.y * result.factor);
-      store_result(p, at, column + 2, o.z * result.factor, o.w * result.factor);
-      if (column == 0) store_lse(p, cut.index, own.first + row, result.lse);
+    int lanes = 1;
+    while (lanes < 32 && lanes < cut.count && (end - begin) * lanes < threads) lanes *= 2;
+    if (cut.count <= 2 * lanes) {
+      add_parts<2, 4>(p, cut, own, begin, end, lanes);
+    } else {
+      add_parts<4, 2>(p, cut, own, begin, end, lanes);
     }
     Sync::sync();
     if (threadIdx.x == 0) {

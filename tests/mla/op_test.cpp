@@ -61,12 +61,21 @@ ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
   return test::run_reference(mla_op(), problem, std::move(tensors));
 }
 
+/// The first configuration that loads keys by TMA, which takes rows without gaps, or else the
+/// default one.
+Config without_gaps(const Family& family, const Problem& problem, const DeviceFacts& facts) {
+  for (const Config& config : family.space(problem, facts).feasible())
+    if (config.contains("tma") && config.get("tma") == 1) return config;
+  return family.default_config(problem, facts);
+}
+
 /// The cache beyond the lengths, and pages of nobody, hold NaN, and so do elements between rows and
 /// blocks; pages and lengths have values that lead outside. Every family writes what it writes for
 /// clean values, and nothing beside its outputs.
-void check_foreign_values(Backend& backend, DType dtype, std::int64_t s, std::int64_t page) {
-  Sizes sizes{{"b", 5},      {"s", s},     {"kv", 150},     {"heads", 20},
-              {"rank", 128}, {"rope", 16}, {"kv-row", 152}, {"kv-block", 150 * 152 + 8}};
+void check_foreign_values(Backend& backend, DType dtype, std::int64_t s, std::int64_t page,
+                          bool gaps = true) {
+  Sizes sizes{{"b", 5}, {"s", s}, {"kv", 150}, {"heads", 20}, {"rank", 128}, {"rope", 16}};
+  if (gaps) sizes.insert({{"kv-row", 152}, {"kv-block", 150 * 152 + 8}});
   if (page > 0) sizes.insert({{"page", page}, {"pages", 60}});
   const Problem problem =
       mla_problem(backend.facts().kind, dtype, sizes, {{"lengths", "yes"}, {"lse", "yes"}});
@@ -83,7 +92,8 @@ void check_foreign_values(Backend& backend, DType dtype, std::int64_t s, std::in
   for (const Family* family : mla_op().families()) {
     if (family->device_kind() != backend.facts().kind || family->refusal(problem, backend.facts()))
       continue;
-    CAPTURE(problem.text(), family->name());
+    const Config config = without_gaps(*family, problem, backend.facts());
+    CAPTURE(problem.text(), family->name(), config.text());
     std::vector<std::vector<float>> results[2];
     for (const bool hostile : {false, true}) {
       OpRun run(backend, mla_op(), problem);
@@ -93,8 +103,7 @@ void check_foreign_values(Backend& backend, DType dtype, std::int64_t s, std::in
       for (std::size_t i = 0; i < cache.size(); ++i)
         if (!used[i]) cache[i] = hostile ? std::numeric_limits<float>::quiet_NaN() : 0;
       run.set("cache", cache);
-      run.run(family->program(problem, backend.facts(),
-                              family->default_config(problem, backend.facts())));
+      run.run(family->program(problem, backend.facts(), config));
       CHECK(run.damage().empty());
       for (const char* name : {"out", "lse"}) results[hostile].push_back(run.values(name));
     }
@@ -276,12 +285,37 @@ TEST_CASE("wgmma's kernel of mla is right on the GPU, its sequences cut or whole
                   [](const Family& family) { return family.name() == "mla_sm90"; });
 }
 
+TEST_CASE("wgmma's kernel of mla is right with keys by TMA", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const std::pair<Sizes, Options> forms[] = {
+      {{{"b", 2}, {"s", 2}, {"kv", 330}, {"heads", 40}, {"rank", 512}, {"rope", 64}, {"page", 64}},
+       {{"lse", "yes"}}},
+      {{{"b", 3}, {"s", 1}, {"kv", 200}, {"heads", 16}, {"rank", 256}, {"rope", 32}, {"page", 128}},
+       {{"lengths", "yes"}}},
+      {{{"b", 3}, {"s", 1}, {"kv", 130}, {"heads", 70}, {"rank", 128}}, {}}};
+  const Family& family = family_of(mla_op(), "mla_sm90");
+  for (const auto& [sizes, options] : forms) {
+    const Problem problem = mla_problem(DeviceKind::cuda, DType::bf16, sizes, options);
+    if (const auto reason = family.refusal(problem, backend->facts())) FFTUNE_SKIP(*reason);
+    Verifier verifier(*backend, mla_op(), problem, 6);
+    for (const Config& config : family.space(problem, backend->facts()).feasible()) {
+      if (config.at("tma") != 1 || config.at("stages") > 3 || config.at("least_tiles") != 1)
+        continue;
+      verify_variant(verifier, {&family, config, 0, 1},
+                     backend->compile(family.program(problem, backend->facts(), config)));
+    }
+  }
+}
+
 TEST_CASE("foreign values of mla's cache have no effect on the GPU", "[gpu][small]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
     for (const std::int64_t s : {1, 3})
       for (const std::int64_t page : {0, 16, 7}) check_foreign_values(*backend, dtype, s, page);
+  for (const std::int64_t page : {0, 64})
+    check_foreign_values(*backend, DType::bf16, 3, page, false);
   check_own_nan(*backend, DType::bf16);
 }
 
