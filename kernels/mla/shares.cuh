@@ -161,8 +161,8 @@ struct mla_shares {
     const int items = own.count * (rank / 4);
     const int begin = static_cast<int>(static_cast<i64>(items) * share / cut.count);
     const int end = static_cast<int>(static_cast<i64>(items) * (share + 1) / cut.count);
-    int lanes = 1;
-    while (lanes < 32 && lanes < cut.count && (end - begin) * lanes < threads) lanes *= 2;
+    int lanes = 1;  // as many as give each thread two elements
+    while (lanes < 32 && lanes < cut.count && (end - begin) * lanes < 2 * threads) lanes *= 2;
     if (cut.count <= 2 * lanes) {
       add_parts<2, 4>(p, cut, own, begin, end, lanes);
     } else {
