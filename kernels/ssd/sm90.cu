@@ -275,7 +275,12 @@ struct ssd_sm90_walk {
     }
   }
 
-  // A of the state's product: features of block m, scaled, by all tokens.
+  // A of the state's product: features of a block, scaled, by all tokens.
+  using operands = u32[m_blocks][chunk_tokens / 16][4];
+  __device__ __forceinline__ void load_scaled(u32 stage, int tokens, operands& a) const {
+#pragma unroll
+    for (int m = 0; m < m_blocks; ++m) load_scaled(stage, m, tokens, a[m]);
+  }
   __device__ __forceinline__ void load_scaled(u32 stage, int m, int tokens,
                                               u32 (&a)[chunk_tokens / 16][4]) const {
 #pragma unroll
@@ -307,35 +312,52 @@ struct ssd_sm90_walk {
     }
     if (from != nullptr)
       for_each_element(state, [&](int at, float& value) { value = to_float(from[at]); });
+    // A of the next chunk is loaded beneath the product of this one, where registers allow that.
+    constexpr bool loads_ahead = m_blocks * (columns / 2 + 32) <= 144;
+    operands a, next;
     stages of = pipe();
-    for (int chunk = 0; chunk < chunks; ++chunk, of.advance()) {
+    if (loads_ahead && chunks > 0) {
+      of.wait_full();
+      load_scaled(of.buffer(), tokens_of(0), a);
+    }
+    for (int chunk = 0; chunk < chunks; ++chunk) {
       barrier_wait(state_empty(chunk % 2), (chunk / 2 & 1) ^ 1);
       share_state(state, state_place(chunk % 2));
       async_proxy_fence();
       arrive(state_full(chunk % 2));
-      of.wait_full();
-      const u32 stage = of.buffer();
+      const u32 stage = of.buffer(), empty = of.empty_barrier();
+      if constexpr (!loads_ahead) of.wait_full();
+      of.advance();
       const float kept =
           load_shared_float(stage + factor_at(ssd_sm90_factor::decay, chunk_tokens - 1));
       const u64 x = wgmma_swizzled_descriptor<plan.slab_row, x_slab>(stage + plan.x_tile);
-      const int tokens = tokens_of(chunk);
 #pragma unroll
       for (int m = 0; m < m_blocks; ++m) {
-        u32 a[chunk_tokens / 16][4];
-        load_scaled(stage, m, tokens, a);
+        if constexpr (!loads_ahead) load_scaled(stage, m, tokens_of(chunk), a[m]);
 #pragma unroll
         for (int j = 0; j < columns / 2; ++j) state[m][j] *= kept;
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < chunk_tokens / 16; ++step)
-          wgmma_of_width<T, columns, true>(state[m], a[step],
+          wgmma_of_width<T, columns, true>(state[m], a[m][step],
                                            wgmma_advance(x, step * 16 * plan.slab_row), 1);
         wgmma_commit();
         // No more than two blocks' operands are in registers.
         if constexpr (m_blocks > 2) wgmma_wait<1>();
       }
+      if constexpr (loads_ahead) {
+        if (chunk + 1 < chunks) {
+          of.wait_full();
+          load_scaled(of.buffer(), tokens_of(chunk + 1), next);
+        }
+      }
       wgmma_wait<0>();
-      release(of.empty_barrier());
+      release(empty);
+      if constexpr (loads_ahead) {
+#pragma unroll
+        for (int i = 0; i < m_blocks * chunk_tokens / 4; ++i)
+          a[i / 16][i / 4 % 4][i % 4] = next[i / 16][i / 4 % 4][i % 4];
+      }
     }
     if (p.state_out == nullptr) return;
     State* const to = static_cast<State*>(p.state_out) + place;

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <random>
 #include <string>
@@ -137,6 +139,43 @@ void verify_sm90_chunks() {
   std::mt19937_64 random(11);
   verify_families(*backend, ssd_op(), problems, random, 3,
                   [](const Family& family) { return family.name() == "chunks_sm90"; });
+}
+
+/// NaN of a sequence does not reach the one before it, whose last chunk ends within a tile.
+void check_foreign_values(Backend& backend) {
+  constexpr std::int64_t own = 70, all = 150, heads = 2, dim = 64, features = 64;
+  const Problem problem =
+      ssd_problem(backend.facts().kind, "fwd", DType::bf16,
+                  {{"s", all}, {"b", 2}, {"heads", heads}, {"dim", dim}, {"state-dim", features}},
+                  {{"layout", "thd"}, {"final-state", "yes"}, {"skip", "yes"}});
+  for (const Family* family : ssd_op().families()) {
+    if (family->device_kind() != backend.facts().kind || family->refusal(problem, backend.facts()))
+      continue;
+    CAPTURE(family->name());
+    std::vector<std::vector<float>> results[2];
+    for (const bool hostile : {false, true}) {
+      OpRun run(backend, ssd_op(), problem);
+      run.set("offsets", {0, own, all});
+      for (const char* name : {"x", "dt", "B", "C"}) {
+        std::vector<float> values = run.values(name);
+        if (hostile)
+          std::fill(values.begin() + static_cast<std::ptrdiff_t>(values.size()) * own / all,
+                    values.end(), std::numeric_limits<float>::quiet_NaN());
+        run.set(name, values);
+      }
+      run.run(family->program(problem, backend.facts(),
+                              family->default_config(problem, backend.facts())));
+      for (const auto& [name, count] : {std::pair{"out", own * heads * dim},
+                                        std::pair{"final_state", heads * dim * features}}) {
+        std::vector<float> values = run.values(name);
+        values.resize(static_cast<std::size_t>(count));
+        results[hostile].push_back(std::move(values));
+      }
+    }
+    CHECK(results[0] == results[1]);
+    CHECK(std::none_of(results[1][0].begin(), results[1][0].end(),
+                       [](float value) { return std::isnan(value); }));
+  }
 }
 
 }  // namespace
@@ -296,6 +335,11 @@ TEST_CASE("chunks of ssd are right on the GPU at their edges", "[gpu][small]") {
 }
 TEST_CASE("chunks of ssd by wgmma are right on the GPU in all their parts", "[gpu][small]") {
   verify_sm90_chunks();
+}
+TEST_CASE("values of another sequence have no effect on ssd on the GPU", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  check_foreign_values(*backend);
 }
 TEST_CASE("gradients of chunks of ssd are right on the GPU at their edges", "[gpu][small]") {
   verify_chunks("bwd");
