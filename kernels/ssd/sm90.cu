@@ -8,22 +8,22 @@
 //   producer warps       shared memory, stages       state warpgroup
 //  +----------------+   +-----------------------+   +-----------------------------------------+
 //  | TMA: C, B, x   |-->| C, B [64, state-dim]  |-->| Sᵀ += (w B)ᵀ x, in its accumulators     |
-//  | a warp: dt to  |-->| x [64, rows]          |   | Sᵀ in bf16 to one of two places    --+  |
-//  |   factors      |   | factors               |   +--------------------------------------|--+
+//  | 2, 3 warps: dt |-->| x [64, rows]          |   | Sᵀ in bf16 to one of two places    --+  |
+//  |   to factors   |   | factors               |   +--------------------------------------|--+
 //  +----------------+   +-----------------------+   +--------------------------------------v--+
 //                                               \-->| two output warpgroups, each with every  |
 //                                                   | other chunk: C Bᵀ and C Sᵀ, M, M x, out |
 //                                                   +-----------------------------------------+
 //
 //  barrier             arrivals that complete a phase               who waits
-//  full [stage]        TMA with its bytes; the warp of factors      MMA warpgroups
+//  full [stage]        TMA with its bytes; a warp of factors        MMA warpgroups
 //  empty [stage]       the 4 warps of the state, 4 of the output    producer warps
 //                      warpgroup that had it, of all CTAs of the
 //                      cluster
 //  state_full [2]      the warps of the state warpgroup: Sᵀ is      an output warpgroup
 //                      there
 //  state_empty [2]     the warps of the output warpgroup            the state warpgroup
-//  tail                x of the last chunk, unless it is whole      the warp of factors
+//  tail                x of the last chunk, unless it is whole      a warp of factors
 //
 // The chunks of a head follow each other, because that moves the least: 8,192 tokens of 128 heads
 // of 64, states of 128 and 8 groups are 304 MB, 70 us. If all chunks ran side by side, states of
@@ -36,7 +36,7 @@
 // Sᵀ, not S, is accumulated: its columns are the rows of a head, any multiple of 16, and B is A of
 // the product, through registers, where it is scaled; x is read as it is by both products.
 //
-// TMA reads whole chunks: rows behind the last token are another sequence's. The warp of factors
+// TMA reads whole chunks: rows behind the last token are another sequence's. A warp of factors
 // replaces x by zeros there, and B is replaced in registers.
 //
 // Grid: sequences * heads * ceil(dim / rows), the blocks of a head and the heads of a group next to
@@ -184,59 +184,75 @@ struct ssd_sm90_walk {
     }
   }
 
-  // One warp.
-  __device__ __forceinline__ void find_factors() const {
-    using factor = ssd_sm90_factor;
+  // Warp `first_chunk` of factor_warps. A stage is one warp's alone, so that this one knows its
+  // phase. Steps come from memory at the distance of four chunks or more: the CTAs of all heads
+  // want the same ones at the same time, and nobody has loaded them before.
+  static constexpr int factor_warps = c.stages % 3 == 0 ? 3 : 2;
+  static_assert(c.stages % factor_warps == 0);
+  __device__ __forceinline__ void find_factors(int first_chunk) const {
     const ssd_head<form> parameters(params.ssd, p, head);
-    float input[2];
-    load_steps(0, input);
+    float input[2][2];
+    load_steps(first_chunk, input[0]);
+    load_steps(first_chunk + factor_warps, input[1]);
     stages to = pipe();
-    for (int chunk = 0; chunk < chunks; ++chunk, to.advance()) {
-      const int tokens = tokens_of(chunk), own = 2 * lane();
-      float dt[2], sum[2];
+    to.advance(static_cast<u32>(first_chunk));
+    for (int chunk = first_chunk; chunk < chunks; chunk += 2 * factor_warps) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const bool is_there = own + i < tokens;
-        dt[i] = is_there ? parameters.step(input[i]).dt : 0.0f;
-        sum[i] = is_there ? dt[i] * parameters.A * log2_e : 0.0f;
-        // A NaN stays.
-        if (sum[i] < least_decay) sum[i] = least_decay;
+        const int own = chunk + i * factor_warps;
+        if (own >= chunks) break;
+        write_factors(parameters, own, input[i], to);
+        to.advance(static_cast<u32>(factor_warps));
       }
-      if (chunk + 1 < chunks) load_steps(chunk + 1, input);
-      sum[1] += sum[0];
-      float before = sum[1];
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const float other = __shfl_up_sync(~0u, before, distance);
-        if (lane() >= distance) before += other;
-      }
-      const float last = __shfl_sync(~0u, before, 31);
-      before = __shfl_up_sync(~0u, before, 1);
-      if (lane() == 0) before = 0.0f;
-      sum[0] += before;
-      sum[1] += before;
-      to.wait_empty();
-      const u32 at = to.buffer();
-      store_shared(at + factor_at(factor::sum, own), float2{sum[0], sum[1]});
-      store_shared(at + factor_at(factor::before, own),
-                   float2{sum[0] - log2f(dt[0]), sum[1] - log2f(dt[1])});
-      store_shared(at + factor_at(factor::decay, own),
-                   float2{approximate_exp2(sum[0]), approximate_exp2(sum[1])});
-      store_shared(
-          at + factor_at(factor::write, own),
-          float2{approximate_exp2(last - sum[0]) * dt[0], approximate_exp2(last - sum[1]) * dt[1]});
-      if (tokens < chunk_tokens) {
-        barrier_wait(tail(), 0);
-        constexpr int vectors = plan.slab_row / 16;
-        const int rest = (chunk_tokens - tokens) * vectors;
-        for (int i = lane(); i < plan.slabs * rest; i += 32)
-          store_shared(
-              at + plan.x_tile + i / rest * x_slab + tokens * plan.slab_row + i % rest * 16,
-              float4{});
-        async_proxy_fence();
-      }
-      arrive(to.full_barrier());
     }
+  }
+
+  __device__ __forceinline__ void write_factors(const ssd_head<form>& parameters, int chunk,
+                                                float (&input)[2], const stages& to) const {
+    using factor = ssd_sm90_factor;
+    const int tokens = tokens_of(chunk), own = 2 * lane();
+    float dt[2], sum[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool is_there = own + i < tokens;
+      dt[i] = is_there ? parameters.step(input[i]).dt : 0.0f;
+      sum[i] = is_there ? dt[i] * parameters.A * log2_e : 0.0f;
+      // A NaN stays.
+      if (sum[i] < least_decay) sum[i] = least_decay;
+    }
+    load_steps(chunk + 2 * factor_warps, input);
+    sum[1] += sum[0];
+    float before = sum[1];
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const float other = __shfl_up_sync(~0u, before, distance);
+      if (lane() >= distance) before += other;
+    }
+    const float last = __shfl_sync(~0u, before, 31);
+    before = __shfl_up_sync(~0u, before, 1);
+    if (lane() == 0) before = 0.0f;
+    sum[0] += before;
+    sum[1] += before;
+    to.wait_empty();
+    const u32 at = to.buffer();
+    store_shared(at + factor_at(factor::sum, own), float2{sum[0], sum[1]});
+    store_shared(at + factor_at(factor::before, own),
+                 float2{sum[0] - log2f(dt[0]), sum[1] - log2f(dt[1])});
+    store_shared(at + factor_at(factor::decay, own),
+                 float2{approximate_exp2(sum[0]), approximate_exp2(sum[1])});
+    store_shared(
+        at + factor_at(factor::write, own),
+        float2{approximate_exp2(last - sum[0]) * dt[0], approximate_exp2(last - sum[1]) * dt[1]});
+    if (tokens < chunk_tokens) {
+      barrier_wait(tail(), 0);
+      constexpr int vectors = plan.slab_row / 16;
+      const int rest = (chunk_tokens - tokens) * vectors;
+      for (int i = lane(); i < plan.slabs * rest; i += 32)
+        store_shared(at + plan.x_tile + i / rest * x_slab + tokens * plan.slab_row + i % rest * 16,
+                     float4{});
+      async_proxy_fence();
+    }
+    arrive(to.full_barrier());
   }
 
   // --- The state warpgroup ---
@@ -510,8 +526,8 @@ __global__ void __launch_bounds__(ssd_sm90_threads, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{Walk::plan.producer_registers}));
     if (Walk::warp() == 0) {
       if (is_elected()) walk.load();
-    } else if (Walk::warp() == 1) {
-      walk.find_factors();
+    } else if (Walk::warp() <= Walk::factor_warps) {
+      walk.find_factors(Walk::warp() - 1);
     }
   } else if (warpgroup == 1) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{Walk::plan.state_registers}));
