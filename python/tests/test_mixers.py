@@ -2,6 +2,8 @@
 import copy
 import inspect
 import re
+import sys
+import types
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 import fftune
 from fftune.patching import mixers
+from fftune.patching.host_forms import host_forms
 from fftune.patching.recognise import Unfit
 from test_left_alone import SIZES, close, ids, make, patched, words_of
 
@@ -253,3 +256,49 @@ def test_a_gated_norm_whose_settings_change(kind, word, value):
         norms.append(norm)
     x, gate = torch.randn(2, 3, 5, norms[0].weight.numel())
     assert close(norms[1](x, gate), norms[0](x, gate), 1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packages_of_kernels_that_do_not_run_on_the_cpu(kind, monkeypatch):
+    # As with flash-linear-attention on a machine with a GPU, whose modules are tried on the CPU too.
+    model = make(kind, **KINDS[kind])
+    space = vars(sys.modules[type(model).__module__])
+    calls = []
+
+    def theirs(*arguments, **options):
+        calls.append(arguments)
+        raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
+
+    replaced = 0
+    for function in list(space.values()):
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ())) \
+            if isinstance(function, types.FunctionType) else {}
+        if "implementation" in cells and "torch_function" in cells:
+            for name, value in dict(implementation=theirs, is_new_implementation=True).items():
+                monkeypatch.setattr(cells[name], "cell_contents", value)
+            replaced += 1
+    if not replaced:
+        pytest.skip("these functions are chosen in another way")
+    plain = words_of(patched(make(kind, **KINDS[kind]))[1].replaced)
+    assert not calls
+    assert re.search(r"functions of \w+ by ", plain)
+    with pytest.raises(ValueError, match="cannot be accessed"):  # as before
+        model(ids())
+    assert calls
+
+
+def test_functions_that_modules_keep_run_on_the_cpu_too():
+    def theirs(x):
+        raise ValueError("no kernel for the CPU")
+
+    theirs.__module__ = "fla.ops"
+    module = nn.Linear(2, 2)
+    module.double = theirs
+    space = vars(sys.modules["torch.nn.modules.linear"])
+    space["torch_double"] = lambda x: 2 * x
+    try:
+        with host_forms(module):
+            assert module.double(torch.ones(1)) == 2
+    finally:
+        del space["torch_double"]
+    assert module.double is theirs

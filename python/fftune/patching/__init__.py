@@ -17,6 +17,7 @@ from .experts import patch_experts, patch_router, restore_experts
 from .fp8_linear import part_fp8
 from .generation import patch_generation
 from .graphs import patch_steps
+from .host_forms import host_forms
 from .inline_mlps import patch_inline_mlp
 from .layers import patch_whole_layers, restore_layers
 from .losses import patch_loss
@@ -91,6 +92,15 @@ def patch_knowing(known: dict, model: nn.Module, options: Options, *, graphs: bo
     options were, while the model exists."""
     unpatch(model)
     report = PatchReport()
+    with host_forms(model):
+        _replace_parts(model, report, known, options, graphs, whole_layers, loss)
+    for module in model.modules():
+        keep_copies_right(module)
+    return report
+
+
+def _replace_parts(model: nn.Module, report: PatchReport, known: dict, options: Options, graphs: bool,
+                   whole_layers: bool, loss: bool) -> None:
     try_all(report, "", lambda: patch_quantised(model, report, known))
     for name, module in model.named_modules():
         try_all(report, name, lambda: _mark_dropout(module))
@@ -111,9 +121,6 @@ def patch_knowing(known: dict, model: nn.Module, options: Options, *, graphs: bo
         try_to(report, "generate", lambda: patch_greedy(model))
     if graphs:
         try_to(report, "generate", lambda: patch_steps(model))
-    for module in model.modules():
-        keep_copies_right(module)
-    return report
 
 
 def _mark_dropout(module: nn.Module) -> None:
