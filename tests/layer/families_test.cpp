@@ -172,6 +172,18 @@ void compare_with_single_layers(Backend& backend, const Problem& problem) {
   for (std::size_t i = 0; i < last; ++i) CHECK(together.bytes(i) == apart.bytes(i));
 }
 
+/// Every fourth model from number `first` on, in decode and prefill.
+void verify_models_on_gpu(std::size_t first) {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const auto models = small_models();
+  REQUIRE(models.size() > first);
+  for (std::size_t i = first; i < models.size(); i += 4) DYNAMIC_SECTION(models[i].name) {
+      for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
+        verify_model(*backend, models[i], dtype, dtype == DType::bf16 ? 1 : 0);
+    }
+}
+
 }  // namespace
 
 TEST_CASE("a plan of several layers is as many plans of one") {
@@ -232,13 +244,18 @@ TEST_CASE("layers of every model are right on the CPU, in decode and prefill") {
     }
 }
 
-TEST_CASE("layers of every model are right on the GPU, in decode and prefill", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  for (const SmallModel& model : small_models()) DYNAMIC_SECTION(model.name) {
-      for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
-        verify_model(*backend, model, dtype, dtype == DType::bf16 ? 1 : 0);
-    }
+// In parts, each of a minute or so: a run on a device may be limited in time.
+TEST_CASE("layers of every model are right on the GPU, first part", "[gpu][models1]") {
+  verify_models_on_gpu(0);
+}
+TEST_CASE("layers of every model are right on the GPU, second part", "[gpu][models2]") {
+  verify_models_on_gpu(1);
+}
+TEST_CASE("layers of every model are right on the GPU, third part", "[gpu][models3]") {
+  verify_models_on_gpu(2);
+}
+TEST_CASE("layers of every model are right on the GPU, fourth part", "[gpu][models4]") {
+  verify_models_on_gpu(3);
 }
 
 TEST_CASE("slices of layers, with sums over ranks that one plays, are right on the CPU") {
