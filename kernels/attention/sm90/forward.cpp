@@ -525,9 +525,9 @@ std::optional<std::string> refuse_tma(const Layer& layer, const DeviceFacts& fac
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
                        facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
   if (layer.dtype == DType::f32) return "wgmma multiplies bf16 and fp16, not f32";
-  if (layer.v_dim != layer.dim && (layer.dim % 16 != 0 || layer.v_dim % 16 != 0))
-    return fmt::format("v-dim={} is not dim={}, and both must be multiples of 16 then", layer.v_dim,
-                       layer.dim);
+  if (layer.v_dim != layer.dim && (layer.dim % 16 != 0 || layer.v_dim % 8 != 0))
+    return fmt::format("v-dim={} is not dim={}: then they must be multiples of 8 and of 16",
+                       layer.v_dim, layer.dim);
   if (auto reason = refuse_e4m3(layer)) return reason;
   if (layer.page > 0 && copies_heads(layer))
     return fmt::format("TMA cannot address heads of dim={} in pages, which are not copied",
