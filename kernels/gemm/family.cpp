@@ -6,6 +6,7 @@
 
 #include "kernels/gemm/cpu/host_gemm.hpp"
 #include "kernels/gemm/packed/packed.hpp"
+#include "kernels/gemm/padded/padded.hpp"
 #include "kernels/gemm/quantise/quantise.hpp"
 
 namespace fftune {
@@ -75,15 +76,22 @@ GemmFamily::GemmFamily(const Engine& engine, std::vector<GemmStage> stages, std:
 
 std::vector<GemmFamily> families_of(const std::vector<GemmRow>& rows) {
   std::vector<GemmFamily> families;
-  for (const GemmRow& row : rows) {
+  const auto add = [&](const Engine& engine, const GemmRow& row, std::string_view suffix,
+                       std::string_view summary) {
     const std::size_t place = row.name.find("{}");
+    const std::string name = std::string(row.name).append(suffix);
     if (place == row.name.npos) {
-      families.emplace_back(row.engine, row.stages, std::string(row.name), row.summary);
-      continue;
+      families.emplace_back(engine, row.stages, name, summary);
+      return;
     }
     for (const GemmStage& stage : row.stages)
-      families.emplace_back(row.engine, std::vector{stage},
-                            std::string(row.name).replace(place, 2, stage.name), row.summary);
+      families.emplace_back(engine, std::vector{stage},
+                            std::string(name).replace(place, 2, stage.name), summary);
+  };
+  for (const GemmRow& row : rows) {
+    add(row.engine, row, "", row.summary);
+    if (const Engine* unaligned = unaligned_engine_of(row.engine))
+      add(*unaligned, row, "_unaligned", "the same for rows that are not aligned to 16 bytes");
   }
   return families;
 }

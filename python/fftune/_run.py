@@ -163,7 +163,7 @@ def _tell_of_fallback(device: int, problem: dict, plan: Plan) -> None:
     _slower[key_of(device, problem)] = text
     if _tells and op not in _told:
         _told.add(op)
-        warnings.warn(f"fftune: {text}: fast kernels take bf16 and fp16 with features that are multiples of 8. "
+        warnings.warn(f"fftune: {text}: fast kernels take bf16 and fp16. "
                       f"This is said once of {op}", RuntimeWarning, stacklevel=2)
 
 

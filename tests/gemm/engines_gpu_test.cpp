@@ -15,6 +15,7 @@
 #include "gemm/cases.hpp"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
+#include "kernels/gemm/padded/padded.hpp"
 #include "support/catch.hpp"
 #include "support/verify_variants.hpp"
 
@@ -243,6 +244,55 @@ TEST_CASE("sm80: every form, grouping and epilogue is the one of float64", "[gpu
   check_all(*backend, sm80_engine, gemm_cases(DType::bf16, 8), 300, as_architecture(facts, 80));
   if (facts.compute_capability >= 90)
     check_all(*backend, sm80_engine, gemm_cases(DType::fp16, 8), 300, as_architecture(facts, 100));
+}
+
+TEST_CASE("padded: every form, grouping and epilogue at any size", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  const DeviceFacts& facts = backend->facts();
+  for (const DType dtype : {DType::bf16, DType::fp16}) {
+    if (facts.compute_capability == 90)
+      check_all(*backend, padded_sm90_engine, gemm_cases(dtype), 250, facts);
+    check_all(*backend, padded_sm80_engine, gemm_cases(dtype), 250, as_architecture(facts, 80));
+  }
+}
+
+TEST_CASE("unaligned decode: up to 16 rows of every epilogue at any size", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  for (const DType dtype : {DType::bf16, DType::fp16})
+    for (const std::int64_t m : {1, 8, 13, 16})
+      for (const std::int64_t k : {517, 518, 520, 1004, 7}) {
+        auto cases = gemm_cases(dtype);
+        std::erase_if(cases, [](const GemmCase& one) { return one.gemm.groups.any(); });
+        for (GemmCase& one : cases) {
+          one.gemm.m = m, one.gemm.k = k;
+          one.gemm.n = one.gemm.n / 8 * 8 + 3;
+        }
+        check_all(*backend, unaligned_decode_engine, cases, 8, backend->facts());
+      }
+}
+
+TEST_CASE("unaligned rows: some forms and epilogues", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  const DeviceFacts& facts = backend->facts();
+  for (const Engine* engine :
+       {&padded_sm90_engine, &padded_sm80_engine, &unaligned_decode_engine}) {
+    const DeviceFacts own = engine == &padded_sm80_engine ? as_architecture(facts, 80) : facts;
+    std::set<std::string> seen;
+    std::vector<Run> runs;
+    for (GemmCase& one : gemm_cases(DType::bf16)) {
+      if (engine == &unaligned_decode_engine) one.gemm.m = 11;
+      const GemmChain chain{one.gemm};
+      if (engine->can_implement(chain, own)) continue;
+      if (!seen.insert(template_argument(form_of(one.gemm))).second) continue;
+      if (engine != &unaligned_decode_engine && seen.size() % 16 != 1) continue;
+      runs.push_back({engine, one, chain, engine->search.default_config(chain, own)});
+    }
+    compile(*backend, runs, facts);
+    for (const Run& run : runs) check(*backend, run);
+  }
 }
 
 TEST_CASE("decode: up to 16 rows of every epilogue", "[gpu]") {

@@ -10,30 +10,47 @@ using namespace fftune;
 
 namespace {
 
+Problem problem_of(const std::string& op, const DeviceFacts& facts,
+                   std::map<std::string, std::int64_t> sizes, DType dtype) {
+  return canonical(builtin_catalog().op(op), {op, "fwd", dtype, std::move(sizes), {}}, facts.kind);
+}
+
+/// Of the default.
 std::optional<SlowerFallback> found_for(const std::string& op, const DeviceFacts& facts,
                                         std::map<std::string, std::int64_t> sizes,
                                         DType dtype = DType::bf16) {
   const Op& of = builtin_catalog().op(op);
-  const Problem problem = canonical(of, {op, "fwd", dtype, std::move(sizes), {}}, facts.kind);
+  const Problem problem = problem_of(op, facts, std::move(sizes), dtype);
   return slower_fallback(of, problem, facts, default_recipe(of, problem, facts));
+}
+
+/// Of the fallbacks alone.
+std::optional<SlowerFallback> found_for_fallbacks(const std::string& op, const DeviceFacts& facts,
+                                                  std::map<std::string, std::int64_t> sizes,
+                                                  DType dtype = DType::bf16) {
+  const Op& of = builtin_catalog().op(op);
+  const Problem problem = problem_of(op, facts, std::move(sizes), dtype);
+  return slower_fallback(of, problem, facts, fallback_recipe(of, problem, facts));
 }
 
 }  // namespace
 
-TEST_CASE("products of rows that are not aligned are slower than PyTorch's") {
+TEST_CASE("fallbacks of rows that are not aligned are slower than PyTorch's, and no default") {
   for (const char* arch : {"sm_80", "sm_89", "sm_90a"})
     for (const std::int64_t m : {1, 16, 512, 8192}) {
       const DeviceFacts facts = facts_of_architecture(arch);
       CAPTURE(arch, m);
-      const auto odd = found_for("linear", facts, {{"m", m}, {"k", 4097}, {"n", 4096}});
+      const auto odd = found_for_fallbacks("linear", facts, {{"m", m}, {"k", 4097}, {"n", 4096}});
       REQUIRE(odd);
       CHECK(odd->stages == std::vector<std::string>{"product"});
       CHECK(odd->seconds > odd->pytorch_seconds);
       CHECK(odd->pytorch_seconds > 1e-6);
       CHECK_FALSE(found_for("linear", facts, {{"m", m}, {"k", 4096}, {"n", 4096}}));
-      const auto both = found_for("ffn", facts, {{"m", m}, {"d", 4095}, {"h", 4097}});
+      CHECK_FALSE(found_for("linear", facts, {{"m", m}, {"k", 4097}, {"n", 4096}}));
+      const auto both = found_for_fallbacks("ffn", facts, {{"m", m}, {"d", 4095}, {"h", 4097}});
       REQUIRE(both);
       CHECK(both->stages == std::vector<std::string>{"gate_up", "down"});
+      CHECK_FALSE(found_for("ffn", facts, {{"m", m}, {"d", 4095}, {"h", 4097}}));
     }
 }
 
@@ -66,8 +83,8 @@ TEST_CASE("estimates of fallbacks are near the times of an H200") {
                              {4096, 4096, 4096, DType::f32, 11113, 2734},
                              {1024, 1024, 1024, DType::f32, 182.9, 58.1}}) {
     CAPTURE(timed.m, timed.k);
-    const auto found =
-        found_for("linear", h200, {{"m", timed.m}, {"k", timed.k}, {"n", timed.n}}, timed.dtype);
+    const auto found = found_for_fallbacks(
+        "linear", h200, {{"m", timed.m}, {"k", timed.k}, {"n", timed.n}}, timed.dtype);
     REQUIRE(found);
     CHECK(1e6 * found->seconds == Approx(timed.fallback_us).epsilon(0.35));
     CHECK(1e6 * found->pytorch_seconds > 0.9 * timed.pytorch_us);
