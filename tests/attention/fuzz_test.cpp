@@ -74,29 +74,14 @@ void add_variant(std::vector<ChosenVariant>& cases, const Problem& problem, cons
   cases.push_back({problem, {&family, some[at], 0, 1}, {}});
 }
 
-}  // namespace
-
-const FuzzCases<attention_op, random_attention, FuzzCounts{.small = 2000, .gpu = 150}>
-    attention_cases("attention", "[random1]");
-const FuzzCases<attention_op, random_attention_of_values,
-                FuzzCounts{.small = 1000, .larger = 30, .gpu = 150}>
-    values_cases("attention with values of other features than keys", "[values]");
-
-// In parts, each of a minute or so: a run on a device may be limited in time.
-TEST_CASE("random problems of attention are right on the GPU, second part", "[gpu][random2]") {
-  verify_on_gpu(attention_op(), random_attention, 150, 20, 4);
-}
-TEST_CASE("random problems of attention are right on the GPU, third part", "[gpu][random3]") {
-  verify_on_gpu(attention_op(), random_attention, 150, 20, 5);
-}
-
-TEST_CASE("tiles of several warpgroups are right on the GPU, in pairs, their keys divided or not",
-          "[gpu][split]") {
+/// Few tiles and random problems with a variant of wgmma each that is as wanted.
+template <class Wanted>
+void verify_tiles(const Wanted& wanted, std::uint64_t seed) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   const DeviceFacts& facts = backend->facts();
   const Family& family = family_of(attention_op(), "attention_sm90");
-  Draw draw(6), draw_other(7);
+  Draw draw(seed);
   std::vector<Problem> problems = few_tiles();
   for (int i = 0; i < 1200; ++i)
     problems.push_back(random_attention(DeviceKind::cuda, draw, std::int64_t{1} << 18));
@@ -104,19 +89,55 @@ TEST_CASE("tiles of several warpgroups are right on the GPU, in pairs, their key
   for (const Problem& problem : problems) {
     if (family.refusal(problem, facts)) continue;
     const auto configs = family.space(problem, facts).feasible();
-    const auto add_one = [&](Draw& from, const auto& wanted) {
-      add_variant(cases, problem, family, configs, from, wanted);
-    };
-    add_one(draw, [](const Config& config) { return config.at("split_keys") != 0; });
-    add_one(draw_other, [](const Config& config) { return config.word("scheduler") == "paired"; });
-    // Tiles of several warpgroups, which under a causal mask end with the last query.
-    if (problem.option("mask") != "causal") continue;
-    add_one(draw_other, [](const Config& config) {
-      return config.at("split_keys") == 0 && config.at("mma_warpgroups") > 1 &&
-             config.word("scheduler") != "paired";
-    });
+    add_variant(cases, problem, family, configs, draw,
+                [&](const Config& config) { return wanted(problem, config); });
   }
   verify_chosen(*backend, cases, draw.random());
+}
+
+}  // namespace
+
+const FuzzCases<attention_op, random_attention, FuzzCounts{.small = 2000, .gpu = 75}>
+    attention_cases("attention", "[random1]");
+const FuzzCases<attention_op, random_attention_of_values,
+                FuzzCounts{.small = 1000, .larger = 30, .gpu = 150}>
+    values_cases("attention with values of other features than keys", "[values]");
+
+// In parts, each of a minute or so: a run on a device may be limited in time.
+TEST_CASE("random problems of attention are right on the GPU, second part", "[gpu][random2]") {
+  verify_on_gpu(attention_op(), random_attention, 75, 20, 4);
+}
+TEST_CASE("random problems of attention are right on the GPU, third part", "[gpu][random3]") {
+  verify_on_gpu(attention_op(), random_attention, 75, 20, 5);
+}
+TEST_CASE("random problems of attention are right on the GPU, fourth part", "[gpu][random4]") {
+  verify_on_gpu(attention_op(), random_attention, 75, 20, 6);
+}
+TEST_CASE("random problems of attention are right on the GPU, fifth part", "[gpu][random5]") {
+  verify_on_gpu(attention_op(), random_attention, 75, 20, 7);
+}
+TEST_CASE("random problems of attention are right on the GPU, sixth part", "[gpu][random6]") {
+  verify_on_gpu(attention_op(), random_attention, 75, 20, 8);
+}
+
+TEST_CASE("tiles whose keys are divided are right on the GPU", "[gpu][split]") {
+  verify_tiles([](const Problem&, const Config& config) { return config.at("split_keys") != 0; },
+               6);
+}
+TEST_CASE("tiles in pairs are right on the GPU", "[gpu][paired]") {
+  verify_tiles(
+      [](const Problem&, const Config& config) { return config.word("scheduler") == "paired"; }, 7);
+}
+TEST_CASE(
+    "tiles of several warpgroups, which under a causal mask end with the last query, are "
+    "right on the GPU",
+    "[gpu][warpgroups]") {
+  verify_tiles(
+      [](const Problem& problem, const Config& config) {
+        return problem.option("mask") == "causal" && config.at("split_keys") == 0 &&
+               config.at("mma_warpgroups") > 1 && config.word("scheduler") != "paired";
+      },
+      9);
 }
 
 TEST_CASE("tiles of several heads, and pages that several warps copy, are right on the GPU",
@@ -361,8 +382,9 @@ std::vector<Problem> problems_of_width(std::int64_t dim, std::size_t form) {
 struct Widths {
   std::int64_t keys, values;
 };
-constexpr Widths other_values[] = {{192, 128}, {96, 64}, {128, 64}, {64, 128},  {256, 128},
-                                   {144, 48},  {80, 16}, {48, 80},  {192, 256}, {16, 240}};
+constexpr Widths other_values[] = {{192, 128}, {96, 64},  {128, 64}, {64, 128},  {256, 128},
+                                   {144, 48},  {80, 16},  {48, 80},  {192, 256}, {16, 240},
+                                   {144, 40},  {192, 72}, {32, 8},   {64, 248}};
 
 std::vector<Problem> problems_of_values(const Widths& widths, std::size_t form) {
   std::vector<Problem> problems;
