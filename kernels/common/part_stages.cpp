@@ -1,9 +1,11 @@
 #include "kernels/common/part_stages.hpp"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
 #include "core/error.hpp"
+#include "registry/part_family.hpp"
 
 namespace fftune {
 
@@ -38,6 +40,14 @@ void reference_of_part(const OpPart& part, std::size_t stage, ReferenceTensors& 
   for (const std::string& name : spec.inputs) {
     const std::string all = name_of(name);
     const auto known = lent.find(all);
+    if (const auto first = static_cast<std::size_t>(first_of(part, name)); first > 0) {
+      // The part reads nothing behind the whole's last element.
+      const auto& whole = known != lent.end() ? own.at(known->second) : tensors.at(all);
+      std::vector<double> behind(whole.size());
+      std::copy(whole.begin() + static_cast<std::ptrdiff_t>(first), whole.end(), behind.begin());
+      own[name] = std::move(behind);
+      continue;
+    }
     if (known != lent.end()) {
       own[name] = own.at(known->second);
       continue;

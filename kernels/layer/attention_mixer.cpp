@@ -49,6 +49,7 @@ void add_qkv(PartList& parts, const MixerPlace& place) {
   add_cache_format(problem, options);
   if (packs_attention(problem)) parts.add_format(options);
   if (!has_dense_attention(problem)) options["quantise"] = parts.quantise();
+  if (problem.has("output-gate", "q-rows")) options["gates"] = "yes";
   parts.add("qkv", qkv_op(), std::move(sizes), std::move(options),
             {{"x", place.x},
              {"x_quantised", "qkv_quantised"},
@@ -57,6 +58,7 @@ void add_qkv(PartList& parts, const MixerPlace& place) {
              {"w_scale", "w_qkv_scale"},
              {"w_zero", "w_qkv_zero"},
              {"w_dense", "w_qkv_dense"},
+             {"gates", "output_gates"},
              {"bias", "b_qkv"}});
 }
 

@@ -3,8 +3,11 @@
 // normalised, with a gate behind the norm. Kimi Delta Attention has decays of features, and a
 // sigmoid in the gate.
 //
-// q, k and v have products and convolutions of their own, whose weights may be rows of one. Their
-// convolutions' states are parts of one [batch, channels, width], as transformers' caches have it.
+// q, k and v have products and convolutions of their own, whose states are parts of one [batch,
+// channels, width], as transformers' caches have it. With qkv-weights=packed they are columns of
+// one product and of one convolution, which the rule reads in wider rows.
+#include <fmt/format.h>
+
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +18,7 @@
 #include "kernels/gated_rmsnorm/gated_rmsnorm.hpp"
 #include "kernels/layer/mixer.hpp"
 #include "kernels/linear/linear.hpp"
+#include "registry/part_family.hpp"
 
 namespace fftune::layer {
 namespace {
@@ -34,6 +38,14 @@ void add_gates(PartList& parts, const MixerPlace& place, std::int64_t decays, st
   add_plain_product(parts, {"in_z", "gate_latents", "w_z", "output_gates"}, rank, values);
 }
 
+/// Whether q, k and v have one product and one convolution.
+bool is_packed(const Problem& problem) {
+  return problem.has("qkv-weights", "packed");
+}
+
+constexpr StateConv whole_conv{"conv", "qkv_projected", "w_conv", "", "conv_state", "convolved"};
+constexpr StateConv v_conv{"conv_v", "v_projected", "w_conv_v", "", "conv_v_state", "v"};
+
 PartList::Options rule_options(const Problem& problem, bool of_features) {
   PartList::Options rule{{"gate", "softplus"}, {"beta", "sigmoid"},    {"qk-norm", "l2"},
                          {"indices", "yes"},   {"state-layout", "kv"}, {"null-index", "-1"}};
@@ -52,26 +64,41 @@ void add_delta_parts(PartList& parts, const MixerPlace& place, bool of_features)
                      v_heads = size_or(problem, "v-heads", heads), v_dim = problem.size("v-dim"),
                      keys = heads * dim, values = v_heads * v_dim, batch = problem.size("batch"),
                      d = problem.size("d"), channels = 2 * keys + values;
-  add_plain_product(parts, {"in_q", place.x, "w_q", "q_projected"}, d, keys);
-  add_plain_product(parts, {"in_k", place.x, "w_k", "k_projected"}, d, keys);
-  add_plain_product(parts, {"in_v", place.x, "w_v", "v_projected"}, d, values);
+  const bool packed = is_packed(problem);
+  if (packed) {
+    add_plain_product(parts, {"in_qkv", place.x, "w_qkv", "qkv_projected"}, d, channels);
+  } else {
+    add_plain_product(parts, {"in_q", place.x, "w_q", "q_projected"}, d, keys);
+    add_plain_product(parts, {"in_k", place.x, "w_k", "k_projected"}, d, keys);
+    add_plain_product(parts, {"in_v", place.x, "w_v", "v_projected"}, d, values);
+  }
   add_plain_product(parts, {"in_b", place.x, "w_b", "beta_logits"}, d, v_heads);
   add_gates(parts, place, of_features ? v_heads * dim : v_heads, values);
-  add_state_conv(parts, {"conv_q", "q_projected", "w_conv_q", "", "conv_q_state", "q"}, keys,
-                 channels, "no");
-  add_state_conv(parts, {"conv_k", "k_projected", "w_conv_k", "", "conv_k_state", "k"}, keys,
-                 channels, "no");
-  add_state_conv(parts, {"conv_v", "v_projected", "w_conv_v", "", "conv_v_state", "v"}, values,
-                 channels, "no");
-  parts.add("rule", gated_delta_rule_op(),
-            {{"s", size_or(problem, "s", 1)},
-             {"b", batch},
-             {"heads", heads},
-             {"v-heads", v_heads},
-             {"dim", dim},
-             {"v-dim", v_dim},
-             {"states", batch}},
-            rule_options(problem, of_features), {{"a", "decay_inputs"}, {"out", "mixed"}});
+  PartList::Sizes sizes{{"s", size_or(problem, "s", 1)},
+                        {"b", batch},
+                        {"heads", heads},
+                        {"v-heads", v_heads},
+                        {"dim", dim},
+                        {"v-dim", v_dim},
+                        {"states", batch}};
+  PartList::Names names{{"a", "decay_inputs"}, {"out", "mixed"}};
+  if (packed) {
+    add_state_conv(parts, whole_conv, channels, channels, "no");
+    for (const char* row : {"q-row", "k-row", "v-row"}) sizes[row] = channels;
+    for (const char* name : {"q", "k", "v"}) names[name] = "convolved";
+  } else {
+    add_state_conv(parts, {"conv_q", "q_projected", "w_conv_q", "", "conv_q_state", "q"}, keys,
+                   channels, "no");
+    add_state_conv(parts, {"conv_k", "k_projected", "w_conv_k", "", "conv_k_state", "k"}, keys,
+                   channels, "no");
+    add_state_conv(parts, v_conv, values, channels, "no");
+  }
+  OpPart& rule = parts.add("rule", gated_delta_rule_op(), std::move(sizes),
+                           rule_options(problem, of_features), std::move(names));
+  if (packed) {
+    set_first(rule, "k", keys);
+    set_first(rule, "v", 2 * keys);
+  }
   parts.add("gated_norm", gated_rmsnorm_op(), {{"m", parts.tokens() * v_heads}, {"d", v_dim}},
             {{"order", "after"},
              {"gate", of_features ? "sigmoid" : "silu"},
@@ -84,18 +111,31 @@ void add_delta_parts(PartList& parts, const MixerPlace& place, bool of_features)
 /// Decays are about those of their biases, as models begin with.
 void set_kimi_draw(const Problem& problem, TensorSpec& tensor) {
   if (tensor.name == "w_a") tensor.scale *= 0.25;
-  set_alike_draw(tensor, "v", problem.size("width"));
+  for (const StateConv& conv : {whole_conv, v_conv})
+    set_alike_draw(tensor, conv, problem.size("width"));
 }
 
 std::vector<PartKind> delta_part_kinds() {
   std::vector<PartKind> kinds;
-  for (const char* name : {"in_q", "in_k", "in_v", "in_b", "in_a_low", "in_a", "in_z_low", "in_z"})
+  for (const char* name :
+       {"in_qkv", "in_q", "in_k", "in_v", "in_b", "in_a_low", "in_a", "in_z_low", "in_z"})
     kinds.push_back(mixer_product_kind(name));
-  for (const char* name : {"conv_q", "conv_k", "conv_v"})
+  for (const char* name : {"conv", "conv_q", "conv_k", "conv_v"})
     kinds.push_back({name, causal_conv1d_op, {stage_forward}});
   kinds.push_back({"rule", gated_delta_rule_op, {stage_forward}});
   kinds.push_back({"gated_norm", gated_rmsnorm_op, {stage_forward}});
   return kinds;
+}
+
+std::string delta_contradiction(const Problem& problem) {
+  if (problem.has("qkv-weights", "grouped"))
+    return fmt::format("qkv-weights=grouped with mixer={}: q, k and v are separate, or packed",
+                       problem.option("mixer"));
+  if (!is_packed(problem)) return "";
+  const std::int64_t keys = problem.size("heads") * problem.size("dim");
+  const std::int64_t values =
+      size_or(problem, "v-heads", problem.size("heads")) * problem.size("v-dim");
+  return contradiction_of_columns(problem, "k", {keys, 2 * keys + values});
 }
 
 }  // namespace
@@ -105,14 +145,15 @@ const Mixer& gated_delta_mixer() {
       .name = "gated-delta-rule",
       .summary = "linear attention by the gated delta rule behind short convolutions",
       .needed = {"heads", "dim", "v-dim", "width"},
-      .fields = {"v-heads", "beta-scale", "mixer-eps"},
+      .fields = {"v-heads", "qkv-weights", "beta-scale", "mixer-eps"},
       .shared_inputs = {"state_indices"},
-      .inputs = {"w_q", "w_k", "w_v", "w_z", "w_b", "w_a", "w_conv_q", "w_conv_k", "w_conv_v",
-                 "A_log", "dt_bias", "mixer_norm", "conv_q_state", "conv_k_state", "conv_v_state",
-                 "states"},
+      .inputs = {"w_q", "w_k", "w_v", "w_qkv", "w_z", "w_b", "w_a", "w_conv", "w_conv_q",
+                 "w_conv_k", "w_conv_v", "A_log", "dt_bias", "mixer_norm", "conv_state",
+                 "conv_q_state", "conv_k_state", "conv_v_state", "states"},
       .add_parts = [](PartList& parts,
                       const MixerPlace& place) { add_delta_parts(parts, place, false); },
-      .part_kinds = delta_part_kinds};
+      .part_kinds = delta_part_kinds,
+      .contradiction = delta_contradiction};
   return mixer;
 }
 
@@ -121,14 +162,17 @@ const Mixer& kimi_delta_mixer() {
       .name = "kda",
       .summary = "Kimi Delta Attention, the gated delta rule with a decay of each feature",
       .needed = {"heads", "dim", "v-dim", "width"},
-      .fields = {"v-heads", "gate-rank", "gate-bound", "mixer-eps"},
+      .fields = {"v-heads", "qkv-weights", "gate-rank", "gate-bound", "mixer-eps"},
       .shared_inputs = {"state_indices"},
-      .inputs = {"w_q", "w_k", "w_v", "w_z_low", "w_z", "w_b", "w_a_low", "w_a", "w_conv_q",
-                 "w_conv_k", "w_conv_v", "A_log", "dt_bias", "mixer_norm", "conv_q_state",
-                 "conv_k_state", "conv_v_state", "states"},
+      .inputs = {"w_q",        "w_k",        "w_v",          "w_qkv",        "w_z_low",
+                 "w_z",        "w_b",        "w_a_low",      "w_a",          "w_conv",
+                 "w_conv_q",   "w_conv_k",   "w_conv_v",     "A_log",        "dt_bias",
+                 "mixer_norm", "conv_state", "conv_q_state", "conv_k_state", "conv_v_state",
+                 "states"},
       .add_parts = [](PartList& parts,
                       const MixerPlace& place) { add_delta_parts(parts, place, true); },
       .part_kinds = delta_part_kinds,
+      .contradiction = delta_contradiction,
       .set_draw = set_kimi_draw};
   return mixer;
 }

@@ -10,7 +10,8 @@
 //                                                      block=parallel-norms: mid + ffn(norm(x))
 //
 // With output-gate=features or heads, a is multiplied by sigmoid(n·w_gᵀ) in front of w_o: a gate
-// for each feature (AFMoE), or for each head (LFM3).
+// for each feature (AFMoE), or for each head (LFM3). With output-gate=q-rows w_q has the rows of
+// w_g too, behind those of each head (Qwen3.5).
 //
 // With post-norms=only there are no norms but those of what is added: q, k, v and ffn take x and
 // mid as they are (OLMo-2). With residual-scale=yes what is added is first multiplied by a vector
@@ -40,22 +41,24 @@
 //   gated-delta-rule
 //              a = norm(rule(conv(q), conv(k), conv(v))) ⊙ silu(n·w_zᵀ), where q, k and v are
 //              products of n, conv has SiLU behind it, and rule takes its decays and betas from
-//              n·w_aᵀ and n·w_bᵀ (gated_delta_rule/gated_delta_rule.hpp)
+//              n·w_aᵀ and n·w_bᵀ (gated_delta_rule/gated_delta_rule.hpp). With qkv-weights=packed
+//              they are columns of one product, and of one convolution.
 //
 //   kda        the same with decays of features (Kimi Delta Attention) and sigmoid(n·w_zᵀ). With
 //              `gate-rank` w_z and w_a multiply n·w_z_lowᵀ and n·w_a_lowᵀ
 //
-//   ssd        a = norm(core(conv(x), conv(B), conv(C)) ⊙ silu(n·w_zᵀ)): x, B and C are products
-//              of n, conv has SiLU behind it, and the core takes its steps from n·w_dtᵀ
-//              (ssd/ssd.hpp). The norm is one of each of `state-groups` parts of the features.
+//   ssd        a = norm(core(conv(x), conv(B), conv(C)) ⊙ silu(z)), [z x B C dt] = n·w_inᵀ: conv
+//   has
+//              SiLU behind it, and the core takes its steps from dt (ssd/ssd.hpp). The norm is one
+//              of each of `state-groups` parts of the features.
 //
 // The state of conv is a tensor of the layer, which is updated in place, in the order of
 // transformers' caches: conv_state [batch, channels, width] with the last inputs of each sequence,
 // zeros before its first token. That of gated-delta-rule and kda is `states` [batch, v-heads, dim,
-// v-dim] in f32, the one of sequence i at state_indices[i], and conv_q_state, conv_k_state and
-// conv_v_state. These are views of one [batch, heads · dim · 2 + v-heads · v-dim, width], of whose
-// channels each has its own. ssd has `states` [batch, heads, dim, state-dim], and conv_x_state,
-// conv_B_state and conv_C_state likewise. Such layers have no positions, slots and lengths.
+// v-dim] in f32, the one of sequence i at state_indices[i], and conv_state [batch, heads · dim · 2
+// + v-heads · v-dim, width]. With separate weights views of it, conv_q_state, conv_k_state and
+// conv_v_state, have their channels. ssd has `states` [batch, heads, dim, state-dim], and
+// conv_state of the channels of x, B and C. Such layers have no positions, slots and lengths.
 //
 // A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, the mixer's,
 // linear, all-reduce, ffn, or moe-route and moe-ffn. It has no kernels of its own, and no

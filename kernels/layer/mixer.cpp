@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "kernels/causal_conv1d/causal_conv1d.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/gated_rmsnorm/gated_rmsnorm.hpp"
 #include "kernels/linear/linear.hpp"
+#include "registry/part_family.hpp"
 
 namespace fftune::layer {
 namespace {
@@ -22,8 +24,8 @@ bool lists_field(const std::vector<std::string>& names, const std::string& name)
 PartList::PartList(const Problem& problem)
     : problem_(problem), tokens_(problem.size("batch") * size_or(problem, "s", 1)) {}
 
-void PartList::add(const char* name, const Op& op, Sizes sizes, Options options, Names names,
-                   std::optional<DType> dtype) {
+OpPart& PartList::add(const char* name, const Op& op, Sizes sizes, Options options, Names names,
+                      std::optional<DType> dtype) {
   // The kind of device decides about dtypes alone: those that CUDA has not, no op has.
   parts_.push_back({name, &op,
                     canonical(op,
@@ -31,6 +33,7 @@ void PartList::add(const char* name, const Op& op, Sizes sizes, Options options,
                                std::move(sizes), std::move(options)},
                               DeviceKind::cuda),
                     std::move(names)});
+  return parts_.back();
 }
 
 void PartList::add_format(Options& options) const {
@@ -118,9 +121,10 @@ const char* add_output_gate(PartList& parts, const MixerPlace& place, std::int64
   const std::string gate = option_or(problem, "output-gate", "no");
   if (gate == "no") return "attended";
   const std::int64_t heads = problem.size("heads");
-  add_mixer_product(parts, "gate",
-                    {{"k", problem.size("d")}, {"n", gate == "heads" ? heads : heads * dim}},
-                    {{"bias", "no"}}, {{"x", place.x}, {"y", "output_gates"}}, "w_g", "b_g");
+  if (gate != "q-rows")
+    add_mixer_product(parts, "gate",
+                      {{"k", problem.size("d")}, {"n", gate == "heads" ? heads : heads * dim}},
+                      {{"bias", "no"}}, {{"x", place.x}, {"y", "output_gates"}}, "w_g", "b_g");
   parts.add(
       "gated", gated_rmsnorm_op(), {{"m", parts.tokens()}, {"groups", heads}, {"d", dim}},
       {{"norm", "none"}, {"gate", "sigmoid"}, {"gate-for", gate == "heads" ? "norm" : "feature"}},
@@ -138,16 +142,26 @@ void add_plain_product(PartList& parts, const PlainProduct& product, std::int64_
                     {{"x", product.x}, {"y", product.y}}, product.w, "");
 }
 
+std::string contradiction_of_columns(const Problem& problem, const char* name,
+                                     const Columns& columns) {
+  // Kernels take rows that are multiples of a vector to begin at such ones.
+  const auto vector = static_cast<std::int64_t>(16 / dtype_bytes(problem.dtype));
+  if (columns.first % std::gcd(columns.row, vector) == 0) return "";
+  return fmt::format("mixer={}: {} begins at column {} of rows of {}, which are more aligned",
+                     problem.option("mixer"), name, columns.first, columns.row);
+}
+
 void add_state_conv(PartList& parts, const StateConv& conv, std::int64_t channels,
-                    std::int64_t state_channels, const std::string& has_bias) {
+                    std::int64_t state_channels, const std::string& has_bias, const Columns& of_x) {
   const Problem& problem = parts.problem();
   const std::int64_t width = problem.size("width");
-  parts.add(
+  OpPart& part = parts.add(
       conv.name, causal_conv1d_op(),
       {{"s", size_or(problem, "s", 1)},
        {"b", problem.size("batch")},
        {"channels", channels},
        {"width", width},
+       {"x-row", of_x.row == 0 ? channels : of_x.row},
        {"state-row", state_channels * width}},
       {{"layout", "bsc"},
        {"act", "silu"},
@@ -155,13 +169,14 @@ void add_state_conv(PartList& parts, const StateConv& conv, std::int64_t channel
        {"state", "update"},
        {"state-order", "channels"}},
       {{"x", conv.x}, {"w", conv.w}, {"bias", conv.bias}, {"state", conv.state}, {"y", conv.y}});
+  set_first(part, "x", of_x.first);
 }
 
-void set_alike_draw(TensorSpec& tensor, const std::string& of, std::int64_t width) {
+void set_alike_draw(TensorSpec& tensor, const StateConv& conv, std::int64_t width) {
   const auto set = [&](double mean, double scale) { tensor.mean = mean, tensor.scale = scale; };
-  if (tensor.name == "w_conv_" + of) set(1.2 / static_cast<double>(width - 1), 0.1);
-  if (tensor.name == "b_conv_" + of) set(0, 0.2);
-  if (tensor.name == "conv_" + of + "_state") set(2, 0.3);
+  if (tensor.name == conv.w) set(1.2 / static_cast<double>(width - 1), 0.1);
+  if (tensor.name == conv.bias) set(0, 0.2);
+  if (tensor.name == conv.state) set(2, 0.3);
 }
 
 void add_out_product(PartList& parts, const MixerPlace& place, const char* x,

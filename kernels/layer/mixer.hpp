@@ -30,8 +30,9 @@ class PartList {
   std::int64_t tokens() const { return tokens_; }
   std::vector<OpPart> take() { return std::move(parts_); }
 
-  void add(const char* name, const Op& op, Sizes sizes, Options options, Names names,
-           std::optional<DType> dtype = std::nullopt);
+  /// Returns the part, until the next one is added.
+  OpPart& add(const char* name, const Op& op, Sizes sizes, Options options, Names names,
+              std::optional<DType> dtype = std::nullopt);
 
   /// Beside the option weights: groups and zero points of packed weights.
   void add_format(Options& options) const;
@@ -103,17 +104,27 @@ struct PlainProduct {
 void add_plain_product(PartList& parts, const PlainProduct& product, std::int64_t k,
                        std::int64_t n);
 
+/// Columns of a tensor whose rows have so many elements: those from `first` on.
+struct Columns {
+  std::int64_t first = 0, row = 0;
+};
+/// Why vectors of the columns are less aligned than their rows are, one line; empty: they are not.
+std::string contradiction_of_columns(const Problem& problem, const char* name,
+                                     const Columns& columns);
+
 /// A convolution with SiLU, whose state has these channels among `state_channels` of a sequence.
+/// Its inputs may be columns of x.
 struct StateConv {
   const char *name, *x, *w, *bias, *state, *y;
 };
 void add_state_conv(PartList& parts, const StateConv& conv, std::int64_t channels,
-                    std::int64_t state_channels, const std::string& has_bias);
+                    std::int64_t state_channels, const std::string& has_bias,
+                    const Columns& of_x = {});
 
 /// Test data of such a convolution's taps, bias and state, by which its results are about as large
 /// as each other. What a token adds to a state is a product of them: otherwise a few elements would
 /// be far larger than all others, and as far off.
-void set_alike_draw(TensorSpec& tensor, const std::string& of, std::int64_t width);
+void set_alike_draw(TensorSpec& tensor, const StateConv& conv, std::int64_t width);
 
 /// The product behind a mixer, of `x` [tokens, features].
 void add_out_product(PartList& parts, const MixerPlace& place, const char* x,

@@ -126,6 +126,8 @@ void add_parts(PartList& parts, const MixerPlace& place) {
 
 std::string contradiction(const Problem& problem) {
   if (auto reason = contradiction_of_cache(problem); !reason.empty()) return reason;
+  if (problem.has("output-gate", "q-rows"))
+    return "output-gate=q-rows with mixer=mla: its gates have a product of their own";
   if (packs_attention(problem) || (quantises(problem) && !has_dense_attention(problem)))
     return "mixer=mla has dense weights: give attn-weights=dense beside packed weights or quantise";
   return "";

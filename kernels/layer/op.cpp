@@ -251,8 +251,9 @@ std::string contradiction_of_experts(const Problem& problem) {
        {"experts", "top-k", "shared", "own-experts", "shared-h", "groups", "top-groups"})
     if (problem.sizes.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.size(name));
-  for (const char* name : {"score", "order", "renormalise", "routing", "gate-up", "group-score",
-                           "choice-bias", "router-bias", "route-scale", "shared-gate", "logits"})
+  for (const char* name :
+       {"score", "order", "renormalise", "sum-eps", "routing", "gate-up", "group-score",
+        "choice-bias", "router-bias", "route-scale", "shared-gate", "logits"})
     if (problem.options.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.option(name));
   return "";
@@ -297,6 +298,10 @@ std::vector<OptionField> network_options() {
                   {"before", "after"}),
       rare_option("renormalise", "whether the weights of a token's experts add up to 1",
                   {"no", "yes"}),
+      rare_option("sum-eps",
+                  "added to the sum of a token's scores that its weights are divided by, as in "
+                  "moe-route",
+                  {"usual", "1e-06"}),
       rare_option("group-score",
                   "score of a group of experts: its best expert, or the sum of its best two",
                   {"max", "top2"}),
@@ -347,10 +352,12 @@ std::vector<OptionField> norm_and_attention_options() {
                   "mixer=kda: the decays' bound, which sigmoids approach; 0: decays by softplus",
                   "0", {-100, 0}),
       rare_number("mixer-eps", "added to the mean square of a mixer's own norm", "1e-06", {0, 1}),
-      rare_option("output-gate",
-                  "sigmoids of a product of attention's input that multiply its output: one for "
-                  "each feature, or for each head",
-                  {"no", "features", "heads"}),
+      rare_option(
+          "output-gate",
+          "sigmoids of a product of attention's input that multiply its output: one for "
+          "each feature, or for each head; q-rows: for each feature, and w_q has behind the "
+          "rows of each head those of its gates",
+          {"no", "features", "heads", "q-rows"}),
       rare_option("conv-bias",
                   "whether a mixer's convolution has a bias, and with mixer=conv the product in "
                   "front of it",

@@ -163,7 +163,7 @@ class Parts {
     for (const char* name : {"groups", "top-groups"})
       if (problem_.sizes.contains(name)) of_route[name] = problem_.size(name);
     std::map<std::string, std::string> options{{"bias", option_or(problem_, "choice-bias", "no")}};
-    for (const char* name : {"score", "order", "renormalise", "group-score"})
+    for (const char* name : {"score", "order", "renormalise", "sum-eps", "group-score"})
       if (problem_.options.contains(name)) options[name] = problem_.option(name);
     if (problem_.options.contains("route-scale")) options["scale"] = problem_.option("route-scale");
     add("route", moe_route_op(), std::move(of_route), std::move(options),

@@ -13,11 +13,13 @@ constexpr const char* kernel_file = "moe_route/route.cu";
 /// route.cu's router_form. The backward pass takes the ids as they are.
 std::string template_argument(const Router& router) {
   constexpr std::string_view scores[] = {"softmax_of_all", "softmax_of_chosen", "sigmoid"};
-  return StructText(
-      "router_form", "experts", router.experts, "choices", router.choices, "groups", router.groups,
-      "top_groups", router.top_groups, "score",
-      fmt::format("fftune::router_score::{}", scores[static_cast<std::size_t>(router.score)]),
-      "sums_two", router.sums_two, "bias", router.bias, "renormalises", router.renormalises);
+  return StructText("router_form", "experts", router.experts, "choices", router.choices, "groups",
+                    router.groups, "top_groups", router.top_groups, "score",
+                    fmt::format("fftune::router_score::{}",
+                                scores[static_cast<std::size_t>(router.score)]),
+                    "sums_two", router.sums_two, "bias", router.bias, "renormalises",
+                    router.renormalises)
+      .flags("adds_millionth", router.adds_millionth);
 }
 
 Program program(const Problem& problem, const DeviceFacts& facts, const Config&) {

@@ -49,9 +49,10 @@ struct Router {
   Score score = Score::softmax_of_all;
   bool sums_two = false;  // a group's score is that of its best two experts
   bool bias = false, renormalises = false;
+  bool adds_millionth = false;  // sum-eps=1e-06
   float scale = 1;
   /// Added to the sum that weights are divided by.
-  double added() const { return score == Score::sigmoid ? 1e-20 : 0; }
+  double added() const { return adds_millionth ? 1e-6 : score == Score::sigmoid ? 1e-20 : 0; }
   DType dtype = DType::f32;  // of the logits
 };
 Router router_of(const Problem& problem);

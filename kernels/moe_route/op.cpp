@@ -124,6 +124,9 @@ std::string contradiction(const Problem& problem) {
     return fmt::format("top-k={} exceeds experts={}", router.choices, router.experts);
   if (problem.has("score", "sigmoid") && problem.has("order", "after"))
     return "order=after is for score=softmax";
+  if (problem.has("sum-eps", "1e-06") &&
+      (!router.renormalises || router.score == Score::softmax_of_chosen))
+    return "sum-eps=1e-06 is of renormalise=yes, and not of order=after";
   if (!problem.sizes.contains("groups"))
     return problem.sizes.contains("top-groups") ? "top-groups without groups: give both" : "";
   if (router.experts % router.groups != 0)
@@ -232,6 +235,11 @@ OpFacts facts() {
            {.name = "renormalise",
             .help = "whether the weights of a token add up to scale",
             .choices = {"no", "yes"}},
+           rare_option(
+               "sum-eps",
+               "what renormalise=yes adds to the sum of a token's scores; usual: 1e-20 with "
+               "score=sigmoid, and nothing with softmax",
+               {"usual", "1e-06"}),
            rare_number("scale", "a factor of the weights", "1", {1e-6, 1e6})},
       .families = {cuda_families, cpu_families},
       .contradiction = contradiction,
@@ -267,6 +275,7 @@ Router router_of(const Problem& problem) {
   router.sums_two = problem.has("group-score", "top2");
   router.bias = problem.has("bias", "yes");
   router.renormalises = problem.has("renormalise", "yes");
+  router.adds_millionth = problem.has("sum-eps", "1e-06");
   if (problem.options.contains("scale")) router.scale = static_cast<float>(problem.number("scale"));
   router.dtype = problem.dtype;
   return router;

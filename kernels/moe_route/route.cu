@@ -19,10 +19,13 @@ struct router_form {
   int groups, top_groups;
   router_score score;
   bool sums_two, bias, renormalises;
+  bool adds_millionth = false;
 
   constexpr int of_lane() const { return (experts + 31) / 32; }
   // To the sum of the chosen scores: of sigmoids, which may all underflow.
-  constexpr float added() const { return score == router_score::sigmoid ? 1e-20f : 0; }
+  constexpr float added() const {
+    return adds_millionth ? 1e-6f : score == router_score::sigmoid ? 1e-20f : 0;
+  }
   constexpr bool chooses_by_logits() const { return !bias && !(groups > 1 && sums_two); }
 };
 

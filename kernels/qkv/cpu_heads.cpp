@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,12 +32,14 @@ class HostHeads {
         weights_{places.at("q_norm"), places.at("k_norm")},
         biases_{places.at("q_norm_bias"), places.at("k_norm_bias")},
         scales_{places.at("k_scale"), places.at("v_scale")},
+        gates_(places.at("gates")),
         slots_(places.at("slots")),
         positions_(places.at("positions")),
         angles_(places.at("angles")) {}
 
   void finish(const HostCall& call, std::int64_t token) const {
     const std::vector<double> angles = angles_of(call, token);
+    if (layer_.gates) copy_gates(call, token);
     for (std::size_t part = 0; part < 3; ++part) {
       const std::int64_t heads = part == 0 ? layer_.heads : layer_.kv_heads;
       const std::int64_t row = part > 0 && layer_.cache ? slot_of(call, token) : token;
@@ -67,6 +70,16 @@ class HostHeads {
   }
 
  private:
+  void copy_gates(const HostCall& call, std::int64_t token) const {
+    const std::size_t bytes = static_cast<std::size_t>(layer_.dim) * dtype_bytes(layer_.dtype);
+    for (std::int64_t head = 0; head < layer_.heads; ++head)
+      std::memcpy(static_cast<std::byte*>(call.tensors[gates_]) +
+                      static_cast<std::size_t>(token * layer_.heads + head) * bytes,
+                  static_cast<const std::byte*>(call.tensors[from_[0]]) +
+                      static_cast<std::size_t>(layer_.raw_place(0, token, head) + layer_.dim) *
+                          dtype_bytes(layer_.dtype),
+                  bytes);
+  }
   std::span<float> head_of(std::vector<float>& features, std::int64_t head) const {
     return std::span(features).subspan(static_cast<std::size_t>(head * layer_.dim),
                                        static_cast<std::size_t>(layer_.dim));
@@ -136,7 +149,7 @@ class HostHeads {
   Layer layer_;
   Turns turns_;
   std::size_t from_[3], to_[3], weights_[2], biases_[2], scales_[2];
-  std::size_t slots_, positions_, angles_;
+  std::size_t gates_, slots_, positions_, angles_;
 };
 
 Program program(const Problem& problem, const DeviceFacts&, const Config&) {

@@ -24,7 +24,7 @@ std::string_view norm_name(const Layer& layer) {
 }
 
 std::string_view raw_name(const Layer& layer) {
-  return layer.grouped ? "grouped" : layer.joined() ? "joined" : "apart";
+  return layer.grouped ? "grouped" : layer.joined() ? "joined" : layer.gates ? "gated" : "apart";
 }
 
 Space space(const Problem&, const DeviceFacts&) {
@@ -66,12 +66,17 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   for (const double number : {layer.epsilon, layer.norm_offset})
     arguments.emplace_back(static_cast<float>(number));
   const bool e4m3 = layer.cache_format.e4m3;
-  if (e4m3) add({"k_scale", "v_scale"});
+  if (e4m3 || layer.gates) add({"k_scale", "v_scale"});
+  if (layer.gates) add({"gates"});
   const int warps = config.get("warps");
   return pdl_program(
       facts, kernel_file,
       fmt::format(
-          "finish_heads{}<{}, {}>", e4m3 ? "_e4m3" : "", element_type(layer.dtype),
+          "finish_heads{}<{}, {}>",
+          layer.gates ? "_gated"
+          : e4m3      ? "_e4m3"
+                      : "",
+          element_type(layer.dtype),
           StructText("heads_config", "dim", layer.dim, "rotary", rotary, "rotation",
                      fmt::format("fftune::head_rotation::{}",
                                  rotations[static_cast<std::size_t>(layer.rotation)]),
@@ -79,8 +84,8 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
                      layer.norm_last, "raw", fmt::format("fftune::raw_heads::{}", raw_name(layer)),
                      "caches", layer.cache, "wide_slots", layer.wide_slots, "warps", warps)
               .flags("e4m3", e4m3, "scale_of_head", layer.cache_format.scale_of_head)),
-      {static_cast<std::uint32_t>(layer.m), 3}, static_cast<std::uint32_t>(32 * warps),
-      std::move(arguments));
+      {static_cast<std::uint32_t>(layer.m), layer.gates ? 4u : 3u},
+      static_cast<std::uint32_t>(32 * warps), std::move(arguments));
 }
 
 }  // namespace

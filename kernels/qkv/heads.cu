@@ -24,6 +24,7 @@ enum class raw_heads {
   apart,    // three tensors
   joined,   // one, a token's heads of q, of k and of v one after the other
   grouped,  // one, of each head of k its heads of q, k and v
+  gated,    // three tensors, in q's a head's gate behind each head
 };
 
 struct heads_config {
@@ -87,6 +88,8 @@ class heads_kernel {
         const int within = part == 0 ? head % of_group : of_group + part - 1;
         return tensors.from[0] +
                (token * (heads + 2 * kv_heads) + group * (of_group + 2) + within) * dim;
+      } else if constexpr (config.raw == raw_heads::gated) {
+        return tensors.from[part] + (token * count + head) * (part == 0 ? 2 * dim : dim);
       } else {
         return tensors.from[part] + (token * count + head) * dim;
       }
@@ -148,6 +151,16 @@ class heads_kernel {
       T* const to = tensors.to[part] + (row * count + head) * stride;
       for (int i = lane; i < dim; i += 32) to[i] = from_float<T>(features[i]);
       __syncwarp();  // before the next head takes the place
+    }
+  }
+
+  // Copies the gates of token blockIdx.x.
+  static __device__ __forceinline__ void copy_gates(const T* from, T* to, int heads) {
+    const i64 first = static_cast<i64>(blockIdx.x) * heads;
+    for (int head = threadIdx.x / 32; head < heads; head += warps) {
+      for (int i = threadIdx.x % 32; i < dim; i += 32) {
+        to[(first + head) * dim + i] = from[((first + head) * 2 + 1) * dim + i];
+      }
     }
   }
 
@@ -232,6 +245,31 @@ __global__ void __launch_bounds__(32 * config.warps)
                       const float* v_scale) {
   __shared__ typename heads_kernel<T, config>::storage shared;
   wait_and_launch_dependents();
+  const heads_tensors<T> tensors{{q, k, v},
+                                 {q_to, static_cast<T*>(k_to), static_cast<T*>(v_to)},
+                                 {q_norm, k_norm},
+                                 {q_bias, k_bias}};
+  heads_kernel<T, config>::run(tensors, slots, {positions, table, table_rows, scale},
+                               frequencies.of, heads, kv_heads, cache_rows, cache_head, epsilon,
+                               norm_offset, shared, k_scale, v_scale);
+}
+
+// The same of heads that have gates, with caches of either kind. Grid: (m, 4), the last for gates.
+template <class T, heads_config config>
+__global__ void __launch_bounds__(32 * config.warps)
+    finish_heads_gated(const T* q, const T* k, const T* v, T* q_to, void* k_to, void* v_to,
+                       const T* q_norm, const T* k_norm, const T* q_bias, const T* k_bias,
+                       const void* slots, const int* positions, const float* table,
+                       const __grid_constant__ pair_frequencies<config.pairs() + 1> frequencies,
+                       int table_rows, float scale, int heads, int kv_heads, int cache_rows,
+                       int cache_head, float epsilon, float norm_offset, const float* k_scale,
+                       const float* v_scale, T* gates) {
+  __shared__ typename heads_kernel<T, config>::storage shared;
+  wait_and_launch_dependents();
+  if (blockIdx.y == 3) {
+    heads_kernel<T, config>::copy_gates(q, gates, heads);
+    return;
+  }
   const heads_tensors<T> tensors{{q, k, v},
                                  {q_to, static_cast<T*>(k_to), static_cast<T*>(v_to)},
                                  {q_norm, k_norm},

@@ -38,6 +38,7 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   const DType dtype = layer.dtype;
   const double by_d = 1 / std::sqrt(static_cast<double>(layer.d));
   const std::int64_t q = layer.heads * layer.dim, kv = layer.kv_heads * layer.dim;
+  const std::int64_t q_rows = layer.q_columns();
   std::vector<TensorSpec> tensors{{"x", dtype, {layer.m, layer.d}, Role::input, 1}};
   const auto weight = [&](const char* name, std::int64_t rows) {
     tensors.push_back({name, dtype, {rows, layer.d}, Role::input, by_d});
@@ -55,8 +56,8 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
       weight("w", layer.columns());
     if (layer.bias) vector("bias", layer.columns());
   } else {
-    weight("w_q", q), weight("w_k", kv), weight("w_v", kv);
-    if (layer.bias) vector("b_q", q), vector("b_k", kv), vector("b_v", kv);
+    weight("w_q", q_rows), weight("w_k", kv), weight("w_v", kv);
+    if (layer.bias) vector("b_q", q_rows), vector("b_k", kv), vector("b_v", kv);
   }
   if (layer.normalises()) {
     const bool rows = layer.norm == HeadNorm::rows;
@@ -84,6 +85,7 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   heads("q", Role::output, layer.m, layer.heads);
   if (!layer.cache)
     for (const char* name : {"k", "v"}) heads(name, Role::output, layer.m, layer.kv_heads);
+  if (layer.gates) heads("gates", Role::output, layer.m, layer.heads);
   if (!layer.in_two_stages()) return tensors;
   if (layer.joined()) {
     for (const PackedWeight& own : packed) tensors.push_back(expanded_tensor(own));
@@ -91,7 +93,7 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
     tensors.push_back({"qkv_raw", dtype, {layer.m, layer.columns()}, Role::intermediate, 1});
     return tensors;
   }
-  heads("q_raw", Role::intermediate, layer.m, layer.heads);
+  heads("q_raw", Role::intermediate, layer.m, q_rows / layer.dim);
   for (const char* name : {"k_raw", "v_raw"})
     heads(name, Role::intermediate, layer.m, layer.kv_heads);
   return tensors;
@@ -131,6 +133,11 @@ std::vector<OptionField> option_fields() {
           "weights and biases of q, k and v: separate, or all rows in one, dense (packed) or in a "
           "packed format; grouped: for each head of k its heads of q, then k, then v",
           std::move(weights)),
+      rare_option(
+          "gates",
+          "whether w_q has, behind the rows of each head, as many of its gate, whose products "
+          "are written as they are",
+          {"no", "yes"}),
       rare_option("bias", "whether q, k and v have a bias", {"no", "yes"}),
       rare_option(
           "norm",
@@ -219,6 +226,10 @@ class Qkv final : public DescribedOp {
                          option_or(problem, "norm", "no"));
     if (layer.norm == HeadNorm::centred && problem.options.contains("convention"))
       return "convention=gemma with norm=layer: weights of layer normalisation are factors";
+    if (layer.gates && layer.packed)
+      return fmt::format("gates=yes with {}: gates are rows of w_q, which is separate",
+                         quantises(problem) ? "quantise=" + problem.option("quantise")
+                                            : "weights=" + problem.option("weights"));
     if (layer.grouped && layer.heads % layer.kv_heads != 0)
       return fmt::format("weights=grouped: kv-heads={} do not divide heads={}", layer.kv_heads,
                          layer.heads);
@@ -284,6 +295,7 @@ Layer layer_of(const Problem& problem) {
   layer.format = packed_format(problem);
   layer.scaling = quantised_scaling(problem);
   layer.packed = layer.joined() || is(problem, "weights", "packed");
+  layer.gates = is(problem, "gates", "yes");
   layer.bias = is(problem, "bias", "yes");
   layer.norm = is(problem, "norm", "yes")     ? HeadNorm::head
                : is(problem, "norm", "rows")  ? HeadNorm::rows

@@ -10,11 +10,14 @@
 // v_cache begins dim elements after k_cache. Caches may be e4m3 with scales
 // (common/cache_format.hpp), whatever the dtype of q.
 //
+// With gates=yes w_q has, behind the rows of each head, as many of its gate (Qwen3-Next). Their
+// products go to gates [m, heads, dim] as they are.
+//
 // An epilogue has the heads of a tile. Other forms take a second stage (heads.cu) over the
 // product's result in memory. They are norms over all heads of q, and of k (OLMo-2), layer
-// normalisation of heads, norms behind RoPE (HunYuan), and weights with alternating rows of q, k
-// and v (GPT-NeoX, Falcon). So are packed weights (gemm/packed), and weights of e4m3 for tokens
-// that the op quantises (gemm/quantise), and caches of e4m3.
+// normalisation of heads, norms behind RoPE (HunYuan), gates in the rows of q, and weights with
+// alternating rows of q, k and v (GPT-NeoX, Falcon). So are packed weights (gemm/packed), and
+// weights of e4m3 for tokens that the op quantises (gemm/quantise), and caches of e4m3.
 #pragma once
 
 #include <cstdint>
@@ -63,6 +66,7 @@ struct Layer {
   bool grouped = false;             // of each head of k the rows of its heads of q, of k and of v
   PackedFormat format = {};         // of 4 bits, in one weight
   Scaling scaling = Scaling::none;  // of x where the op quantises it, and of one weight of e4m3
+  bool gates = false;               // rows of w_q: behind each head's those of its gate
   bool bias = false;
   HeadNorm norm = HeadNorm::none;
   bool norm_last = false;  // behind the rotation
@@ -78,14 +82,15 @@ struct Layer {
   }
   bool normalises() const { return norm != HeadNorm::none; }
   bool in_two_stages() const {
-    return joined() || norm_last || norm == HeadNorm::rows || norm == HeadNorm::centred ||
+    return joined() || gates || norm_last || norm == HeadNorm::rows || norm == HeadNorm::centred ||
            cache_format.e4m3;
   }
   /// Whether the first of two stages writes q, k and v of a token next to each other.
   bool joined() const { return grouped || format.packed || scaling != Scaling::none; }
   /// The first element of a head of q (part 0), k or v in what the first of two stages writes.
   std::int64_t raw_place(std::size_t part, std::int64_t token, std::int64_t head) const;
-  std::int64_t columns() const { return (heads + 2 * kv_heads) * dim; }
+  std::int64_t q_columns() const { return heads * dim * (gates ? 2 : 1); }
+  std::int64_t columns() const { return q_columns() + 2 * kv_heads * dim; }
 };
 Layer layer_of(const Problem& problem);
 

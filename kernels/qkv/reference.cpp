@@ -81,15 +81,27 @@ std::vector<double> product(const Layer& layer, const std::string& weight, std::
 /// A part of what the first of two stages wrote.
 std::vector<double> raw_part(const Layer& layer, std::size_t part, const std::string& name,
                              const ReferenceTensors& tensors) {
-  if (!layer.joined()) return tensors.at(name + "_raw");
+  if (!layer.joined() && !(layer.gates && part == 0)) return tensors.at(name + "_raw");
   const std::int64_t heads = part == 0 ? layer.heads : layer.kv_heads;
   std::vector<double> y;
   for (std::int64_t token = 0; token < layer.m; ++token)
     for (std::int64_t head = 0; head < heads; ++head) {
-      const auto from = tensors.at("qkv_raw").begin() + layer.raw_place(part, token, head);
+      const auto& raw = tensors.at(layer.joined() ? "qkv_raw" : name + "_raw");
+      const auto from = raw.begin() + layer.raw_place(part, token, head);
       y.insert(y.end(), from, from + layer.dim);
     }
   return y;
+}
+
+/// The gates in what the first of two stages wrote.
+std::vector<double> raw_gates(const Layer& layer, const ReferenceTensors& tensors) {
+  std::vector<double> gates;
+  for (std::int64_t token = 0; token < layer.m; ++token)
+    for (std::int64_t head = 0; head < layer.heads; ++head) {
+      const auto from = tensors.at("q_raw").begin() + layer.raw_place(0, token, head) + layer.dim;
+      gates.insert(gates.end(), from, from + layer.dim);
+    }
+  return gates;
 }
 
 }  // namespace
@@ -113,10 +125,13 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
                                  "bias", tensors, parallel);
     return;
   }
+  if (layer.gates && !writes_raw) tensors["gates"] = raw_gates(layer, tensors);
   std::int64_t first = 0;  // row of the packed weight
   for (std::size_t at = 0; at < 3; ++at) {
     const std::string part(1, "qkv"[at]);
-    const std::int64_t columns = (at == 0 ? layer.heads : layer.kv_heads) * layer.dim;
+    const std::int64_t columns = at > 0       ? layer.kv_heads * layer.dim
+                                 : writes_raw ? layer.q_columns()
+                                              : layer.heads * layer.dim;
     auto y = stage == 1 ? raw_part(layer, at, part, tensors)
                         : product(layer, layer.packed ? "w" : "w_" + part, layer.packed ? first : 0,
                                   columns, layer.packed ? "bias" : "b_" + part, tensors, parallel);

@@ -12,6 +12,7 @@ constexpr ExpandStage expansion{stage_expand, qkv_op, packed_weights};
 }  // namespace
 
 std::int64_t Layer::raw_place(std::size_t part, std::int64_t token, std::int64_t head) const {
+  if (gates && part == 0) return (token * heads + head) * 2 * dim;
   if (!joined()) return (token * (part == 0 ? heads : kv_heads) + head) * dim;
   if (!grouped) {
     const std::int64_t before[] = {0, heads, heads + kv_heads};
@@ -36,6 +37,10 @@ GemmProblem product_gemm(const Problem& problem) {
     layer.norm = HeadNorm::none;
     layer.rotation = head_rotation::none;
     layer.cache = layer.wide_slots = false;
+  }
+  if (layer.gates) {  // heads of their own, for the product
+    layer.heads *= 2;
+    layer.gates = false;
   }
   GemmProblem gemm{.m = layer.m,
                    .n = layer.columns(),

@@ -11,6 +11,9 @@
 namespace fftune {
 namespace {
 
+/// Behind the name of an input, in OpPart::names. No tensor is called so.
+constexpr const char* first_suffix = " from element";
+
 /// The places of everything that a step names, moved.
 class Move {
  public:
@@ -85,6 +88,15 @@ const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name
   const auto found = std::find_if(parts.begin(), parts.end(),
                                   [&](const OpPart& part) { return part.name == name; });
   return found == parts.end() ? nullptr : &*found;
+}
+
+void set_first(OpPart& part, const std::string& own, std::int64_t elements) {
+  part.names[own + first_suffix] = std::to_string(elements);
+}
+
+std::int64_t first_of(const OpPart& part, const std::string& own) {
+  const auto found = part.names.find(own + first_suffix);
+  return found == part.names.end() ? 0 : std::stoll(found->second);
 }
 
 std::string part_family_name(std::string_view part, std::string_view family) {
@@ -186,7 +198,9 @@ Program PartFamily::program(const Problem& problem, const DeviceFacts& facts,
     Placed found{existing(*part_of(own), own), {}};
     const auto tensors = whole_().tensors(own);
     for (const TensorSpec& tensor : found.part.op->tensors(found.part.problem))
-      found.places.push_back(tensor_index(tensors, found.part.tensor(tensor.name)));
+      found.places.emplace_back(TensorArgument{
+          tensor_index(tensors, found.part.tensor(tensor.name)),
+          static_cast<std::size_t>(first_of(found.part, tensor.name)) * dtype_bytes(tensor.dtype)});
     found.tensors = tensors.size();
     return found;
   });

@@ -1,6 +1,7 @@
 // A family of one op that serves stages of another, which has the former as a part.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,7 +42,7 @@ class PartFamily final : public Family {
   /// The part in a program: its tensors are those with these numbers among the whole's.
   struct Placed {
     OpPart part;
-    std::vector<std::size_t> places;
+    std::vector<Pointer> places;
     std::size_t tensors = 0;
   };
 
@@ -62,6 +63,12 @@ class PartFamily final : public Family {
 
 /// The part of that name, or null.
 const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name);
+
+/// Lets an input of the part begin behind the first `elements` of the whole's tensor: it may be
+/// some columns. OpPart::names keeps the number beside the tensor's name.
+void set_first(OpPart& part, const std::string& own, std::int64_t elements);
+/// That number: 0 of an input that begins where the whole's tensor does.
+std::int64_t first_of(const OpPart& part, const std::string& own);
 
 /// The name of a part's family in the whole: "qkv.product_sm90".
 std::string part_family_name(std::string_view part, std::string_view family);

@@ -13,9 +13,9 @@ from ._library import Error
 # The tensors of one layer in the order of the op's buffers; those that a layer has not are left out.
 _BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv",
                   "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias",
-                  "w_in", "b_in", "w_conv", "b_conv", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_kv_b",
-                  "w_z_low", "w_z", "w_b", "w_a_low", "w_a", "w_conv_q", "w_conv_k", "w_conv_v", "w_x", "w_B", "w_C", "w_dt", "w_conv_x",
-                  "w_conv_B", "w_conv_C", "b_conv_x", "b_conv_B", "b_conv_C", "A_log", "dt_bias", "D", "mixer_norm")
+                  "w_in", "b_in", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_kv_b",
+                  "w_z_low", "w_z", "w_b", "w_a_low", "w_a", "w_conv", "b_conv", "w_conv_q", "w_conv_k", "w_conv_v",
+                  "A_log", "dt_bias", "D", "mixer_norm")
 _BEHIND_CACHES = ("k_scale", "v_scale", "sinks", "w_g", "residual_scale", "w_o", "w_o_scale", "w_o_zero", "b_o",
                   "attn_post_norm", "ffn_norm",
                   "ffn_norm_bias", "w_router", "b_router", "choice_bias", "w_gate", "w_up",
@@ -29,13 +29,15 @@ WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
 _OF_ATTENTION = ("w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv", "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm",
                  "k_norm", "q_norm_bias", "k_norm_bias", "k_scale", "v_scale", "sinks", "w_g")
 _OF_LATENT = ("w_q_a", "q_a_norm", "w_q_b")  # of queries that have a latent too, in the place of w_q
-_OF_DELTA = ("w_q", "w_k", "w_v", "w_z", "w_b", "w_a", "w_conv_q", "w_conv_k", "w_conv_v", "A_log", "dt_bias",
-             "mixer_norm")
+_OF_DELTA = ("w_z", "w_b", "w_a", "A_log", "dt_bias", "mixer_norm")
+# Weights of q, k and v together, or of each.
+_PACKED_DELTA = ("w_qkv", "w_conv")
+_SEPARATE_DELTA = ("w_q", "w_k", "w_v", "w_conv_q", "w_conv_k", "w_conv_v")
 _OF_MIXERS = {"conv": (("w_in", "w_conv"), ("b_in", "b_conv")),
               "mla": (("w_kv_a", "kv_a_norm", "w_kv_b"), ("w_q", "w_g", *_OF_LATENT)),
-              "gated-delta-rule": (_OF_DELTA, ()), "kda": (_OF_DELTA, ("w_z_low", "w_a_low")),
-              "ssd": (("w_z", "w_x", "w_B", "w_C", "w_dt", "w_conv_x", "w_conv_B", "w_conv_C", "A_log", "dt_bias", "D",
-                       "mixer_norm"), ("b_conv_x", "b_conv_B", "b_conv_C"))}
+              "gated-delta-rule": (_OF_DELTA, (*_PACKED_DELTA, *_SEPARATE_DELTA)),
+              "kda": (_OF_DELTA, ("w_z_low", "w_a_low", *_PACKED_DELTA, *_SEPARATE_DELTA)),
+              "ssd": (("w_in", "w_conv", "A_log", "dt_bias", "D", "mixer_norm"), ("b_conv",))}
 # Mixers with a state of each head, in float32, beside those of convolutions.
 _DELTA = ("gated-delta-rule", "kda")
 _RECURRENT = (*_DELTA, "ssd")
@@ -76,6 +78,7 @@ class Choice:
     group_score: str = "max"
     scale: float = 1.0
     wide: bool = False  # logits are float32
+    sum_eps: float = 0.0  # of renormalise: 1e-6, or what the op adds by itself
     own: int = 0  # whole experts of a rank, where it has not some features of all
 
 
@@ -165,8 +168,13 @@ class LayerForm:
         return heads * dim, self.get("v-heads", heads) * self.get("v-dim", dim)
 
     @property
+    def is_split(self) -> bool:
+        """Whether q, k and v of a mixer with states have products and convolutions of their own."""
+        return self.mixer in _DELTA and self.get("qkv-weights") is None
+
+    @property
     def convolved(self) -> tuple[int, ...]:
-        """Channels of the convolutions of a mixer with states: of q, k and v, or of x, B and C."""
+        """Channels of the convolution of a mixer with states: of q, k and v, or of x, B and C."""
         keys, values = self.features
         if self.mixer == "ssd":
             shared = self.get("state-groups") * self.get("state-dim")
@@ -186,11 +194,11 @@ class LayerForm:
 
     def library_states(self, states: Sequence[Tensor]) -> list[Tensor]:
         """Those of a layer as the library has them: several convolutions have channels of one tensor."""
-        return [*states[0].split(self.convolved, 1), states[1]] if self.is_recurrent else list(states)
+        return [*states[0].split(self.convolved, 1), states[1]] if self.is_split else list(states)
 
     @property
     def library_state_count(self) -> int:
-        return len(self.convolved) + 1 if self.is_recurrent else self.states
+        return len(self.convolved) + 1 if self.is_split else self.states
 
 
 def _value(text: str) -> int | float | str:
@@ -222,6 +230,10 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
         raise Error(f"layer: {mixer} has no biases of q, k and v")
     unknown = sorted(names - set(WEIGHTS) | names & others)
     needed = {*of_mixer, "w_o", "w_gate_up" if packed else "w_up", "w_down"} - names
+    if mixer in _DELTA:
+        packed_qkv = "w_qkv" in names
+        needed |= {*(_PACKED_DELTA if packed_qkv else _SEPARATE_DELTA)} - names
+        unknown += sorted(names & {*(_SEPARATE_DELTA if packed_qkv else _PACKED_DELTA)})
     if mixer == "mla":
         by_latent = bool(names & {*_OF_LATENT})
         needed |= {*(_OF_LATENT if by_latent else ("w_q",))} - names
@@ -237,7 +249,7 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
         raise Error(f"layer: {others[0]} does not go with {'w_qkv' if 'w_qkv' in names else 'w_q'}: "
                     "give q, k and v packed, or each")
     for group in (("b_q", "b_k", "b_v"), ("q_norm", "k_norm"), ("q_norm_bias", "k_norm_bias"), ("k_scale", "v_scale"),
-                  ("attn_post_norm", "ffn_post_norm"), ("b_conv_x", "b_conv_B", "b_conv_C"), ("w_z_low", "w_a_low"),
+                  ("attn_post_norm", "ffn_post_norm"), ("w_z_low", "w_a_low"),
                   ("w_shared_gate", "w_shared_up", "w_shared_down")):
         if 0 < sum(name in names for name in group) < len(group):
             raise Error(f"layer: give all of {', '.join(group)}, or none")
@@ -276,7 +288,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             link: str = "peers", window: int = 0, mixer: str = "attention", width: int = 0,
             head_gates: bool = False, latent: Latent | None = None, head_scales: bool = False, v_heads: int = 0,
             v_dim: int = 0, beta_scale: float = 1.0, mixer_eps: float = 1e-6, state_dim: int = 0,
-            state_groups: int = 1, gate_rank: int = 0, gate_bound: float = 0.0) -> str:
+            state_groups: int = 1, gate_rank: int = 0, gate_bound: float = 0.0,
+            gated_rows: bool = False) -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
     is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: format and
     groups of packed weights, "int4-128", and then `h`, which their shapes do not tell. `quantise`: "token" or
@@ -285,7 +298,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     `head_gates`: w_g has a row for each head, not for each of their features. `latent`: sizes of latent attention,
     which has no kv_heads and no dim. `head_scales`: k_scale and v_scale have a number for each head of k and v.
     `v_heads` to `mixer_eps` are of gated-delta-rule, and `mixer_eps` to `state_groups` of ssd.
-    kda has `gate_rank` and `gate_bound`, and no beta_scale."""
+    kda has `gate_rank` and `gate_bound`, and no beta_scale. `gated_rows`: behind the rows of each head of w_q are
+    those of its gates, in the place of w_g."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -356,7 +370,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             ("angles", rotates, "table"),
             ("rope-scale", rotates and rope_scale, float(rope_scale)),
             ("rotary", rotates and rotary != dim, rotary),
-            ("output-gate", "w_g" in names, "heads" if head_gates else "features"),
+            ("output-gate", "w_g" in names or gated_rows,
+             "q-rows" if gated_rows else "heads" if head_gates else "features"),
             ("cache-format", "k_scale" in names, "e4m3"), ("cache-scales", "k_scale" in names and head_scales, "head")):
         if holds:
             options[name] = value
@@ -371,7 +386,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
                 ("choice-bias", "choice_bias" in names, "yes"),
                 ("router-bias", "b_router" in names, "yes"),
                 ("route-scale", choice.scale * multiplier != 1, float(choice.scale * multiplier)),
-                ("logits", choice.wide, "f32"), ("own-experts", choice.own, choice.own),
+                ("sum-eps", choice.sum_eps, choice.sum_eps), ("logits", choice.wide, "f32"),
+                ("own-experts", choice.own, choice.own),
                 ("shared-gate", "w_shared_router" in names, "yes")):
             if holds:
                 options[name] = value
@@ -384,10 +400,11 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
         options |= {"width": width, "v-heads": v_heads, "v-dim": v_dim, "mixer-eps": float(mixer_eps)}
         own = {"beta-scale": float(beta_scale)} if mixer != "kda" else {"gate-rank": gate_rank,
                                                                        "gate-bound": float(gate_bound)}
+        own |= {"qkv-weights": "packed" if "w_qkv" in names else ""}
         options |= {name: value for name, value in own.items() if value}
     if mixer == "ssd":
         options |= {"width": width, "state-dim": state_dim, "state-groups": state_groups,
-                    "mixer-eps": float(mixer_eps)} | ({"conv-bias": "yes"} if "b_conv_x" in names else {})
+                    "mixer-eps": float(mixer_eps)} | ({"conv-bias": "yes"} if "b_conv" in names else {})
     if latent:
         options |= {"nope": latent.nope, "rope": latent.rope, "v-dim": latent.v, "rank": latent.rank,
                     "latent-eps": float(latent.eps)}
@@ -409,7 +426,7 @@ def packed_form(form: str, packed: str, zeros: bool, h: int) -> str:
     """The form of layers with w_q, w_k, w_v, w_o, w_gate, w_up and w_down if those are packed."""
     found = dict(entry.split("=") for entry in form.split(" "))
     names = found["weights"].split(",")
-    if "qkv-weights" in found or not {"w_q", "w_k", "w_v", *PACKED[1:]} <= {*names} or "w_g" in names:
+    if "qkv-weights" in found or not {"w_q", "w_k", "w_v", *PACKED[1:]} <= {*names} or "output-gate" in found:
         raise Error("layer: packed weights are of layers with q, k and v, and an MLP with a gate, without an output "
                     "gate")
     if "b_q" in names:
@@ -427,7 +444,7 @@ def rounded_form(form: str, quantise: str, attention: bool) -> str:
     if "w_shared_gate" in names or "b_gate_up" in names:
         raise Error("layer: experts of float8_e4m3fn have no biases, and no network beside them")
     if attention:
-        if "qkv-weights" in found or not {"w_q", "w_k", "w_v", "w_o"} <= names or "w_g" in names:
+        if "qkv-weights" in found or not {"w_q", "w_k", "w_v", "w_o"} <= names or "output-gate" in found:
             raise Error("layer: weights of float8_e4m3fn are of layers with q, k and v, without an output gate")
         names |= {"w_qkv"} | ({"b_qkv"} if "b_q" in names else set())
         names -= {"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"}
@@ -510,12 +527,13 @@ def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str
         decays, rank = v_heads * (dim if form.mixer == "kda" else 1), form.get("gate-rank", d)
         shapes |= dict(w_k=(keys, d), w_v=(values, d), w_z=(values, rank), w_b=(v_heads, d), w_a=(decays, rank),
                        w_conv_q=(keys, width), w_conv_k=(keys, width), w_conv_v=(values, width), A_log=(v_heads,),
+                       w_qkv=(2 * keys + values, d), w_conv=(2 * keys + values, width),
                        dt_bias=(decays,), mixer_norm=(form.get("v-dim"),), w_z_low=(rank, d), w_a_low=(rank, d))
     if form.mixer == "ssd":
         (x, shared, _), width = form.convolved, form.get("width")
-        shapes |= dict(w_z=(x, d), w_x=(x, d), w_B=(shared, d), w_C=(shared, d), w_dt=(heads, d), w_conv_x=(x, width),
-                       w_conv_B=(shared, width), w_conv_C=(shared, width), b_conv_x=(x,), b_conv_B=(shared,),
-                       b_conv_C=(shared,), A_log=(heads,), dt_bias=(heads,), D=(heads,), mixer_norm=(x,))
+        channels = x + 2 * shared
+        shapes |= dict(w_in=(x + channels + heads, d), w_conv=(channels, width), b_conv=(channels,), A_log=(heads,),
+                       dt_bias=(heads,), D=(heads,), mixer_norm=(x,))
     routed = (form.get("experts"),) if form.get("experts") else ()
     experts = (form.get("own-experts"),) if form.get("own-experts") else routed
     shapes |= dict.fromkeys(("w_gate", "w_up"), (*experts, h, d))
@@ -524,7 +542,8 @@ def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str
     if experts:
         shapes |= dict(b_down=(*experts, d), b_gate_up=(*experts, 2 * h))
     shapes |= dict(w_g=(heads * (1 if form.get("output-gate") == "heads" else dim), d))
-    shapes |= dict(w_q=(heads * dim, d), b_q=(heads * dim,), w_o=(d, form.features[1]),
+    of_q = heads * dim * (2 if form.get("output-gate") == "q-rows" else 1)
+    shapes |= dict(w_q=(of_q, d), b_q=(of_q,), w_o=(d, form.features[1]),
                    sinks=(heads,), w_router=(*routed, d), w_gate_up=(*experts, 2 * h, d),
                    w_down=(*experts, d, h), w_shared_router=(1, d), w_shared_down=(d, shared_h))
     if form.is_latent:

@@ -23,6 +23,13 @@ def lfm2(**more):
                                       "block_auto_adjust_ff_dim": False, **more})
 
 
+def lfm2_moe(**more):
+    """Its router is given the bias of the block around it, and adds 1e-6 to the sum of the scores."""
+    return transformers.Lfm2MoeConfig(**{**_SIZES, "num_hidden_layers": 4, "layer_types": _KINDS, **more},
+                                      num_dense_layers=1, num_experts=6, num_experts_per_tok=2,
+                                      moe_intermediate_size=24)
+
+
 def lfm3():
     """With a window, gates of heads, and norms behind what is added."""
     return transformers.Lfm3Config(**{**_SIZES, "num_hidden_layers": 4}, head_dim=8, sliding_window=64,
@@ -90,6 +97,7 @@ def bailing_hybrid(**more):
 
 
 MODELS = {"lfm2": lfm2, "lfm2-biased": lambda: lfm2(conv_bias=True, conv_L_cache=5), "lfm3": lfm3,
+          "lfm2-moe": lfm2_moe, "lfm2-moe-unbiased": lambda: lfm2_moe(use_expert_bias=False, norm_topk_prob=False),
           "qwen3.5": qwen3_5, "qwen3.5-moe": qwen3_5_moe, "qwen3-next": qwen3_next, "olmo-hybrid": olmo_hybrid,
           "bamba": bamba, "bamba-plain": lambda: bamba(mamba_conv_bias=False, mamba_n_groups=1),
           "granite-hybrid": granite_hybrid, "granite-hybrid-moe": lambda: granite_hybrid(6), "kimi-linear": kimi_linear,
@@ -97,6 +105,7 @@ MODELS = {"lfm2": lfm2, "lfm2-biased": lambda: lfm2(conv_bias=True, conv_L_cache
 # Their mixers, one for each run of equal layers.
 RUNS = {"lfm2": ["conv", "attention", "conv"], "lfm2-biased": ["conv", "attention", "conv"],
         "lfm3": ["conv", "attention"] * 2,
+        **dict.fromkeys(("lfm2-moe", "lfm2-moe-unbiased"), ["conv", "attention", "conv"]),
         **dict.fromkeys(("qwen3.5", "qwen3.5-moe", "qwen3-next", "olmo-hybrid"),
                         ["gated-delta-rule", "attention", "gated-delta-rule"]),
         **dict.fromkeys(("bamba", "bamba-plain", "granite-hybrid", "granite-hybrid-moe"), ["ssd", "attention", "ssd"]),
@@ -163,14 +172,20 @@ def conv_shapes(bias):
 
 
 def ssd_shapes(bias):
-    """4 heads of 6 features in 2 groups, with states of 5."""
-    rows = dict(x=24, B=10, C=10)
-    shapes = {f"w_{name}": (n, _D) for name, n in dict(rows, z=24, dt=4).items()}
-    shapes |= {f"w_conv_{name}": (n, 4) for name, n in rows.items()}
-    shapes |= dict(A_log=(4,), dt_bias=(4,), D=(4,), mixer_norm=(24,), w_o=(_D, 24))
+    """4 heads of 6 features in 2 groups, with states of 8."""
+    shapes = dict(w_in=(84, _D), w_conv=(56, 4), A_log=(4,), dt_bias=(4,), D=(4,), mixer_norm=(24,), w_o=(_D, 24))
     if bias:
-        shapes |= {f"b_conv_{name}": (n,) for name, n in rows.items()} | dict(b_o=(_D,))
-    return shapes, dict(heads=4, dim=6, width=4, state_dim=5, state_groups=2, mixer_eps=1e-5)
+        shapes |= dict(b_conv=(56,), b_o=(_D,))
+    return shapes, dict(heads=4, dim=6, width=4, state_dim=8, state_groups=2, mixer_eps=1e-5)
+
+
+def delta_shapes(packed):
+    """2 heads of 6 features and 4 of 5 values; q, k and v are rows of one weight, or not."""
+    rows = dict(q=12, k=12, v=20)
+    shapes = dict(w_z=(20, _D), w_b=(4, _D), w_a=(4, _D), A_log=(4,), dt_bias=(4,), mixer_norm=(5,), w_o=(_D, 20))
+    shapes |= dict(w_qkv=(44, _D), w_conv=(44, 4)) if packed else \
+        {f"w{conv}_{name}": (n, size) for name, n in rows.items() for conv, size in (("", _D), ("_conv", 4))}
+    return shapes, dict(dim=6, width=4, v_heads=4, v_dim=5, mixer_eps=1e-5, beta_scale=2.0)
 
 
 def kda_shapes(bounded):
@@ -185,7 +200,8 @@ def kda_shapes(bounded):
     return shapes | dict(w_a_low=(7, _D), w_z_low=(7, _D)), sizes | dict(gate_rank=7)
 
 
-@pytest.mark.parametrize("mixer,shapes_of", (("conv", conv_shapes), ("ssd", ssd_shapes), ("kda", kda_shapes)))
+@pytest.mark.parametrize("mixer,shapes_of", (("conv", conv_shapes), ("ssd", ssd_shapes), ("kda", kda_shapes),
+                                             ("gated-delta-rule", delta_shapes)))
 @pytest.mark.parametrize("s", (1, 2, 7))
 @pytest.mark.parametrize("form", (False, True))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))

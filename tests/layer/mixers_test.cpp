@@ -3,6 +3,7 @@
 
 #include "device/facts.hpp"
 #include "layer/problems.hpp"
+#include "registry/part_family.hpp"
 #include "runtime/plan.hpp"
 #include "support/catch.hpp"
 #include "support/op_reference.hpp"
@@ -28,9 +29,11 @@ std::vector<SmallModel> models_with_states() {
   low_rank["gate-rank"] = 20;
   // Groups whose heads, and heads whose features, are no multiples of what kernels like.
   const Sizes ssd{{"d", 72},         {"h", 104},          {"heads", 6}, {"dim", 12},
-                  {"state-dim", 20}, {"state-groups", 3}, {"width", 4}};
+                  {"state-dim", 24}, {"state-groups", 3}, {"width", 4}};
   Sizes mixture = ssd;
   mixture["state-groups"] = 1;
+  mixture["dim"] = 11;
+  mixture["state-dim"] = 20;
   mixture.insert({{"experts", 6}, {"top-k", 2}, {"shared-h", 40}});
   return {{"qwen3.5", delta, {{"mixer", "gated-delta-rule"}, {"convention", "gemma"}}},
           {"olmo hybrid",
@@ -44,6 +47,7 @@ std::vector<SmallModel> models_with_states() {
             {"score", "sigmoid"},
             {"choice-bias", "yes"},
             {"renormalise", "yes"},
+            {"sum-eps", "1e-06"},
             {"gate-up", "halves"}}},
           {"lfm2 with biases",
            wide,
@@ -57,6 +61,10 @@ std::vector<SmallModel> models_with_states() {
             {"gate-up", "halves"},
             {"residual-scale", "yes"},
             {"route-scale", "0.22"}}},
+          {"qwen3.5, packed",
+           delta,
+           {{"mixer", "gated-delta-rule"}, {"qkv-weights", "packed"}, {"convention", "gemma"}}},
+          {"kimi, packed", kimi, {{"mixer", "kda"}, {"qkv-weights", "packed"}}},
           {"kimi linear", low_rank, {{"mixer", "kda"}}},
           {"ling", kimi, {{"mixer", "kda"}, {"gate-bound", "-5"}, {"mixer-eps", "1e-5"}}}};
 }
@@ -119,35 +127,11 @@ TEST_CASE("layers with states have these in the place of caches, and no position
             "A_log",  "dt_bias",       "mixer_norm", "conv_q_state", "conv_k_state", "conv_v_state",
             "states", "w_o",           "ffn_norm",   "w_gate",       "w_up",         "w_down",
             "y"});
-  CHECK(names(models[5], {{"batch", 2}}) == Names{"x",
-                                                  "state_indices",
-                                                  "attn_norm",
-                                                  "w_z",
-                                                  "w_x",
-                                                  "w_B",
-                                                  "w_C",
-                                                  "w_dt",
-                                                  "w_conv_x",
-                                                  "w_conv_B",
-                                                  "w_conv_C",
-                                                  "b_conv_x",
-                                                  "b_conv_B",
-                                                  "b_conv_C",
-                                                  "A_log",
-                                                  "dt_bias",
-                                                  "D",
-                                                  "mixer_norm",
-                                                  "conv_x_state",
-                                                  "conv_B_state",
-                                                  "conv_C_state",
-                                                  "states",
-                                                  "w_o",
-                                                  "ffn_norm",
-                                                  "w_gate",
-                                                  "w_up",
-                                                  "w_down",
-                                                  "y"});
-  CHECK(names(models[7], {{"batch", 2}}) == Names{"x",
+  CHECK(names(models[5], {{"batch", 2}}) == Names{"x", "state_indices", "attn_norm", "w_in",
+                                                  "w_conv", "b_conv", "A_log", "dt_bias", "D",
+                                                  "mixer_norm", "conv_state", "states", "w_o",
+                                                  "ffn_norm", "w_gate", "w_up", "w_down", "y"});
+  CHECK(names(models[9], {{"batch", 2}}) == Names{"x",
                                                   "state_indices",
                                                   "attn_norm",
                                                   "w_q",
@@ -174,6 +158,10 @@ TEST_CASE("layers with states have these in the place of caches, and no position
                                                   "w_up",
                                                   "w_down",
                                                   "y"});
+  CHECK(names(models[7], {{"batch", 2}}) == Names{"x", "state_indices", "attn_norm", "w_qkv", "w_z",
+                                                  "w_b", "w_a", "w_conv", "A_log", "dt_bias",
+                                                  "mixer_norm", "conv_state", "states", "w_o",
+                                                  "ffn_norm", "w_gate", "w_up", "w_down", "y"});
   const TensorSpec& state = tensors[tensor_index(tensors, "layers.2.conv_state")];
   CHECK(state.shape == std::vector<std::int64_t>{2, 60, 3});
   CHECK(state.role == Role::updated);
@@ -213,11 +201,34 @@ TEST_CASE("a mixer refuses the fields of others, and asks for its own") {
   CHECK(mentions(layer_complaint(ssd, {{"mixer", "ssd"}}), "mixer=ssd without state-groups"));
   ssd["state-groups"] = 2;
   CHECK(layer_complaint(ssd, {{"mixer", "ssd"}}) == "");
+  ssd["state-dim"] = 17;
+  CHECK(mentions(layer_complaint(ssd, {{"mixer", "ssd"}}),
+                 "mixer=ssd: C begins at column 66 of rows of 100, which are more aligned"));
+  ssd["state-dim"] = 16;
   ssd["state-groups"] = 3;
   CHECK(mentions(layer_complaint(ssd, {{"mixer", "ssd"}}), "state-groups=3 do not divide heads=4"));
   ssd["state-groups"] = 2;
   ssd["ranks"] = 2;
   CHECK(mentions(layer_complaint(ssd, {{"mixer", "ssd"}}), "mixer=ssd with ranks=2"));
+}
+
+TEST_CASE("columns of one product are read by their rows, with one convolution behind it") {
+  const auto models = models_with_states();
+  const auto parts = [&](std::size_t model) {
+    return layer_op().parts(
+        with_states(models[model], DeviceKind::cuda, DType::bf16, {{"batch", 2}}));
+  };
+  Names names;
+  for (const OpPart& part : parts(5)) names.push_back(part.name);
+  CHECK(names == Names{"attn_norm", "in", "conv", "ssd", "gated_norm", "out", "ffn_norm", "ffn"});
+  const auto of_ssd = parts(5), of_rule = parts(7);
+  const OpPart &core = *part_named(of_ssd, "ssd"), &rule = *part_named(of_rule, "rule");
+  CHECK(core.tensor("dt") == "projected");
+  CHECK(first_of(core, "dt") == 72 + 72 + 2 * 72);
+  CHECK(first_of(core, "C") == 72 + 72);
+  CHECK(first_of(core, "x") == 0);
+  CHECK(rule.tensor("v") == "convolved");
+  CHECK(first_of(rule, "v") == 64);
 }
 
 TEST_CASE("one launch of whole layers has neither output gates nor states") {

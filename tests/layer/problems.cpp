@@ -138,6 +138,9 @@ std::vector<SmallModel> small_models() {
       {"afmoe's attention",
        sizes(72, 104, 4, 2, 16),
        {{"post-norms", "yes"}, {"qk-norm", "yes"}, {"output-gate", "features"}}},
+      {"qwen3.5's attention",
+       sizes(72, 104, 4, 2, 16),
+       {{"convention", "gemma"}, {"qk-norm", "yes"}, {"output-gate", "q-rows"}}},
       {"lfm3's attention", sizes(72, 104, 4, 2, 20), {{"output-gate", "heads"}}},
   };
 }

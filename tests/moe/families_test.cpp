@@ -55,6 +55,8 @@ std::vector<Problem> router_problems(DeviceKind kind, DType dtype) {
       add(pass, {{"m", m}, {"experts", 37}, {"top-k", 4}}, {{"order", "after"}});
       add(pass, {{"m", m}, {"experts", 1000}, {"top-k", 32}},
           {{"score", "sigmoid"}, {"renormalise", "yes"}, {"scale", "2.5"}});
+      add(pass, {{"m", m}, {"experts", 32}, {"top-k", 4}},
+          {{"score", "sigmoid"}, {"renormalise", "yes"}, {"sum-eps", "1e-06"}});
       add(pass, {{"m", m}, {"experts", 1}, {"top-k", 1}}, {});
     }
   add("fwd", {{"m", 70}, {"experts", 256}, {"top-k", 8}, {"groups", 8}, {"top-groups", 4}},
@@ -267,6 +269,12 @@ void route_few_finite(Backend& backend) {
   const Options of_sum = {{"score", "sigmoid"}, {"renormalise", "yes"}};
   CHECK(chosen(of_sum, {-200, none, -150, -300}, {}) ==
         std::pair(Values{2, 0, 3}, Values{0, 0, 0}));
+  // Three scores of 1e-6, whose sum another one joins.
+  Options of_more = of_sum;
+  of_more["sum-eps"] = "1e-06";
+  const float millionth = -13.8155f;
+  for (const float weight : chosen(of_more, {millionth, millionth, millionth, none}, {}).second)
+    CHECK(std::abs(weight - 0.25f) < 1e-5f);
 }
 
 }  // namespace

@@ -41,6 +41,14 @@ std::vector<Options> every_form() {
                          {"slots", even || order[0] == 'a' ? "i32" : "i64"}});
       }
   forms.push_back({{"weights", "grouped"}, {"norm", "rows"}, {"cache", "yes"}});
+  forms.push_back({{"gates", "yes"}, {"bias", "yes"}});
+  for (const char* norm : {"yes", "rows"})
+    forms.push_back({{"gates", "yes"},
+                     {"norm", norm},
+                     {"rotation", "halves"},
+                     {"angles", "base"},
+                     {"cache", "yes"},
+                     {"cache-format", norm[0] == 'y' ? "same" : "e4m3"}});
   return forms;
 }
 

@@ -53,6 +53,12 @@ TEST_CASE("qkv's second stage reads what the product wrote") {
   CHECK(names_of({{"weights", "grouped"}, {"bias", "yes"}, {"norm", "layer"}}) ==
         Names{"x", "w", "bias", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias", "q", "k", "v",
               "qkv_raw"});
+  CHECK(names_of({{"gates", "yes"}}) ==
+        Names{"x", "w_q", "w_k", "w_v", "q", "k", "v", "gates", "q_raw", "k_raw", "v_raw"});
+  const Problem gated = qkv_problem(DeviceKind::cuda, DType::bf16, sizes, {{"gates", "yes"}});
+  const auto of_gated = qkv_op().tensors(gated);
+  CHECK(of_gated[tensor_index(of_gated, "w_q")].shape == std::vector<std::int64_t>{128, 32});
+  CHECK(qkv_op().stages(gated)[1].outputs == Names{"q", "k", "v", "gates"});
   const Problem problem = qkv_problem(DeviceKind::cuda, DType::bf16, sizes, {{"norm", "rows"}});
   const auto tensors = qkv_op().tensors(problem);
   CHECK(tensors[tensor_index(tensors, "q_norm")].shape == std::vector<std::int64_t>{64});
@@ -83,6 +89,8 @@ TEST_CASE("qkv refuses fields that do not go together") {
   CHECK(complaint({}, {{"norm", "rows"}, {"norm-order", "after"}}).find("norm=rows") !=
         std::string::npos);
   CHECK(complaint({}, {{"norm-order", "after"}}).find("norm=no") != std::string::npos);
+  CHECK(complaint({}, {{"gates", "yes"}, {"weights", "packed"}})
+            .find("gates=yes with weights=packed: gates are rows of w_q") != std::string::npos);
   CHECK(complaint({}, {{"norm", "layer"}, {"convention", "gemma"}}).find("norm=layer") !=
         std::string::npos);
   CHECK(complaint({{"kv-heads", 3}}, {{"weights", "grouped"}}).find("do not divide") !=

@@ -828,6 +828,9 @@
  *   bias         no, yes                         pass fwd: whether a bias is added to the scores
  *                                                for the choice alone
  *   renormalise  no, yes                         whether the weights of a token add up to scale
+ *   sum-eps      usual, 1e-06                    what renormalise=yes adds to the sum of a token's
+ *                                                scores; usual: 1e-20 with score=sigmoid, and
+ *                                                nothing with softmax
  *   scale        a number from 1e-06 to 1000000  a factor of the weights
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
@@ -863,6 +866,9 @@
  *                                                      (packed) or in a packed format; grouped: for
  *                                                      each head of k its heads of q, then k, then
  *                                                      v
+ *   gates            no, yes                           whether w_q has, behind the rows of each
+ *                                                      head, as many of its gate, whose products
+ *                                                      are written as they are
  *   bias             no, yes                           whether q, k and v have a bias
  *   norm             no, yes, rows, layer              norms of q and k; yes: RMSNorm of each head;
  *                                                      rows: RMSNorm over all heads; layer: layer
@@ -940,6 +946,9 @@
  * with weights=nvfp4: x, w, w_scale, q, k, v
  *   1  w        input  u8  [ceil(3 * dim * heads / 16) * ceil(d / 64) + 1, 512]
  *   2  w_scale  input  u8  [ceil(3 * dim * heads / 16), ceil(d / 32) + 2, 32]
+ * with gates=yes: x, w_q, w_k, w_v, q, k, v, gates
+ *   1  w_q    input   T  [2 * dim * heads, d]
+ *   7  gates  output  T  [m, heads, dim]
  * with bias=yes: x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v
  *   4  b_q  input  T  [dim * heads]
  *   5  b_k  input  T  [dim * heads]
@@ -1314,6 +1323,9 @@
  *                                                         chosen ones after it
  *   renormalise     no, yes                               whether the weights of a token's experts
  *                                                         add up to 1
+ *   sum-eps         usual, 1e-06                          added to the sum of a token's scores that
+ *                                                         its weights are divided by, as in
+ *                                                         moe-route
  *   group-score     max, top2                             score of a group of experts: its best
  *                                                         expert, or the sum of its best two
  *   choice-bias     no, yes                               whether a bias is added to the experts'
@@ -1354,9 +1366,11 @@
  *                                                         sigmoids approach; 0: decays by softplus
  *   mixer-eps       a number from 0 to 1                  added to the mean square of a mixer's own
  *                                                         norm
- *   output-gate     no, features, heads                   sigmoids of a product of attention's
+ *   output-gate     no, features, heads, q-rows           sigmoids of a product of attention's
  *                                                         input that multiply its output: one for
- *                                                         each feature, or for each head
+ *                                                         each feature, or for each head; q-rows:
+ *                                                         for each feature, and w_q has behind the
+ *                                                         rows of each head those of its gates
  *   conv-bias       no, yes                               whether a mixer's convolution has a bias,
  *                                                         and with mixer=conv the product in front
  *                                                         of it
@@ -1537,6 +1551,9 @@
  * with output-gate=heads: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
  *   v_cache, w_g, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   10  w_g  input  T  [heads, d]
+ * with output-gate=q-rows: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   5  w_q  input  T  [2 * dim * heads, d]
  * with out-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, b_o, ffn_norm, w_gate, w_up, w_down, y
  *   11  b_o  input  T  [d]
@@ -1986,6 +2003,9 @@
  *                                                         chosen ones after it
  *   renormalise     no, yes                               whether the weights of a token's experts
  *                                                         add up to 1
+ *   sum-eps         usual, 1e-06                          added to the sum of a token's scores that
+ *                                                         its weights are divided by, as in
+ *                                                         moe-route
  *   group-score     max, top2                             score of a group of experts: its best
  *                                                         expert, or the sum of its best two
  *   choice-bias     no, yes                               whether a bias is added to the experts'
@@ -2026,9 +2046,11 @@
  *                                                         sigmoids approach; 0: decays by softplus
  *   mixer-eps       a number from 0 to 1                  added to the mean square of a mixer's own
  *                                                         norm
- *   output-gate     no, features, heads                   sigmoids of a product of attention's
+ *   output-gate     no, features, heads, q-rows           sigmoids of a product of attention's
  *                                                         input that multiply its output: one for
- *                                                         each feature, or for each head
+ *                                                         each feature, or for each head; q-rows:
+ *                                                         for each feature, and w_q has behind the
+ *                                                         rows of each head those of its gates
  *   conv-bias       no, yes                               whether a mixer's convolution has a bias,
  *                                                         and with mixer=conv the product in front
  *                                                         of it
@@ -2254,6 +2276,10 @@
  *   w_k, w_v, k_cache, v_cache, w_g, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head,
  *   chosen, logit
  *   13  w_g  input  T  [heads, d]
+ * with output-gate=q-rows: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q,
+ *   w_k, w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen,
+ *   logit
+ *   8  w_q  input  T  [2 * dim * heads, d]
  * with out-bias=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
  *   w_v, k_cache, v_cache, w_o, b_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen,
  *   logit

@@ -317,7 +317,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
     choice = None
     if top_k and "w_router" in weights[0]:
         choice = Choice(weights[0]["w_router"].shape[0], top_k, score, order, renormalise, packing,
-                        groups, top_groups, group_score, route_scale, wide_logits,
+                        groups, top_groups, group_score, route_scale, wide_logits, own=
                         _own_experts(weights[0], packed, h, ranks) if "w_down" in weights[0] else 0)
     form = form_of(tuple(weights[0]), heads=heads, kv_heads=kv_heads, dim=dim, act=act, eps=eps,
                    convention=convention, rotary=0 if angles is None else angles.shape[-1],

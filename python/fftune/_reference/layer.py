@@ -84,8 +84,8 @@ def _delta_rule(x, w, states, slots, form):
     """Linear attention by the gated delta rule, normalised, with the last inputs of its convolutions and its states."""
     conv, recurrent = states
     (keys, values), heads, v_heads = form.features, form.get("heads"), form.get("v-heads")
-    rows = torch.cat([F.linear(x, w[f"w_{part}"]) for part in "qkv"], -1)
-    taps = torch.cat([w[f"w_conv_{part}"] for part in "qkv"])
+    rows = F.linear(x, w["w_qkv"]) if "w_qkv" in w else torch.cat([F.linear(x, w[f"w_{part}"]) for part in "qkv"], -1)
+    taps = w["w_conv"] if "w_conv" in w else torch.cat([w[f"w_conv_{part}"] for part in "qkv"])
     mixed = causal_conv1d_update(rows, taps, None, None, None, None, None, conv, "silu", "channels", 0)
     q, k, v = (t.unflatten(-1, (n, -1)) for t, n in zip(mixed.split((keys, keys, values), -1),
                                                         (heads, heads, v_heads)))
@@ -105,14 +105,14 @@ def _state_space(x, w, states, slots, form):
     """State space duality, normalised behind a gate, with the last inputs of its convolutions and its states."""
     conv, recurrent = states
     heads, groups = form.get("heads"), form.get("state-groups")
-    rows = torch.cat([F.linear(x, w[f"w_{part}"]) for part in ("x", "B", "C")], -1)
-    taps = torch.cat([w[f"w_conv_{part}"] for part in ("x", "B", "C")])
-    bias = torch.cat([w[f"b_conv_{part}"] for part in ("x", "B", "C")]) if "b_conv_x" in w else None
-    mixed = causal_conv1d_update(rows, taps, bias, None, None, None, None, conv, "silu", "channels", 0)
+    features, channels = form.convolved[0], sum(form.convolved)
+    gates, rows, steps = F.linear(x, w["w_in"]).split((features, channels, heads), -1)
+    mixed = causal_conv1d_update(rows, w["w_conv"], w.get("b_conv"), None, None, None, None, conv, "silu", "channels",
+                                 0)
     inputs, B, C = (t.unflatten(-1, (n, -1)) for t, n in zip(mixed.split(form.convolved, -1), (heads, groups, groups)))
-    out = ssd_update(inputs, F.linear(x, w["w_dt"]), None, w["A_log"], B, C, w["D"], w["dt_bias"], recurrent, slots,
+    out = ssd_update(inputs, steps, None, w["A_log"], B, C, w["D"], w["dt_bias"], recurrent, slots,
                      None, None, True, 0.0, 0.0, -1)
-    return gated_rmsnorm(out.flatten(2), F.linear(x, w["w_z"]), w["mixer_norm"], form.get("mixer-eps"), "before",
+    return gated_rmsnorm(out.flatten(2), gates, w["mixer_norm"], form.get("mixer-eps"), "before",
                          "silu", "t5", groups)
 
 
@@ -172,6 +172,9 @@ def _attended(x, positions, angles, slots, lengths, pages, w, caches, form):
         return rmsnorm(t, w[name], eps, convention).view(shape)
 
     q, k, v = _heads(x, w, form)
+    gates = None
+    if form.get("output-gate") == "q-rows":
+        q, gates = q.unflatten(2, (-1, 2)).unbind(3)
     norms_last = form.get("qk-norm-order") == "after"
     if not norms_last:
         q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
@@ -218,7 +221,10 @@ def _attended(x, positions, angles, slots, lengths, pages, w, caches, form):
         sinks = w["sinks"].to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, sinks), -1)
     attended = scores.softmax(-1)[..., :keys.shape[2]] @ values
-    return _gated(attended.to(x.dtype).transpose(1, 2), x, w)
+    attended = attended.to(x.dtype).transpose(1, 2)
+    if gates is not None:
+        return (_wide(attended) * torch.sigmoid(_wide(gates))).to(x.dtype).flatten(2)
+    return _gated(attended, x, w)
 
 
 def _product(x, w, name, bias=""):
@@ -247,11 +253,14 @@ def _experts(x, w, form, scaled):
     """The experts of a layer; if the residual's summands have a factor, route-scale includes it."""
     router = [None if t is None else _wide(t) if form.get("logits") == "f32" else t
               for t in (x, w["w_router"], w.get("b_router"))]
+    scale, added = form.get("route-scale", 1.0), form.get("sum-eps")
     weights, ids = moe_route(F.linear(*router), w.get("choice_bias"),
                              form.get("top-k"), form.get("score"), form.get("order"),
                              form.get("groups", 0), form.get("top-groups", 0),
-                             form.get("group-score", "max"), form.get("renormalise") == "yes",
-                             form.get("route-scale", 1.0))
+                             form.get("group-score", "max"), form.get("renormalise") == "yes" and not added,
+                             1.0 if added else scale)
+    if added:
+        weights = weights / (weights.sum(-1, keepdim=True) + added) * scale
     if form.get("quantise"):
         first = "w_gate_up" if "w_gate_up" in w else "w_gate"
         return (moe_ffn_fp8_token if form.get("quantise") == "token" else moe_ffn_fp8_block)(

@@ -4,6 +4,7 @@ The experts of transformers 5 are one module with the weights of all of them, ga
 down_proj, and a forward(hidden_states, ids, weights). The router beside them gives (logits,
 weights, ids).
 """
+import functools
 import inspect
 import math
 from collections.abc import Hashable
@@ -20,7 +21,7 @@ from .analytic import CHOICES, INTEGERS
 from .recognise import (SCALES, KNOWN_ACTIVATIONS, Elsewhere, Foreign, Numbers, Options, Unfit, are_plain, configured,
                         expect_configured_activation, expect_no_hooks, expect_plain, has_kernels, has_settings,
                         identify, is_close, is_patched, kind_of, original, parts_of, parts_watched, remembered,
-                        stand_in, undoable, watched)
+                        stand_in, undoable, view_of, watched)
 from .trial import Trial, replace_forward, tokens_of
 
 
@@ -265,6 +266,7 @@ class RouterFound:
     wide: bool = False
     widened: bool = False  # the logits, once they are computed
     uncast: bool = False  # under autocast too
+    given: bool = False  # its block has the bias, and hands it to the router
 
     @property
     def is_simple(self) -> bool:
@@ -283,14 +285,45 @@ def patch_router(module: nn.Module, known: dict, options: Options) -> str | None
     router, = routers
     expect_plain(router)
     expect_no_hooks(router)
-    found = remembered(known, kind_of(router), lambda: _router_of(router))
-    narrow, flattens = remembered(known, ("results", kind_of(router)), lambda: _results_of(router))
-    width, first = router.weight.shape[1], 0 if flattens else 1
-    replace_forward(router, router_forward, (found, narrow, flattens), Trial(
-        lambda numbers, like: (numbers(*tokens_of(width, like)[first:], width),), compares=False), known)
+    whole = _with_bias_of(router, module)
+    found = remembered(known, kind_of(whole), lambda: _router_of(whole))
+    found = replace(found, given=whole is not router)
+    narrow, flattens = remembered(known, ("results", kind_of(whole)), lambda: _results_of(whole))
+    (experts, width), first = router.weight.shape, 0 if flattens else 1
+
+    def draw(numbers: Numbers, like: Tensor) -> tuple:
+        x = numbers(*tokens_of(width, like)[first:], width)
+        return (x, numbers(experts) if found.bias else None) if found.given else (x,)
+
+    replace_forward(router, router_forward, (found, narrow, flattens), Trial(draw, compares=False), known)
     router.__dict__["_fftune_reader"] = children["experts"]
     return (f"{type(router).__name__} by moe-route "
             f"({found.score}{', after the choice' if found.order == 'after' else ''})")
+
+
+def _with_bias_of(router: nn.Module, block: nn.Module) -> nn.Module:
+    """The router itself; or if its block hands it a bias that the block has, as in LFM2-MoE, a view of the router that
+    has this bias."""
+    parameters = list(inspect.signature(type(router).forward).parameters.values())
+    if len(parameters) != 3 or parameters[2].default is not None:
+        return router
+    biases = {name: t for name, t in block._buffers.items() if t is not None}
+    experts = router.weight.shape[:1]
+    if len(biases) > 1 or any(t.shape != experts or hasattr(router, name) for name, t in biases.items()):
+        return router
+    view = view_of(router, {})
+    view.__dict__["_buffers"] = {**router._buffers, **biases}
+    view.__class__ = _kind_with_bias(type(router), next(iter(biases), ""))
+    return view
+
+
+@functools.cache
+def _kind_with_bias(kind: type, bias: str) -> type:
+    """The class of such views: its forward takes hidden states alone."""
+    def forward(self, hidden_states: Tensor):
+        return kind.forward(self, hidden_states, getattr(self, bias) if bias else None)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 def _results_of(router: nn.Module) -> tuple[bool, bool]:
@@ -630,14 +663,17 @@ def _by_logits(logits: Tensor, weights: Tensor, ids: Tensor) -> tuple[Tensor, Te
     return chosen, weights.float().gather(1, order)
 
 
-def _route(router: nn.Module, found: RouterFound, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _route(router: nn.Module, found: RouterFound, hidden_states: Tensor, bias: Tensor | None = None
+           ) -> tuple[Tensor, Tensor, Tensor]:
     logits = _logits(router, hidden_states.reshape(-1, router.weight.shape[1]), found.wide,
                      found.uncast)
     if found.widened:
         logits = logits.float()
     scale = found.scale if found.added is None else 1.0
+    if found.bias and bias is None:
+        bias = getattr(router, found.bias)
     ids, weights = ops.moe_route(
-        logits, router.top_k, bias=getattr(router, found.bias) if found.bias else None,
+        logits, router.top_k, bias=bias,
         score=found.score, order=found.order, groups=found.groups, top_groups=found.top_groups,
         group_score=found.group_score, renormalise=found.renormalise, scale=scale)
     if found.added is not None:
@@ -654,11 +690,13 @@ def router_of(module: nn.Module) -> RouterFound | None:
 def router_forward(self, hidden_states: Tensor, *arguments, **options
                     ) -> tuple[Tensor, Tensor, Tensor]:
     found, narrow, flattens = self._fftune
-    if arguments or options or hidden_states.dim() != 2 and not flattens or not has_settings(self) or not has_kernels(hidden_states) \
-            or hidden_states.dtype != self.weight.dtype and not found.wide \
+    bias = arguments[0] if found.given and len(arguments) == 1 else None
+    is_known = len(arguments) == found.given and isinstance(bias, Tensor) == bool(found.given and found.bias)
+    if not is_known or options or hidden_states.dim() != 2 and not flattens or not has_settings(self) \
+            or not has_kernels(hidden_states) or hidden_states.dtype != self.weight.dtype and not found.wide \
             or not are_plain(*self._parameters.values()):
         return original(self, hidden_states, *arguments, **options)
-    logits, weights, ids = _route(self, found, hidden_states)
+    logits, weights, ids = _route(self, found, hidden_states, bias)
     reader = self.__dict__.get("_fftune_reader")
     if is_patched(reader, experts_forward) and not watched(self, reader) and _serves(reader, hidden_states):
         return logits, weights, ids

@@ -93,14 +93,14 @@ class DeltaNet:
         return "kda" if self.of_features else "gated-delta-rule"
 
     def products(self) -> Iterator[tuple[str, tuple[str, ...], list[int] | None]]:
-        """The linear layers, the weights that each is, and the rows of these where they are several: with `grouped` in
-        a block of a head of k."""
+        """The linear layers, the weights that each is, and the rows of these in a block of a head of k where they are
+        several."""
         rows = dict(q=self.keys, k=self.keys, v=self.values, z=self.values, b=self.v_heads, a=self.v_heads)
         for name, letters in self.inputs:
-            if len(letters) == 1:
+            if len(letters) == 1 or letters == "qkv":
                 yield name, ({"A": "a_low", "Z": "z_low"}.get(letters, letters),), None
                 continue
-            yield name, tuple(letters), [rows[letter] // (self.heads if self.grouped else 1) for letter in letters]
+            yield name, tuple(letters), [rows[letter] // self.heads for letter in letters]
         yield self.outer, ("o",), None
 
 

@@ -865,8 +865,7 @@ class Recogniser:
                 if first.transposed:
                     raise Unfit(f"layers: {name} is {type(mixer._modules[name]).__name__}, not Linear")
                 for own, count in zip(owns, rows):
-                    parts.weights[f"w_{own}"] = replace(first, part=(sum(rows), start, count)) if net.grouped else \
-                        replace(first, rows=(start, start + count))
+                    parts.weights[f"w_{own}"] = replace(first, part=(sum(rows), start, count))
                     start += count
         if any(name.startswith("b_") for name in parts.weights):
             raise Unfit(f"layers: {type(mixer).__name__} has biases of its projections")
@@ -874,8 +873,10 @@ class Recogniser:
         gate = parts.module(of_gate)
         parts.module((at, net.conv))
         ends = list(itertools.accumulate(net.rows))
-        for own, rows in zip("qkv", zip([0, *ends], ends)):
-            parts.weights[f"w_conv_{own}"] = Weight((at, net.conv), "weight", rows, taps=True)
+        whole = {"": None} if "w_qkv" in parts.weights else {
+            f"_{own}": rows for own, rows in zip("qkv", zip([0, *ends], ends))}
+        for own, rows in whole.items():
+            parts.weights[f"w_conv{own}"] = Weight((at, net.conv), "weight", rows, taps=True)
         for name in ("A_log", "dt_bias"):
             parts.weights[name] = Weight(of_gate, name, flat=True)
         norm = parts.module((at, net.norm))
@@ -899,16 +900,14 @@ class Recogniser:
         expect_no_limits(mixer)
         if mixer._buffers:
             raise Unfit(f"layers: {type(mixer).__name__} has tensors of its own: {', '.join(sorted(mixer._buffers))}")
-        parts.linear((at, space.inner), tuple(space.rows), list(space.rows.values()))
-        if "b_z" in parts.weights:
+        parts.linear((at, space.inner), ("in",))
+        if "b_in" in parts.weights:
             raise Unfit(f"layers: {type(mixer).__name__} has a bias of its projection, for which there is no kernel")
         parts.linear((at, space.outer), ("o",))
         module = parts.module((at, space.conv))
-        ends = list(itertools.accumulate(space.channels.values()))
-        for own, rows in zip(space.channels, zip([0, *ends], ends)):
-            parts.weights[f"w_conv_{own}"] = Weight((at, space.conv), "weight", rows, taps=True)
-            if module.bias is not None:
-                parts.weights[f"b_conv_{own}"] = Weight((at, space.conv), "bias", rows)
+        parts.weights["w_conv"] = Weight((at, space.conv), "weight", taps=True)
+        if module.bias is not None:
+            parts.weights["b_conv"] = Weight((at, space.conv), "bias")
         for name in ("A_log", "dt_bias", "D"):
             parts.weights[name] = Weight((at,), name)
         norm = parts.module((at, space.norm))
@@ -959,6 +958,7 @@ class Recogniser:
         parts.linear((at, output), ("o",))
         heads = parts.weights["w_o"].of(parts.layer).shape[1] // dim
         head_gates = gate is not None and self._output_gate(parts, (at, gate), attention, heads, dim)
+        gated_rows = False
         if inputs == {"q_proj", "k_proj", "v_proj"}:
             if grouped:
                 return None
@@ -969,8 +969,7 @@ class Recogniser:
                 expect_not_on_gpu(parts.layer, f"the output gate of {type(attention).__name__}")
                 if "b_q" in parts.weights or own.transposed or "w_g" in parts.weights:
                     raise Unfit(f"layers: {type(attention).__name__} has an output gate, rows of q_proj, with a bias")
-                for name, first in (("w_q", 0), ("w_g", dim)):
-                    parts.weights[name] = replace(own, part=(2 * dim, first, dim))
+                gated_rows = True
             kv_heads = parts.weights["w_k"].of(parts.layer).shape[0] // dim
         elif len(inputs) == 1:
             name, = inputs
@@ -1011,7 +1010,7 @@ class Recogniser:
             raise Unfit(f"layers: {type(attention).__name__} has tensors of its own: "
                         f"{', '.join(sorted(others))}")
         return dict(heads=heads, kv_heads=kv_heads, dim=dim, norm_rows=norm_rows, grouped=grouped,
-                    head_gates=head_gates)
+                    head_gates=head_gates, gated_rows=gated_rows)
 
     def _output_gate(self, parts: _Parts, path: tuple[str, ...], attention: nn.Module, heads: int, dim: int) -> bool:
         """Whether the gate that multiplies the output is one of each head, and not of their features."""
@@ -1089,20 +1088,24 @@ class Recogniser:
             raise Unfit(f"{described} has {'experts that were' if experts is None else 'a router that was'} not replaced")
         if len(routers) > 1 or len(shared) > 1 or len(gates) > len(shared) \
                 or {"experts", *routers, *own_shared, *gates} != set(children) \
-                or mlp._parameters or mlp._buffers:
+                or mlp._parameters:
             raise Unfit(f"{described} is not known")
         router, gate = router_of(children[routers[0]]), children[routers[0]]
-        if router.added is not None:
+        of_router = (*at, routers[0])
+        of_bias = at if router.given else of_router
+        if {*mlp._buffers} - ({router.bias} if router.given else set()):
+            raise Unfit(f"{described} has tensors of its own: {', '.join(mlp._buffers)}")
+        if router.added not in (None, 1e-6):
             raise Unfit(f"{described} weighs by a sum with {router.added} added, for which there is no "
                         "kernel")
         own = (*at, "experts")
-        for path in (own, (*at, routers[0])):
+        for path in (own, of_router):
             parts.module(path)
-        parts.weights["w_router"] = Weight((*at, routers[0]), "weight")
+        parts.weights["w_router"] = Weight(of_router, "weight")
         if gate._parameters.get("bias") is not None:
-            parts.weights["b_router"] = Weight((*at, routers[0]), "bias")
+            parts.weights["b_router"] = Weight(of_router, "bias")
         if router.bias:
-            parts.weights["choice_bias"] = Weight((*at, routers[0]), router.bias)
+            parts.weights["choice_bias"] = Weight(of_bias, router.bias)
         parts.weights["w_gate_up"] = Weight(own, "gate_up_proj", None, experts.transposed)
         parts.weights["w_down"] = Weight(own, "down_proj", None, experts.transposed)
         if experts.biased:
@@ -1119,8 +1122,9 @@ class Recogniser:
             parts.linear((*at, name), ("shared_router",))
         return dict(act=experts.act,
                     choice=Choice(gate.weight.shape[0], gate.top_k, router.score, router.order,
-                                  router.renormalise, experts.packing, router.groups,
-                                  router.top_groups, router.group_score, router.scale, router.wide))
+                                  router.renormalise or router.added is not None, experts.packing, router.groups,
+                                  router.top_groups, router.group_score, router.scale, router.wide,
+                                  router.added or 0.0))
 
     def _rotary_features(self, angles: Angles) -> int:
         """How many features of a head are rotated."""
