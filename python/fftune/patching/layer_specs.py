@@ -799,7 +799,6 @@ class Recogniser:
                           latent: str) -> dict:
         """Sizes of attention over a cache of latents, whose projection has that name."""
         name = type(attention).__name__
-        expect_not_on_gpu(parts.layer, name)
         by_latent = {"q_a_proj", "q_a_layernorm", "q_b_proj"}
         gate = next((own for own in sorted(children) if own in _OUTPUT_GATES), None)
         inputs = children - {output, latent, "kv_a_layernorm", "kv_b_proj", gate}
@@ -896,7 +895,6 @@ class Recogniser:
         return sizes | dict(numbers=numbers)
 
     def _state_space(self, parts: _Parts, at: str, mixer: nn.Module, space: StateSpace) -> dict:
-        expect_not_on_gpu(parts.layer, type(mixer).__name__)
         expect_no_limits(mixer)
         if mixer._buffers:
             raise Unfit(f"layers: {type(mixer).__name__} has tensors of its own: {', '.join(sorted(mixer._buffers))}")
@@ -924,7 +922,6 @@ class Recogniser:
                     states=((sum(space.channels.values()), space.width), (space.heads, space.dim, space.state_dim)))
 
     def _convolution(self, parts: _Parts, at: str, mixer: nn.Module, conv: ShortConv) -> dict:
-        expect_not_on_gpu(parts.layer, type(mixer).__name__)
         if mixer._buffers:
             raise Unfit(f"layers: {type(mixer).__name__} has tensors of its own: {', '.join(sorted(mixer._buffers))}")
         parts.linear((at, conv.inner), ("in",))

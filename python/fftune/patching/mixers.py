@@ -199,10 +199,20 @@ def _expect_core(theirs: Callable) -> bool:
 _NO_LIMIT = (0.0, float("inf"))
 
 
+def _is_fast(x: Tensor, b: Tensor) -> bool:
+    """Whether wgmma's kernel serves prompts on this GPU, or x is one token of each sequence. The other kernels take
+    longer than Triton's; few heads, which have a CTA each, and backward passes have not been timed beside it
+    (docs/measurements/linear-and-latent.md)."""
+    is_step = x.dim() == 3
+    return (torch.cuda.get_device_capability(x.device) == (9, 0) and x.dtype != torch.float32
+            and x.shape[-1] % 16 == b.shape[-1] % 64 == 0 and (is_step or x.shape[0] * x.shape[2] >= 64))
+
+
 def _has_ssd(x: Tensor, dt: Tensor, *others: Tensor | None) -> bool:
-    """Whether the op computes in the types of x, dt, B and C, the first two of the others. On a GPU
-    prompts take longer than with Triton's kernels."""
-    return (has_kernels(x) and not x.is_cuda and not torch.is_autocast_enabled(x.device.type) and x.numel() > 0
+    """Whether the op computes in the types of x, dt, B and C, the first two of the others."""
+    wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, dt, *others))
+    return (has_kernels(x) and (not x.is_cuda or _is_fast(x, others[0]) and not wants_gradient)
+            and not torch.is_autocast_enabled(x.device.type) and x.numel() > 0
             and all(t.dtype == x.dtype for t in (dt, *others[:2])) and x.shape[-2] % others[0].shape[-2] == 0
             and max(x.shape[-1], others[0].shape[-1]) <= _MOST_FEATURES and are_plain(x, dt, *others))
 
@@ -364,11 +374,11 @@ def patch_mixer(module: nn.Module, known: dict, options: Options) -> str | None:
     if found is None:
         return None
     expect_plain_parameters(module)
-    names, reason, on_gpu = [], None, any(p.is_cuda for p in module.parameters())
+    names, reason, gpu = [], None, [p.device for p in module.parameters() if p.is_cuda]
     for name, function in found[1].items():
         try:
-            if _FUNCTIONS[name][2] == "ssd" and on_gpu:
-                raise Unfit(f"{name} stays the model's on a GPU: ssd is slower in prompts than Triton's kernels there")
+            if _FUNCTIONS[name][2] == "ssd" and gpu and torch.cuda.get_device_capability(gpu[0]) != (9, 0):
+                raise Unfit(f"{name} stays the model's on this GPU: ssd is slower in prompts than Triton's kernels there")
             remembered(known, (name, function), lambda: _FUNCTIONS[name][0](function))
             names.append(name)
         except Unfit as unfit:
