@@ -293,11 +293,20 @@ struct ssd_sm90_walk {
 
   // A of the state's product: features of a block, scaled, by all tokens.
   using operands = u32[m_blocks][chunk_tokens / 16][4];
-  __device__ __forceinline__ void load_scaled(u32 stage, int tokens, operands& a) const {
+  using token_factors = float2[chunk_tokens / 8];  // of two neighbouring tokens each
+  static __device__ __forceinline__ void load_factors(u32 stage, token_factors& factors) {
 #pragma unroll
-    for (int m = 0; m < m_blocks; ++m) load_scaled(stage, m, tokens, a[m]);
+    for (int i = 0; i < chunk_tokens / 8; ++i)
+      factors[i] = load_shared_pair(stage + factor_at(ssd_sm90_factor::write, 8 * i + 2 * pair()));
+  }
+  __device__ __forceinline__ void load_scaled(u32 stage, int tokens, operands& a) const {
+    token_factors factors;
+    load_factors(stage, factors);
+#pragma unroll
+    for (int m = 0; m < m_blocks; ++m) load_scaled(stage, m, tokens, factors, a[m]);
   }
   __device__ __forceinline__ void load_scaled(u32 stage, int m, int tokens,
+                                              const token_factors& factors,
                                               u32 (&a)[chunk_tokens / 16][4]) const {
 #pragma unroll
     for (int step = 0; step < chunk_tokens / 16; ++step) {
@@ -309,7 +318,7 @@ struct ssd_sm90_walk {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int token = 16 * step + i / 2 * 8 + 2 * pair();
-        const float2 factor = load_shared_pair(stage + factor_at(ssd_sm90_factor::write, token));
+        const float2 factor = factors[2 * step + i / 2];
         float low, high;
         unpack<T>(a[step][i], low, high);
         a[step][i] = pack<T>(token < tokens ? low * factor.x : 0.0f,
@@ -347,9 +356,11 @@ struct ssd_sm90_walk {
       const float kept =
           load_shared_float(stage + factor_at(ssd_sm90_factor::decay, chunk_tokens - 1));
       const u64 x = wgmma_swizzled_descriptor<plan.slab_row, x_slab>(stage + plan.x_tile);
+      token_factors factors;
+      if constexpr (!loads_ahead) load_factors(stage, factors);
 #pragma unroll
       for (int m = 0; m < m_blocks; ++m) {
-        if constexpr (!loads_ahead) load_scaled(stage, m, tokens_of(chunk), a[m]);
+        if constexpr (!loads_ahead) load_scaled(stage, m, tokens_of(chunk), factors, a[m]);
 #pragma unroll
         for (int j = 0; j < columns / 2; ++j) state[m][j] *= kept;
         wgmma_fence();
