@@ -273,6 +273,28 @@ TEST_CASE("unaligned decode: up to 16 rows of every epilogue at any size", "[gpu
       }
 }
 
+TEST_CASE("unaligned rows: a NaN in a row of B stays in its column", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  GemmProblem gemm{.m = 3, .n = 43, .k = 517};
+  gemm.a = {{"a"}}, gemm.b = {{"b"}}, gemm.c = {{"c"}};
+  ReferenceTensors inputs = draw_inputs({"", gemm}, 3);
+  constexpr std::size_t row = 5;
+  for (std::size_t i = 0; i < 517; ++i) inputs.at("b")[row * 517 + i] = NAN;
+  for (const Engine* engine : {&padded_sm90_engine, &unaligned_decode_engine}) {
+    if (engine->can_implement({gemm}, backend->facts())) continue;
+    std::vector<Run> runs{
+        {engine, {"NaN", gemm}, {gemm}, engine->search.default_config({gemm}, backend->facts())}};
+    compile(*backend, runs, backend->facts());
+    CAPTURE(runs.front().text());
+    REQUIRE(runs.front().compiled.report.failure == "");
+    DeviceMemory memory(*backend, tensors_of(gemm), inputs);
+    memory.run(*runs.front().compiled.executable);
+    const auto c = memory.values("c");
+    for (std::size_t i = 0; i < c.size(); ++i) CHECK(std::isnan(c[i]) == (i % 43 == row));
+  }
+}
+
 TEST_CASE("unaligned rows: some forms and epilogues", "[gpu][small]") {
   const auto backend = open_first_cuda();
   if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
