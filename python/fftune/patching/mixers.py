@@ -204,7 +204,7 @@ def _is_fast(x: Tensor, b: Tensor) -> bool:
     longer than Triton's; few heads, which have a CTA each, and backward passes have not been timed beside it
     (docs/measurements/linear-and-latent.md)."""
     is_step = x.dim() == 3
-    return (torch.cuda.get_device_capability(x.device) == (9, 0) and x.dtype != torch.float32
+    return (torch.cuda.get_device_capability(x.device) == (9, 0) and x.dtype == torch.bfloat16
             and x.shape[-1] % 16 == b.shape[-1] % 64 == 0 and (is_step or x.shape[0] * x.shape[2] >= 64))
 
 
