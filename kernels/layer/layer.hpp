@@ -9,6 +9,9 @@
 //                                                      block=parallel: mid + ffn(n)
 //                                                      block=parallel-norms: mid + ffn(norm(x))
 //
+// With v-norm=yes each head of v is divided by its root mean square, and with layer-scalar=yes y is
+// multiplied by one number (Gemma 4). Values that are keys before their norm have w_k as w_v.
+//
 // With output-gate=features or heads, a is multiplied by sigmoid(n·w_gᵀ) in front of w_o: a gate
 // for each feature (AFMoE), or for each head (LFM3). With output-gate=q-rows w_q has the rows of
 // w_g too, behind those of each head (Qwen3.5).

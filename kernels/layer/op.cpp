@@ -70,7 +70,8 @@ constexpr const char* inputs_behind_mixer[] = {"residual_scale",
                                                "w_shared_gate",
                                                "w_shared_up",
                                                "w_shared_down",
-                                               "ffn_post_norm"};
+                                               "ffn_post_norm",
+                                               "layer_scalar"};
 
 /// All inputs that there may be: those that layers share, and then those of a layer.
 struct InputOrder {
@@ -282,6 +283,8 @@ std::vector<OptionField> network_options() {
                   "whether a vector multiplies what is added to the residual; experts have "
                   "route-scale",
                   {"no", "yes"}),
+      rare_option("layer-scalar", "whether one number multiplies the layer's output",
+                  {"no", "yes"}),
       rare_option("block",
                   "serial: the feed-forward network follows attention; parallel: it takes the "
                   "same normalised x; parallel-norms: it takes x by a second norm",
@@ -344,6 +347,8 @@ std::vector<OptionField> norm_and_attention_options() {
                   {"no", "yes", "rows", "layer"}),
       rare_option("qk-norm-order", "whether heads are normalised before RoPE or after it",
                   {"before", "after"}),
+      rare_option("v-norm", "whether each head of v has an RMSNorm, without weights",
+                  {"no", "yes"}),
       rare_option("sinks",
                   "whether each head has a logit that joins attention's softmax without a value",
                   {"no", "yes"}),

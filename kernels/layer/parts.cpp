@@ -15,6 +15,7 @@
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "kernels/norm/norm.hpp"
+#include "kernels/scale/scale.hpp"
 #include "registry/last_problems.hpp"
 
 namespace fftune::layer {
@@ -50,8 +51,12 @@ class Parts {
       add_reduce("ffn_reduce", post_norms_ ? "no" : "yes", "none",
                  {{"x", "ffn_out"},
                   {"residual", beside_ ? "x" : "mid"},
-                  {"y", post_norms_ ? "ffn_sum" : "y"}});
-    if (post_norms_) add_post_norm("ffn_post_norm", sliced_ ? "ffn_sum" : "ffn_out", "mid", "y");
+                  {"y", post_norms_ ? "ffn_sum" : last_y()}});
+    if (post_norms_)
+      add_post_norm("ffn_post_norm", sliced_ ? "ffn_sum" : "ffn_out", "mid", last_y());
+    if (problem_.has("layer-scalar", "yes"))
+      add("scalar", scale_op(), {{"m", tokens_}, {"h", problem_.size("d")}}, {{"in-place", "no"}},
+          {{"x", "unscaled"}, {"factor", "layer_scalar"}});
     return list_.take();
   }
 
@@ -122,7 +127,9 @@ class Parts {
   /// Outputs of the sublayers. A rank's slice of a network beside attention adds to its own output.
   const char* out_y() const { return out_adds() ? "mid" : "attn_out"; }
   const char* ffn_residual() const { return sliced_ ? "attn_out" : "mid"; }
-  const char* ffn_y() const { return post_norms_ || sliced_ ? "ffn_out" : "y"; }
+  const char* ffn_y() const { return post_norms_ || sliced_ ? "ffn_out" : last_y(); }
+  /// The last sum: the output, or what a scalar multiplies.
+  const char* last_y() const { return problem_.has("layer-scalar", "yes") ? "unscaled" : "y"; }
 
   void add_ffn() {
     const bool gated = !problem_.has("ffn", "plain");
@@ -304,7 +311,8 @@ std::vector<PartKind> part_kinds() {
           {"shared_experts", moe_ffn_op, of_experts},
           {"experts", moe_ffn_op, of_experts},
           reduce("ffn_reduce"),
-          rms("ffn_post_norm")});
+          rms("ffn_post_norm"),
+          {"scalar", scale_op, {stage_forward}}});
   return kinds;
 }
 

@@ -153,7 +153,8 @@ std::int64_t experts_of_token(const Problem& problem) {
 std::optional<std::string> unknown_option(const Problem& problem, bool experts) {
   const std::pair<const char*, const char*> usual[] = {
       {"norm", "rms"},    {"block", "serial"},   {"ffn", experts ? "moe" : "gated"},
-      {"quantise", "no"}, {"output-gate", "no"}, {"cache-format", "same"}};
+      {"quantise", "no"}, {"output-gate", "no"}, {"cache-format", "same"},
+      {"v-norm", "no"},   {"layer-scalar", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);

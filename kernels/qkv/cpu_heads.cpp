@@ -51,6 +51,8 @@ class HostHeads {
         if (!layer_.norm_last) normalise(call, part, features);
         for (std::int64_t head = 0; head < heads; ++head) rotate(head_of(features, head), angles);
         if (layer_.norm_last) normalise(call, part, features);
+      } else if (layer_.v_norm) {
+        for (std::int64_t head = 0; head < heads; ++head) scale_to_one(head_of(features, head));
       }
       const bool to_cache = part > 0 && layer_.cache;
       const std::int64_t stride = to_cache ? layer_.cache_head : layer_.dim;
@@ -131,6 +133,15 @@ class HostHeads {
         own[i] = static_cast<float>((own[i] - mean) * factor * (layer_.norm_offset + weights[i]) +
                                     biases[i]);
     }
+  }
+
+  /// RMSNorm without weights.
+  void scale_to_one(std::span<float> head) const {
+    double squares = 0;
+    for (const float value : head) squares += double{value} * value;
+    const double factor =
+        1 / std::sqrt(squares / static_cast<double>(head.size()) + layer_.epsilon);
+    for (float& value : head) value = static_cast<float>(value * factor);
   }
 
   void rotate(std::span<float> head, const std::vector<double>& angles) const {

@@ -37,6 +37,7 @@ struct heads_config {
   int warps = 8;
   bool e4m3 = false;  // of the caches
   bool scale_of_head = false;
+  bool v_norm = false;  // of heads of v: root mean square, without weights
 
   constexpr int pairs() const { return rotation == head_rotation::none ? 0 : rotary / 2; }
 };
@@ -136,6 +137,10 @@ class heads_kernel {
         if constexpr (config.norm_last) {
           normalise(features, weights, biases, mean_square, epsilon, offset, lane);
         }
+      } else if constexpr (config.v_norm) {
+        const float factor = rsqrtf(warp_mean_square(features, 0, lane) + epsilon);
+        for (int i = lane; i < dim; i += 32) features[i] *= factor;
+        __syncwarp();
       }
       const int stride = config.caches && part > 0 ? cache_head : dim;
       if constexpr (config.e4m3) {
@@ -171,6 +176,17 @@ class heads_kernel {
     return value;
   }
 
+  // The mean square of the distances of a head's features from `mean`.
+  static __device__ __forceinline__ float warp_mean_square(const float* features, float mean,
+                                                           int lane) {
+    float squares = 0;
+    for (int i = lane; i < dim; i += 32) {
+      const float value = features[i] - mean;
+      squares += value * value;
+    }
+    return warp_sum(squares) / dim;
+  }
+
   // `mean_square`: of all heads, for head_norm::rows.
   static __device__ __forceinline__ void normalise(float* features, const T* weights,
                                                    const T* biases, float mean_square,
@@ -182,12 +198,7 @@ class heads_kernel {
       mean = warp_sum(mean) / dim;
     }
     if constexpr (config.norm != head_norm::rows) {
-      mean_square = 0;
-      for (int i = lane; i < dim; i += 32) {
-        const float value = features[i] - mean;
-        mean_square += value * value;
-      }
-      mean_square = warp_sum(mean_square) / dim;
+      mean_square = warp_mean_square(features, mean, lane);
     }
     const float factor = rsqrtf(mean_square + epsilon);
     for (int i = lane; i < dim; i += 32) {

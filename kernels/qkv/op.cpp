@@ -146,6 +146,8 @@ std::vector<OptionField> option_fields() {
           {"no", "yes", "rows", "layer"}),
       rare_option("norm-order", "whether heads are normalised before RoPE or after it",
                   {"before", "after"}),
+      rare_option("v-norm", "whether each head of v has an RMSNorm, without weights",
+                  {"no", "yes"}),
       rare_option("convention",
                   "weights of the norm: factors, or (gemma) kept as their distance from 1",
                   {"llama", "gemma"}),
@@ -302,6 +304,7 @@ Layer layer_of(const Problem& problem) {
                : is(problem, "norm", "layer") ? HeadNorm::centred
                                               : HeadNorm::none;
   layer.norm_last = layer.normalises() && is(problem, "norm-order", "after");
+  layer.v_norm = is(problem, "v-norm", "yes");
   layer.table = !problem.options.contains("angles") || is(problem, "angles", "table");
   layer.cache = is(problem, "cache", "yes");
   layer.wide_slots = layer.cache && is(problem, "slots", "i64");

@@ -16,8 +16,9 @@
 // An epilogue has the heads of a tile. Other forms take a second stage (heads.cu) over the
 // product's result in memory. They are norms over all heads of q, and of k (OLMo-2), layer
 // normalisation of heads, norms behind RoPE (HunYuan), gates in the rows of q, and weights with
-// alternating rows of q, k and v (GPT-NeoX, Falcon). So are packed weights (gemm/packed), and
-// weights of e4m3 for tokens that the op quantises (gemm/quantise), and caches of e4m3.
+// alternating rows of q, k and v (GPT-NeoX, Falcon). So are norms of heads of v, which have no
+// weights (Gemma 4), packed weights (gemm/packed), and weights of e4m3 for tokens that the op
+// quantises (gemm/quantise), and caches of e4m3.
 #pragma once
 
 #include <cstdint>
@@ -70,6 +71,7 @@ struct Layer {
   bool bias = false;
   HeadNorm norm = HeadNorm::none;
   bool norm_last = false;  // behind the rotation
+  bool v_norm = false;     // RMSNorm without weights of each head of v
   bool table = false;      // of angles
   bool cache = false;
   bool wide_slots = false;  // of 64 bits
@@ -82,8 +84,8 @@ struct Layer {
   }
   bool normalises() const { return norm != HeadNorm::none; }
   bool in_two_stages() const {
-    return joined() || gates || norm_last || norm == HeadNorm::rows || norm == HeadNorm::centred ||
-           cache_format.e4m3;
+    return joined() || gates || v_norm || norm_last || norm == HeadNorm::rows ||
+           norm == HeadNorm::centred || cache_format.e4m3;
   }
   /// Whether the first of two stages writes q, k and v of a token next to each other.
   bool joined() const { return grouped || format.packed || scaling != Scaling::none; }

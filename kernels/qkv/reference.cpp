@@ -10,6 +10,17 @@
 namespace fftune::qkv {
 namespace {
 
+/// Normalises heads of v, which have no weights.
+void normalise_values(double* row, std::size_t width, const Layer& layer) {
+  const auto dim = static_cast<std::size_t>(layer.dim);
+  for (std::size_t first = 0; first < width; first += dim) {
+    double squares = 0;
+    for (std::size_t i = first; i < first + dim; ++i) squares += row[i] * row[i];
+    const double deviation = std::sqrt(squares / static_cast<double>(dim) + layer.epsilon);
+    for (std::size_t i = first; i < first + dim; ++i) row[i] /= deviation;
+  }
+}
+
 /// Normalises heads that lie next to each other: one of them, or all of q or k together.
 void normalise(double* features, std::size_t count, const Layer& layer, const std::string& part,
                const ReferenceTensors& tensors) {
@@ -144,6 +155,10 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
     if (part != "v")
       for_each_row(static_cast<std::size_t>(layer.m), width, parallel, [&](std::size_t token) {
         finish(y.data() + token * width, width, layer, turns, part, token, tensors);
+      });
+    else if (layer.v_norm)
+      for_each_row(static_cast<std::size_t>(layer.m), width, parallel, [&](std::size_t token) {
+        normalise_values(y.data() + token * width, width, layer);
       });
     if (layer.cache && part != "q") {
       auto& cache = tensors.at(part + "_cache");

@@ -18,15 +18,17 @@ RowWork work_of(const Problem& problem) {
 Program program(const Problem& problem, const DeviceFacts&, const Config& config) {
   const RowWork work = work_of(problem);
   const RowTasks tasks(work, config);
-  return host_program(2, [=, h = static_cast<std::size_t>(problem.size("h")),
-                          dtype = problem.dtype](const HostCall& call) {
+  const std::size_t result = is_in_place(problem) ? 0 : 2;
+  return host_program(2 + (result > 0), [=, h = static_cast<std::size_t>(problem.size("h")),
+                                         dtype = problem.dtype](const HostCall& call) {
     const float factor = *static_cast<const float*>(call.tensors[1]);
-    if (factor == 1) return;
+    if (factor == 1 && result == 0) return;
     tasks.run(call.parallel, nullptr, [&, row = std::vector<float>(h)](std::int64_t index) mutable {
-      auto* const x = static_cast<std::byte*>(call.tensors[0]) + index * work.row_bytes;
+      const auto* const x = static_cast<const std::byte*>(call.tensors[0]) + index * work.row_bytes;
       decode(dtype, x, std::span<float>(row));
       for (float& value : row) value *= factor;
-      encode(dtype, std::span<const float>(row), x);
+      encode(dtype, std::span<const float>(row),
+             static_cast<std::byte*>(call.tensors[result]) + index * work.row_bytes);
     });
   });
 }

@@ -11,7 +11,8 @@ ColumnWork work(const Problem& problem) {
 
 ColumnKernel kernel(const Problem& problem) {
   return {.types = std::string(element_type(problem.dtype)),
-          .arguments = {TensorArgument{0}, TensorArgument{1}}};
+          .arguments = {TensorArgument{0}, TensorArgument{1},
+                        TensorArgument{is_in_place(problem) ? 0U : 2U}}};
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// x = factor[0]·x in place, unless the factor is 1.
+// y = factor[0]·x. In place, where y is x, nothing is moved if the factor is 1.
 //
-// x is [m, h]. Grid: column_blocks * ceil(m / (rows * unroll)). Block: columns * rows.
+// x and y are [m, h]. Grid: column_blocks * ceil(m / (rows * unroll)). Block: columns * rows.
 #include "common/async.cuh"
 #include "common/columns.cuh"
 
@@ -8,10 +8,10 @@ namespace fftune {
 
 template <class T, int vector, int columns, int rows, int unroll, bool evict_first>
 __global__ void __launch_bounds__(columns* rows)
-    forward_columns(T* x, const float* factor, i64 m, i64 h, int column_blocks) {
+    forward_columns(const T* x, const float* factor, T* y, i64 m, i64 h, int column_blocks) {
   wait_and_launch_dependents();
   const float scale = *factor;
-  if (scale == 1.0f) return;
+  if (scale == 1.0f && x == y) return;
   using grid = column_grid<T, vector, columns, rows, unroll>;
   constexpr int count = grid::count;
   const grid at(column_blocks);
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(columns* rows)
     to_floats(loaded[u], value);
 #pragma unroll
     for (int e = 0; e < count; ++e) value[e] *= scale;
-    store_once(x + row * h + at.column, from_floats<T>(value), policy);
+    store_once(y + row * h + at.column, from_floats<T>(value), policy);
   }
 }
 

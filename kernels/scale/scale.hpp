@@ -1,5 +1,6 @@
 // x = factor[0]·x in place, rounded once. Where the factor is 1 no element is read or written: the
-// gradient of a loss that nothing was multiplied with is scaled in the time of a launch.
+// gradient of a loss that nothing was multiplied with is scaled in the time of a launch. With
+// in-place=no the result is another tensor, y.
 #pragma once
 
 #include <vector>
@@ -12,6 +13,8 @@ namespace fftune {
 const Op& scale_op();
 
 namespace scale {
+
+bool is_in_place(const Problem& problem);
 
 std::vector<const Family*> cuda_families();
 std::vector<const Family*> cpu_families();

@@ -22,7 +22,7 @@ _BEHIND_CACHES = ("k_scale", "v_scale", "sinks", "w_g", "residual_scale", "w_o",
                   "w_gate_up", "w_down", "w_gate_scale", "w_gate_zero", "w_up_scale", "w_up_zero",
                   "w_gate_up_scale", "w_down_scale", "w_down_zero", "b_gate", "b_up", "b_gate_up", "b_down",
                   "w_shared_router", "w_shared_gate", "w_shared_up", "w_shared_down",
-                  "ffn_post_norm")
+                  "ffn_post_norm", "layer_scalar")
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
 # What mixes the tokens of a layer: attention, or what has other tensors in the place of caches. The weights that a
 # mixer needs beside w_o, and those that it may have.
@@ -43,7 +43,7 @@ _DELTA = ("gated-delta-rule", "kda")
 _RECURRENT = (*_DELTA, "ssd")
 # Options that attention alone has, and those that latent attention has too.
 _ATTENTION_OPTIONS = ("kv-heads", "qkv-weights", "qkv-bias", "qk-norm", "qk-norm-order", "sinks", "softcap", "window",
-                      "rotary", "cache-format", "cache-scales")
+                      "rotary", "cache-format", "cache-scales", "v-norm")
 _CACHE_OPTIONS = ("scale", "rotation", "angles", "rope-scale")
 # Formats of packed weights with codes of 8 bits and float32 scales.
 WIDE_SCALES = ("fp8", "int8")
@@ -60,7 +60,7 @@ _SCALES = tuple(f"{name}_scale" for name in ROUNDED)
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
               "ffn_norm_bias", "ffn_post_norm")
 # As the kernels read them.
-FLOAT32 = ("k_scale", "v_scale", "sinks", "choice_bias", "residual_scale", "A_log", "dt_bias", "D")
+FLOAT32 = ("k_scale", "v_scale", "sinks", "choice_bias", "residual_scale", "A_log", "dt_bias", "D", "layer_scalar")
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             head_gates: bool = False, latent: Latent | None = None, head_scales: bool = False, v_heads: int = 0,
             v_dim: int = 0, beta_scale: float = 1.0, mixer_eps: float = 1e-6, state_dim: int = 0,
             state_groups: int = 1, gate_rank: int = 0, gate_bound: float = 0.0,
-            gated_rows: bool = False) -> str:
+            gated_rows: bool = False, v_norm: bool = False) -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
     is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: format and
     groups of packed weights, "int4-128", and then `h`, which their shapes do not tell. `quantise`: "token" or
@@ -299,7 +299,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     which has no kv_heads and no dim. `head_scales`: k_scale and v_scale have a number for each head of k and v.
     `v_heads` to `mixer_eps` are of gated-delta-rule, and `mixer_eps` to `state_groups` of ssd.
     kda has `gate_rank` and `gate_bound`, and no beta_scale. `gated_rows`: behind the rows of each head of w_q are
-    those of its gates, in the place of w_g."""
+    those of its gates, in the place of w_g. `v_norm`: heads of v have a norm without
+    weights."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -360,7 +361,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             ("qkv-bias", bool({"b_q", "b_qkv"} & names), "yes"),
             ("qk-norm", "q_norm" in names,
              "rows" if norm_rows else "layer" if "q_norm_bias" in names else "yes"),
-            ("qk-norm-order", norm_last, "after"),
+            ("qk-norm-order", norm_last, "after"), ("v-norm", v_norm, "yes"),
+            ("layer-scalar", "layer_scalar" in names, "yes"),
             ("residual-scale", "residual_scale" in names, "yes"),
             ("multiplier", multiplier != 1, float(multiplier)),
             ("sinks", "sinks" in names, "yes"), ("out-bias", "b_o" in names, "yes"),
@@ -514,7 +516,7 @@ def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str
     if form.mixer == "conv":
         shapes |= dict(w_in=(3 * heads * dim, d), b_in=(3 * heads * dim,), w_conv=(heads * dim, form.get("width")),
                        b_conv=(heads * dim,))
-    shapes |= dict.fromkeys(("w_k", "w_v"), (kv_heads * dim, d))
+    shapes |= dict(layer_scalar=(1,)) | dict.fromkeys(("w_k", "w_v"), (kv_heads * dim, d))
     shapes |= dict.fromkeys(("b_k", "b_v"), (kv_heads * dim,))
     rows = form.get("qk-norm") == "rows"
     shapes |= dict(q_norm=(heads * dim if rows else dim,), k_norm=(kv_heads * dim if rows else dim,))

@@ -46,6 +46,8 @@ FORMS = {
     "glm4": dict(post_norms=True, rotation="interleaved", rotary=4),
     "windowed": dict(window=5, sinks=True),
     "gated-features": dict(output_gate="features", norms_of_heads=True, post_norms=True),
+    "gemma4": dict(norms_of_heads=True, post_norms=True, act="gelu-tanh", scale=1.0, v_norm=True,
+                   layer_scalar=True),
     "gated-heads": dict(output_gate="heads", bias=True),
     "gpt-oss": dict(bias=True, sinks=True, experts=5, top_k=2, packed=True, packing="interleaved",
                     order="after", act="swiglu-oai"),
@@ -65,7 +67,8 @@ needs_transformers_5 = pytest.mark.skipif(int(transformers.__version__.split("."
 def make_layers(dtype=torch.float32, batch=2, s=1, layers=2, rotary=8, bias=False, layer_norm=False,
                 gated=True, norms_of_heads=False, post_norms=False, parallel=False, experts=0,
                 packed=False, two_norms=False, sinks=False, shared=0, shared_gate=False,
-                choice_bias=False, qkv="", layer_scale=False, drop=(), heads=4, kv_heads=2, output_gate="", **options):
+                choice_bias=False, qkv="", layer_scale=False, drop=(), heads=4, kv_heads=2, output_gate="",
+                layer_scalar=False, **options):
     """Arguments of ops.layer."""
     constants = options.get("constants", ())
     norms_first = post_norms != "only"
@@ -83,6 +86,8 @@ def make_layers(dtype=torch.float32, batch=2, s=1, layers=2, rotary=8, bias=Fals
             yield f"w_{name}", random(rows * dim, d)
             if bias:
                 yield f"b_{name}", random(rows * dim)
+        if layer_scalar:
+            yield "layer_scalar", random(1, about=1).float()
         if layer_scale:
             yield "residual_scale", random(d).float()
         yield "w_o", random(d, heads * dim)

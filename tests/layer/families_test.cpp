@@ -297,3 +297,18 @@ TEST_CASE("layers with gaps between the heads of caches are right on the GPU", "
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   verify_gaps(*backend, DType::bf16, 64, 0);
 }
+
+TEST_CASE("norms of values and scalars of layers are right on the GPU", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const auto models = small_models();
+  for (const char* name : {"gemma4's windows", "gemma4's wide heads"})
+    for (const std::int64_t s : {1, 3})
+      for (const SmallModel& model : models)
+        if (model.name == std::string_view(name))
+          verify_plan(
+              *backend, layer_op(),
+              model_problem(model, DeviceKind::cuda, DType::bf16,
+                            {{"batch", 2}, {"s", s}, {"cache", 20}}, {{"lengths", "ragged"}}),
+              1);
+}

@@ -91,6 +91,9 @@ TEST_CASE("layer's buffers of rarer forms are in the order that the API promises
   CHECK(names_of(small(), {{"sinks", "yes"}, {"output-gate", "heads"}}) ==
         Names{"x", "positions", "slots", "lengths", "attn_norm", "w_q", "w_k", "w_v", "k_cache",
               "v_cache", "sinks", "w_g", "w_o", "ffn_norm", "w_gate", "w_up", "w_down", "y"});
+  CHECK(names_of(small(), {{"v-norm", "yes"}, {"layer-scalar", "yes"}}) ==
+        Names{"x", "positions", "slots", "lengths", "attn_norm", "w_q", "w_k", "w_v", "k_cache",
+              "v_cache", "w_o", "ffn_norm", "w_gate", "w_up", "w_down", "layer_scalar", "y"});
   const Names parallel = names_of(small(), {{"block", "parallel-norms"}});
   CHECK(parallel == names_of(small()));
   CHECK(names_of(small({{"experts", 8}, {"top-k", 2}, {"shared-h", 24}}),
@@ -273,6 +276,9 @@ TEST_CASE("every model that layer knows is a problem of it") {
     CAPTURE(model.name);
     Sizes sizes = model.sizes;
     sizes.insert({{"batch", 1}, {"cache", 128}});
+    // Layers with states have no cache.
+    const auto mixer = model.options.find("mixer");
+    if (mixer != model.options.end() && mixer->second != "mla") sizes.erase("cache");
     CHECK(layer_complaint(sizes, model.options) == "");
   }
 }

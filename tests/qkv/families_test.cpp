@@ -49,6 +49,14 @@ std::vector<Options> every_form() {
                      {"angles", "base"},
                      {"cache", "yes"},
                      {"cache-format", norm[0] == 'y' ? "same" : "e4m3"}});
+  for (const char* weights : {"separate", "packed", "grouped"})
+    for (const char* norm : {"no", "yes"})
+      forms.push_back({{"weights", weights},
+                       {"norm", norm},
+                       {"v-norm", "yes"},
+                       {"eps", "1e-2"},
+                       {"rotation", "halves"},
+                       {"cache", weights[0] == 's' ? "yes" : "no"}});
   return forms;
 }
 
@@ -160,4 +168,20 @@ TEST_CASE("on a GPU too, qkv's baselines write the same", "[gpu]") {
     check_baselines(
         *backend, qkv_op(),
         qkv_problem(DeviceKind::cuda, DType::bf16, qkv_sizes(333, 136, 8, 2, 64), options), 3e-2);
+}
+
+TEST_CASE("norms of values are right on a GPU", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(5);
+  for (const char* weights : {"separate", "grouped"}) {
+    const Problem problem = qkv_problem(DeviceKind::cuda, DType::bf16, qkv_sizes(5, 40, 4, 2, 72),
+                                        {{"weights", weights},
+                                         {"norm", "yes"},
+                                         {"v-norm", "yes"},
+                                         {"eps", "1e-2"},
+                                         {"rotation", "halves"},
+                                         {"cache", "yes"}});
+    REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 2) > 0);
+  }
 }

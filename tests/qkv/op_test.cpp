@@ -70,6 +70,10 @@ TEST_CASE("qkv's second stage reads what the product wrote") {
   CHECK(qkv_op()
             .stages(qkv_problem(DeviceKind::cuda, DType::bf16, sizes, {{"norm", "yes"}}))
             .size() == 1);
+  // A norm of v has no weights.
+  CHECK(names_of({{"norm", "yes"}, {"v-norm", "yes"}}) == Names{"x", "w_q", "w_k", "w_v", "q_norm",
+                                                                "k_norm", "q", "k", "v", "q_raw",
+                                                                "k_raw", "v_raw"});
 }
 
 TEST_CASE("qkv refuses fields that do not go together") {
@@ -143,4 +147,23 @@ TEST_CASE("qkv's reference is what one token gives by hand") {
   CHECK(tensors.at("k_cache").at(4) == Approx(-7 / std::sqrt(24.5)));
   CHECK(tensors.at("k_cache").at(5) == Approx(0).margin(1e-12));
   CHECK(tensors.at("v_cache") == std::vector<double>{-1, -1, -1, -1, 11, 22});
+}
+
+TEST_CASE("values are divided by the root of their mean square, and have no weights") {
+  const Problem problem =
+      qkv_problem(DeviceKind::cpu, DType::f32, {{"m", 1}, {"d", 2}, {"heads", 2}, {"dim", 2}},
+                  {{"v-norm", "yes"}, {"eps", "0"}});
+  ReferenceTensors tensors{{"x", {1, 2}},
+                           {"w_q", {1, 0, 0, 1, 1, 1, 1, 0}},
+                           {"w_k", {1, 0, 0, 1, 1, 1, 1, 0}},
+                           {"w_v", {3, 0, 0, 2, 0, 0.5, 7, 0}}};
+  HostThreads threads;
+  for (std::size_t stage : {0, 1}) qkv_op().reference(problem, stage, tensors, threads);
+  CHECK(tensors.at("q") == std::vector<double>{1, 2, 3, 1});
+  CHECK(tensors.at("k") == std::vector<double>{1, 2, 3, 1});
+  // The heads are (3, 4) and (1, 7): mean squares of 12.5 and 25.
+  CHECK(tensors.at("v").at(0) == Approx(3 / std::sqrt(12.5)));
+  CHECK(tensors.at("v").at(1) == Approx(4 / std::sqrt(12.5)));
+  CHECK(tensors.at("v").at(2) == Approx(1 / 5.0));
+  CHECK(tensors.at("v").at(3) == Approx(7 / 5.0));
 }

@@ -30,6 +30,7 @@ Problem random_qkv(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   if ((options["norm"] == "yes" || options["norm"] == "layer") && draw.below(3) == 0)
     options["norm-order"] = "after";
   if (options["weights"] == "separate" && draw.below(4) == 0) options["gates"] = "yes";
+  if (draw.below(4) == 0) options["v-norm"] = "yes";
   if (kv_heads != heads) sizes["kv-heads"] = kv_heads;
   if (options["rotation"] != "none") {
     options["angles"] = draw.of({"table", "base", "llama3", "yarn"});

@@ -16,7 +16,11 @@ namespace {
 Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const auto [m, h] = draw.matrix(most_elements);
   return canonical(scale_op(),
-                   {"scale", "fwd", draw.of(scale_op().dtypes(kind)), {{"m", m}, {"h", h}}, {}},
+                   {"scale",
+                    "fwd",
+                    draw.of(scale_op().dtypes(kind)),
+                    {{"m", m}, {"h", h}},
+                    {{"in-place", draw.of({"yes", "no"})}}},
                    kind);
 }
 
@@ -51,6 +55,32 @@ void check_factor(Backend& backend, float factor) {
   }
 }
 
+void check_copy(Backend& backend) {
+  const DeviceFacts& facts = backend.facts();
+  const Problem problem = canonical(
+      scale_op(), {"scale", "fwd", DType::f32, {{"m", 3}, {"h", 40}}, {{"in-place", "no"}}},
+      facts.kind);
+  for (const Family* family : scale_op().families()) {
+    if (family->refusal(problem, facts)) continue;
+    CAPTURE(family->name());
+    const auto result =
+        backend.compile(family->program(problem, facts, family->default_config(problem, facts)));
+    REQUIRE(result.report.failure == "");
+    const std::vector<float> x(120, 1.5f), other(120, -3.0f);
+    const float factor = 1;
+    const auto from = backend.allocate(480), given = backend.allocate(4),
+               to = backend.allocate(480);
+    backend.write(from->data(), x.data(), 480);
+    backend.write(to->data(), other.data(), 480);
+    backend.write(given->data(), &factor, 4);
+    void* const tensors[] = {from->data(), given->data(), to->data()};
+    result.executable->enqueue(tensors, nullptr, backend.stream());
+    std::vector<float> after(120);
+    backend.read(after.data(), to->data(), 480);
+    CHECK(after == x);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("the reference of scale is the formula") {
@@ -58,6 +88,23 @@ TEST_CASE("the reference of scale is the formula") {
       scale_op(), {"scale", "fwd", DType::f32, {{"m", 2}, {"h", 2}}, {}}, DeviceKind::cpu);
   const auto found = run_reference(scale_op(), problem, {{"x", {1, -2, 3, 0}}, {"factor", {-0.5}}});
   CHECK(found.at("x") == std::vector<double>{-0.5, 1, -1.5, 0});
+  const Problem apart = canonical(
+      scale_op(), {"scale", "fwd", DType::f32, {{"m", 2}, {"h", 2}}, {{"in-place", "no"}}},
+      DeviceKind::cpu);
+  const auto other = run_reference(scale_op(), apart, {{"x", {1, -2, 3, 0}}, {"factor", {-0.5}}});
+  CHECK(other.at("x") == std::vector<double>{1, -2, 3, 0});
+  CHECK(other.at("y") == std::vector<double>{-0.5, 1, -1.5, 0});
+}
+
+TEST_CASE("a factor of 1 copies x where the result is another tensor") {
+  const auto backend = open_cpu();
+  check_copy(*backend);
+}
+
+TEST_CASE("on a GPU too, a factor of 1 copies x", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  check_copy(*backend);
 }
 
 TEST_CASE("a factor of 1 moves nothing") {

@@ -875,6 +875,8 @@
  *                                                      normalisation of each head
  *   norm-order       before, after                     whether heads are normalised before RoPE or
  *                                                      after it
+ *   v-norm           no, yes                           whether each head of v has an RMSNorm,
+ *                                                      without weights
  *   convention       llama, gemma                      weights of the norm: factors, or (gemma)
  *                                                      kept as their distance from 1
  *   eps              a number from 0 to 1              added to the norm's mean square
@@ -1309,6 +1311,8 @@
  *                                                         are not
  *   residual-scale  no, yes                               whether a vector multiplies what is added
  *                                                         to the residual; experts have route-scale
+ *   layer-scalar    no, yes                               whether one number multiplies the layer's
+ *                                                         output
  *   block           serial, parallel, parallel-norms      serial: the feed-forward network follows
  *                                                         attention; parallel: it takes the same
  *                                                         normalised x; parallel-norms: it takes x
@@ -1359,6 +1363,8 @@
  *                                                         layer: layer normalisation of each head
  *   qk-norm-order   before, after                         whether heads are normalised before RoPE
  *                                                         or after it
+ *   v-norm          no, yes                               whether each head of v has an RMSNorm,
+ *                                                         without weights
  *   sinks           no, yes                               whether each head has a logit that joins
  *                                                         attention's softmax without a value
  *   beta-scale      a number from 0 to 2                  factor of beta in mixer=gated-delta-rule
@@ -1513,6 +1519,9 @@
  * with residual-scale=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
  *   v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   10  residual_scale  input  f32  [d]
+ * with layer-scalar=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, layer_scalar, y
+ *   15  layer_scalar  input  f32  [1]
  * with block=parallel: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, w_gate, w_up, w_down, y
  * with ffn=plain: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
@@ -1896,14 +1905,18 @@
  * with accumulate=yes: dloss, x, w, labels, lse, dw_before, dx, dw
  *   5  dw_before  input  T  [vocab, d] */
 
-/* scale: x = factor * x in place; a factor of 1 moves nothing
+/* scale: x = factor * x in place, where a factor of 1 moves nothing; or another tensor
  *
- *   m  1 to 2147483647  tokens (any number)
- *   h  1 to 2147483647  elements of a row
+ *   m         1 to 2147483647  tokens (any number)
+ *   h         1 to 2147483647  elements of a row
+ *   in-place  yes, no          whether the result takes the place of x
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x       updated  T    [m, h]
- *   1  factor  input    f32  [1] */
+ *   1  factor  input    f32  [1]
+ * with in-place=no: x, factor, y
+ *   0  x  input   T  [m, h]
+ *   2  y  output  T  [m, h] */
 
 /* decode: one token of a language model: embedding, layers, head, the next ids, and the state of
  *   the sequences
@@ -1989,6 +2002,8 @@
  *                                                         are not
  *   residual-scale  no, yes                               whether a vector multiplies what is added
  *                                                         to the residual; experts have route-scale
+ *   layer-scalar    no, yes                               whether one number multiplies the layer's
+ *                                                         output
  *   block           serial, parallel, parallel-norms      serial: the feed-forward network follows
  *                                                         attention; parallel: it takes the same
  *                                                         normalised x; parallel-norms: it takes x
@@ -2039,6 +2054,8 @@
  *                                                         layer: layer normalisation of each head
  *   qk-norm-order   before, after                         whether heads are normalised before RoPE
  *                                                         or after it
+ *   v-norm          no, yes                               whether each head of v has an RMSNorm,
+ *                                                         without weights
  *   sinks           no, yes                               whether each head has a logit that joins
  *                                                         attention's softmax without a value
  *   beta-scale      a number from 0 to 2                  factor of beta in mixer=gated-delta-rule
@@ -2232,6 +2249,10 @@
  *   w_k, w_v, k_cache, v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, final_norm,
  *   w_head, chosen, logit
  *   13  residual_scale  input  f32  [d]
+ * with layer-scalar=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, layer_scalar, final_norm, w_head,
+ *   chosen, logit
+ *   18  layer_scalar  input  f32  [1]
  * with block=parallel: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
  *   w_v, k_cache, v_cache, w_o, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
  * with ffn=plain: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,

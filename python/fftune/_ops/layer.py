@@ -273,7 +273,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                  score="softmax", order="before", renormalise=False, packing="halves", groups=0,
                  top_groups=0, group_score="max", route_scale=1.0, parallel=False,
                  rotation="halves", constants=(), grouped=False, norm_last=False, multiplier=1.0,
-                 wide_logits=False, ranks=0, link="peers", window=0) -> tuple[str, list[Tensor], list[Tensor]]:
+                 wide_logits=False, ranks=0, link="peers", window=0, v_norm=False) -> tuple[str, list[Tensor], list[Tensor]]:
     """The form of a call's layers, and their weights and caches one after the other; the arguments
     are those of layer(). `x` has a gradient if the call's input has."""
     for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
@@ -295,7 +295,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
         eps=eps, softcap=softcap, scale=scale, rope_scale=rope_scale, route_scale=route_scale,
         multiplier=multiplier), flags=dict(renormalise=renormalise, parallel=parallel,
                                            grouped=grouped, norm_last=norm_last,
-                                           wide_logits=wide_logits))
+                                           wide_logits=wide_logits, v_norm=v_norm))
     if not isinstance(constants, (list, tuple)) or not all(isinstance(c, str) for c in constants):
         raise Error(f"layer: constants are {named(constants)}: give names of weights")
     if not weights or len(weights) != len(caches):
@@ -325,7 +325,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                    choice=choice, constants=constants, parallel=parallel, rotation=rotation,
                    grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
                    norm_last=norm_last, multiplier=multiplier, packed=packed, h=h, quantise=quantise,
-                   ranks=ranks, link=link, window=window,
+                   ranks=ranks, link=link, window=window, v_norm=v_norm,
                    head_gates="w_g" in first and first["w_g"].shape[0] == heads != heads * dim,
                    head_scales="k_scale" in first and first["k_scale"].shape != (1,))
     for one in weights:
@@ -347,7 +347,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           group_score: str = "max", route_scale: float = 1.0, parallel: bool = False,
           rotation: str = "halves", constants: Sequence[str] = (), grouped: bool = False,
           norm_last: bool = False, multiplier: float = 1.0, wide_logits: bool = False,
-          window: int = 0, group: Group | None = None) -> Tensor:
+          window: int = 0, v_norm: bool = False, group: Group | None = None) -> Tensor:
     """Transformer layers in one plan, one after the other, for new tokens of sequences with a KV cache.
 
     A layer is norm, q, k and v, RoPE, attention over the cache, output projection, norm, and an MLP or a
@@ -382,6 +382,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
       weighted by ``sigmoid(x w_shared_routerᵀ)`` if w_shared_router [1, d] is there.
 
     * residual_scale: float32 [d], a factor per feature of what is added to the residual.
+
+    * layer_scalar: float32 [1], a factor of the layer's output.
 
     **fp8.** w_qkv, w_o, w_gate, w_up or w_gate_up, and w_down may be float8_e4m3fn, or the network's weights
     alone. Each has float32 scales of rows or of 128 x 128 blocks, whose name is the weight's and "_scale".
@@ -426,6 +428,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         wide_logits: Compute router logits as if x and w_router were float32.
         window: As in `attention`: a token sees this many keys up to its own, 0 for all. Pages that hold no key of
             a window are not read.
+        v_norm: Heads of v have an RMSNorm without weights.
         group: A `fftune.distributed.Group` whose ranks have slices of the layers: some of the heads, and
             some of the features between up and down. Ranks of a mixture may have experts / ranks whole
             experts instead, those of the first rank first, and the whole router. heads and kv_heads are
@@ -447,7 +450,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         renormalise=renormalise, packing=packing, groups=groups, top_groups=top_groups,
         group_score=group_score, route_scale=route_scale, parallel=parallel, rotation=rotation,
         constants=constants, grouped=grouped, norm_last=norm_last, multiplier=multiplier,
-        wide_logits=wide_logits, window=window, ranks=0 if group is None else group.ranks, link=link)
+        wide_logits=wide_logits, window=window, v_norm=v_norm, ranks=0 if group is None else group.ranks, link=link)
     if slots is None or positions is None:
         batch, s, _ = x.shape
         places = (lengths[:, None] - s

@@ -117,6 +117,11 @@ def _state_space(x, w, states, slots, form):
 
 
 def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
+    y = _unscaled(x, positions, angles, slots, lengths, pages, w, caches, form)
+    return (_wide(y) * w["layer_scalar"].to(_wide(y).dtype)).to(x.dtype) if "layer_scalar" in w else y
+
+
+def _unscaled(x, positions, angles, slots, lengths, pages, w, caches, form):
     eps = form.get("eps")
 
     def norm(t, name):
@@ -175,6 +180,8 @@ def _attended(x, positions, angles, slots, lengths, pages, w, caches, form):
     gates = None
     if form.get("output-gate") == "q-rows":
         q, gates = q.unflatten(2, (-1, 2)).unbind(3)
+    if form.get("v-norm"):
+        v = rmsnorm(v, v.new_ones(v.shape[-1]), eps, "t5")
     norms_last = form.get("qk-norm-order") == "after"
     if not norms_last:
         q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
