@@ -63,6 +63,115 @@ Options with(Options options, const Options& more) {
   return options;
 }
 
+/// Layers without a window rotate the first and last features of a head alone: a table has their
+/// angles.
+Options gemma4() {
+  return {{"convention", "t5"}, {"post-norms", "yes"}, {"act", "gelu-tanh"},   {"qk-norm", "yes"},
+          {"v-norm", "yes"},    {"scale", "1"},        {"layer-scalar", "yes"}};
+}
+
+/// Latent attention, and experts whose logits are float32. Neighbours are rotated.
+Options latent(const char* scale) {
+  return {{"mixer", "mla"}, {"rotation", "interleaved"}, {"angles", "table"},  {"scale", scale},
+          {"ffn", "moe"},   {"logits", "f32"},           {"gate-up", "halves"}};
+}
+
+/// Experts are chosen by sigmoids with a bias.
+Options by_sigmoids(Options options, const char* scale) {
+  return with(std::move(options), {{"score", "sigmoid"},
+                                   {"choice-bias", "yes"},
+                                   {"renormalise", "yes"},
+                                   {"route-scale", scale}});
+}
+
+/// Models with latent attention: their layers with experts. Hybrid models: their layers without
+/// attention.
+std::vector<KnownModel> models_of_mixers() {
+  const Options by_halves{{"rope-order", "halves"}};
+  const Options delta{{"mixer", "gated-delta-rule"}, {"convention", "gemma"}};
+  const Options mixture{
+      {"ffn", "moe"}, {"renormalise", "yes"}, {"gate-up", "halves"}, {"shared-gate", "yes"}};
+  const auto latent_sizes = [](std::int64_t d, std::int64_t h, std::int64_t heads,
+                               std::int64_t experts, std::int64_t choices,
+                               std::map<std::string, std::int64_t> more) {
+    more.insert({{"d", d},
+                 {"h", h},
+                 {"heads", heads},
+                 {"experts", experts},
+                 {"top-k", choices},
+                 {"nope", 128},
+                 {"rope", 64},
+                 {"v-dim", 128},
+                 {"rank", 512}});
+    return more;
+  };
+  const auto delta_sizes = [](std::int64_t d, std::int64_t h, std::int64_t v_heads) {
+    return std::map<std::string, std::int64_t>{{"d", d},     {"h", h},       {"heads", 16},
+                                               {"dim", 128}, {"v-dim", 128}, {"v-heads", v_heads},
+                                               {"width", 4}};
+  };
+  auto next = delta_sizes(2048, 512, 32);
+  next.insert({{"experts", 512}, {"top-k", 10}, {"shared-h", 512}});
+  return {{"deepseek-v2-lite", latent_sizes(2048, 1408, 16, 64, 6, {{"shared-h", 2816}}),
+           latent("0.11472")},
+          {"deepseek-v3",
+           latent_sizes(7168, 2048, 128, 256, 8,
+                        {{"q-rank", 1536}, {"groups", 8}, {"top-groups", 4}, {"shared-h", 2048}}),
+           with(by_sigmoids(latent("0.13523"), "2.5"), with(by_halves, {{"group-score", "top2"}}))},
+          {"kimi-k2", latent_sizes(7168, 2048, 64, 384, 8, {{"q-rank", 1536}, {"shared-h", 2048}}),
+           with(by_sigmoids(latent("0.13086"), "2.827"), with(by_halves, {{"eps", "1e-05"}}))},
+          {"glm-4.7-flash",
+           latent_sizes(2048, 1536, 20, 64, 4,
+                        {{"nope", 192}, {"v-dim", 256}, {"q-rank", 768}, {"shared-h", 1536}}),
+           with(by_sigmoids(latent("0.0625"), "1.8"), with(by_halves, {{"eps", "1e-05"}}))},
+          {"qwen3-next-80b-a3b", next, with(delta, mixture)},
+          {"qwen3.5-27b", delta_sizes(5120, 17408, 48), delta},
+          {"qwen3.5-9b", delta_sizes(4096, 12288, 32), delta},
+          {"qwen3.5-4b", delta_sizes(2560, 9216, 32), delta},
+          {"qwen3.5-0.8b", delta_sizes(1024, 3584, 16), delta},
+          {"kimi-linear-48b-a3b",
+           {{"d", 2304},
+            {"h", 1024},
+            {"heads", 32},
+            {"dim", 128},
+            {"v-dim", 128},
+            {"width", 4},
+            {"gate-rank", 128},
+            {"experts", 256},
+            {"top-k", 8},
+            {"shared-h", 1024}},
+           by_sigmoids({{"mixer", "kda"},
+                        {"ffn", "moe"},
+                        {"logits", "f32"},
+                        {"gate-up", "halves"},
+                        {"eps", "1e-05"},
+                        {"mixer-eps", "1e-05"}},
+                       "2.446")},
+          {"granite-4.0-h-small",
+           {{"d", 4096},
+            {"h", 768},
+            {"heads", 128},
+            {"dim", 64},
+            {"state-dim", 128},
+            {"state-groups", 1},
+            {"width", 4},
+            {"experts", 72},
+            {"top-k", 10},
+            {"shared-h", 1536}},
+           {{"mixer", "ssd"},
+            {"conv-bias", "yes"},
+            {"ffn", "moe"},
+            {"order", "after"},
+            {"gate-up", "halves"},
+            {"residual-scale", "yes"},
+            {"route-scale", "0.22"},
+            {"eps", "1e-05"},
+            {"mixer-eps", "1e-05"}}},
+          {"lfm2-1.2b",
+           {{"d", 2048}, {"h", 8192}, {"heads", 32}, {"dim", 64}, {"width", 3}},
+           {{"mixer", "conv"}, {"eps", "1e-05"}}}};
+}
+
 }  // namespace
 
 std::vector<KnownModel> known_models() {
@@ -75,6 +184,8 @@ std::vector<KnownModel> known_models() {
       // The layers with a window: those without have none, and Gemma 3's another base.
       model("gemma-2-9b", 3584, 14336, {16, 8, 256}, with(gemma(), {{"softcap", "50"}})),
       model("gemma-3-4b", 2560, 10240, {8, 4, 256}, with(gemma(), {{"qk-norm", "yes"}})),
+      model("gemma-4-31b", 5376, 21504, {32, 16, 256}, gemma4()),
+      model("gemma-4-31b-global", 5376, 21504, {32, 4, 512}, with(gemma4(), {{"angles", "table"}})),
       model("phi-2", 2560, 10240, {32, 32, 80}, with(gpt(), {{"block", "parallel"}})),
       model("phi-3-mini", 3072, 8192, {32, 32, 96}, {{"eps", "1e-05"}}),
       model("mixtral-8x7b", 4096, 14336, {32, 8, 128}, with(moe(), {{"eps", "1e-05"}})),
@@ -131,6 +242,7 @@ std::vector<KnownModel> known_models() {
   add("pythia-6.9b", "rotary", 32);
   add("gemma-2-9b", "window", 4096);
   add("gemma-3-4b", "window", 1024);
+  add("gemma-4-31b", "window", 1024);
   add("phi-2", "rotary", 32);
   add("phi-3-mini", "window", 2047);
   // With the weights that are published in 4 bits.
@@ -144,6 +256,7 @@ std::vector<KnownModel> known_models() {
   add_packed("gpt-oss-20b", "mxfp4", {{"attn-weights", "dense"}});
   for (const char* name : {"llama-3.1-8b", "qwen3-30b-a3b", "glm-4.5-air", "qwen2-57b-a14b"})
     add_packed(name, "int4", {});
+  for (KnownModel& known : models_of_mixers()) models.push_back(std::move(known));
   return models;
 }
 
