@@ -182,6 +182,7 @@ class _Order:
     mlp: str
     factor: float = 1.0  # of what is added to a residual
     beside: str = ""  # another MLP, whose result is added to the first one's
+    scalar: str = ""  # a buffer of one number, which multiplies the layer's output
 
 
 # The roles of norms; and y of x by the norms n, attention, MLP, and what adds to a residual.
@@ -217,7 +218,9 @@ INLINE = ""  # the name of an MLP that is no module
 
 def _order_of(layer: nn.Module) -> _Order:
     """Unfit where no order, or more than one, explains what the layer computes."""
-    own_tensors = [*layer._parameters, *layer._buffers]
+    scalars = [name for name, tensor in layer._buffers.items() if tensor is not None and tensor.shape == (1,)
+               and tensor.is_floating_point()]
+    own_tensors = [*layer._parameters, *(name for name in layer._buffers if name not in scalars)]
     if own_tensors:
         raise Unfit(f"layers: {type(layer).__name__} has tensors of its own: {', '.join(own_tensors)}")
     children = {name: child for name, child in layer.named_children()}
@@ -254,6 +257,8 @@ def _order_of(layer: nn.Module) -> _Order:
         def draw(numbers: Numbers) -> Tensor:
             for stub in stubs.values():
                 stub.line.copy_(numbers(2))
+            for name in scalars:
+                own._buffers[name].copy_(numbers(1))
             return numbers(1, 2, 3).double()
 
         def theirs(x: Tensor) -> Tensor:
@@ -270,12 +275,14 @@ def _order_of(layer: nn.Module) -> _Order:
         known = {}
         for kind, (roles, compute) in _ORDERS.items():
             for chosen in itertools.permutations(norms, len(roles)):
-                for attention, own_mlps, factor in itertools.product(
-                        attentions_, [(mlp,) for mlp in mlps] + [*itertools.combinations(mlps, 2)], factors):
-                    known[_Order(kind, chosen, attention, own_mlps[0], factor, *own_mlps[1:])] = (
-                        lambda x, compute=compute, n=chosen, a=attention, m=own_mlps, c=factor: compute(
+                for attention, own_mlps, factor, scalar in itertools.product(
+                        attentions_, [(mlp,) for mlp in mlps] + [*itertools.combinations(mlps, 2)], factors,
+                        ("", *scalars)):
+                    known[_Order(kind, chosen, attention, own_mlps[0], factor, *(own_mlps[1:] or ("",)), scalar)] = (
+                        lambda x, compute=compute, n=chosen, a=attention, m=own_mlps, c=factor, by=scalar: compute(
                             x, [stubs[name] for name in n], lambda t: _first(stubs[a](t)),
-                            lambda t: sum(_first(stubs[name](t)) for name in m), lambda s, t: s + t * c))
+                            lambda t: sum(_first(stubs[name](t)) for name in m), lambda s, t: s + t * c)
+                        * (own._buffers[by] if by else 1.0))
         try:
             return identify(theirs, known, draw, subject=f"layers: {type(layer).__name__}",
                             agrees=lambda ours, right: is_close(ours, right, 1e-11),
@@ -683,6 +690,8 @@ class Recogniser:
             parts = _Parts(layer)
             for name, role in zip(order.norms, _ORDERS[order.kind][0]):
                 parts.norm((name,), role, self.known)
+            if order.scalar:
+                parts.weights["layer_scalar"] = Weight((), order.scalar)
             attention = layer._modules[order.attention]
             # Another attention of the layer, to an encoder's states, has none to read.
             if any(getattr(m, "is_causal", True) is not True for m in attention.modules()):
@@ -699,7 +708,7 @@ class Recogniser:
             if len(parts.norms) > 1:
                 raise Unfit("layers: norms that differ in their eps, or in how they round")
             dtypes = {weight.of(layer).dtype for name, weight in parts.weights.items()
-                      if name not in ("sinks", "choice_bias", "A_log", "dt_bias", "D")}
+                      if name not in ("sinks", "choice_bias", "A_log", "dt_bias", "D", "layer_scalar")}
             if len(dtypes) > 1:
                 raise Unfit("layers: weights of several types")
             parts.module((order.attention,))
@@ -951,16 +960,19 @@ class Recogniser:
         norms = next((pair for pair in _NORMS_OF_HEADS if set(pair) <= children), ())
         inputs = children - {output, *norms}
         gate = next((name for name in sorted(inputs) if name in _OUTPUT_GATES), None)
-        inputs -= {gate}
+        v_norm = "v_norm" in inputs
+        inputs -= {gate, "v_norm"}
+        if v_norm:
+            self._norm_of_values(parts, (at, "v_norm"), attention)
         parts.linear((at, output), ("o",))
         heads = parts.weights["w_o"].of(parts.layer).shape[1] // dim
         head_gates = gate is not None and self._output_gate(parts, (at, gate), attention, heads, dim)
         gated_rows = False
-        if inputs == {"q_proj", "k_proj", "v_proj"}:
+        if inputs in ({"q_proj", "k_proj", "v_proj"}, {"q_proj", "k_proj"}):
             if grouped:
                 return None
-            for name in "qkv":
-                parts.linear((at, f"{name}_proj"), (name,))
+            for name in "qkv":  # without v_proj, values are keys before their norm and RoPE
+                parts.linear((at, f"{name if f'{name}_proj' in inputs else 'k'}_proj"), (name,))
             own = parts.weights["w_q"]
             if own.of(parts.layer).shape[0] == 2 * heads * dim:
                 expect_not_on_gpu(parts.layer, f"the output gate of {type(attention).__name__}")
@@ -1007,7 +1019,18 @@ class Recogniser:
             raise Unfit(f"layers: {type(attention).__name__} has tensors of its own: "
                         f"{', '.join(sorted(others))}")
         return dict(heads=heads, kv_heads=kv_heads, dim=dim, norm_rows=norm_rows, grouped=grouped,
-                    head_gates=head_gates, gated_rows=gated_rows)
+                    head_gates=head_gates, gated_rows=gated_rows, v_norm=v_norm)
+
+    def _norm_of_values(self, parts: _Parts, path: tuple[str, ...], attention: nn.Module) -> None:
+        """Expects a norm of heads of v as the op has it."""
+        expect_not_on_gpu(parts.layer, f"the norm of values of {type(attention).__name__}")
+        module = parts.module(path)
+        found = _norm_of(module, self.known)
+        # Without weights all conventions are one.
+        if found.kind != "rms" or next(module.parameters(), None) is not None \
+                or {found.eps} != {norm.eps for norm in parts.norms}:
+            raise Unfit(f"layers: {type(attention).__name__} has a norm of values with weights, or with another eps, for "
+                        "which the op has no kernel")
 
     def _output_gate(self, parts: _Parts, path: tuple[str, ...], attention: nn.Module, heads: int, dim: int) -> bool:
         """Whether the gate that multiplies the output is one of each head, and not of their features."""
@@ -1195,6 +1218,8 @@ def _expect_analytic(attention: nn.Module, dtype: torch.dtype, run: Callable) ->
     that a softmax with sinks subtracts."""
     of_rule = ("linalg_solve_triangular",) if delta_net_of(attention) else ()
     trace = Trace({INTEGERS, PATCHED, *of_rule, *(ROOTS if any(map(_is_norm, attention.children())) else ()),
+                   # Gemma's norms without weights, which were compared by themselves, have powers for roots.
+                   *(("pow",) if "v_norm" in attention._modules else ()),
                    *(("max",) if "sinks" in attention._parameters else ())})
 
     def forward(*arguments, **options):

@@ -1,0 +1,116 @@
+"""patch(whole_layers=True) on tiny models of Gemma 4."""
+import copy
+
+import pytest
+import torch
+import transformers
+
+import fftune
+from fftune import _run
+from models import inputs
+
+SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=8, global_head_dim=16, num_global_key_value_heads=1, sliding_window=32,
+             layer_types=["sliding_attention", "sliding_attention", "full_attention"], max_position_embeddings=128,
+             hidden_size_per_layer_input=0, final_logit_softcapping=30.0, bos_token_id=1, eos_token_id=None,
+             pad_token_id=0)
+MODELS = {"dense": {}, "keys-as-values": dict(attention_k_eq_v=True)}
+STATIC = dict(max_new_tokens=8, min_new_tokens=8, do_sample=False, cache_implementation="static", disable_compile=True)
+
+
+def make(name: str, **changes):
+    if not hasattr(transformers, "Gemma4TextConfig"):
+        pytest.skip("this transformers has no Gemma 4")
+    torch.manual_seed(3)
+    config = transformers.Gemma4TextConfig(**copy.deepcopy(SIZES | MODELS[name]) | changes)
+    model = transformers.Gemma4ForCausalLM(config).eval()
+    with torch.no_grad():  # initial weights are too small and too much alike to show mistakes
+        for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if isinstance(tensor, torch.nn.Parameter) or path.endswith("layer_scalar"):
+                tensor += torch.randn_like(tensor) * (0.3 if tensor.dim() == 1 else 0.1)
+    return model
+
+
+def patched_layers(model, **options):
+    """A copy of the model by whole layers, and the report's words for its decoder."""
+    patched = copy.deepcopy(model)
+    report = fftune.patch(patched, whole_layers=True, **options)
+    return patched, [w for _, w in report.replaced + report.left if w.startswith("layers:") or "by layer in" in w]
+
+
+def error(ours, theirs) -> float:
+    return float(((ours - theirs).norm() / theirs.norm()).detach())
+
+
+def run_over_cache(model, ids, past=None, places=24):
+    """Logits, and the cache of a call for these ids."""
+    past = transformers.StaticCache(config=model.config, max_cache_len=places) if past is None else past
+    with torch.no_grad():
+        return model(ids, past_key_values=past, use_cache=True).logits, past
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_the_models(name):
+    model = make(name)
+    ids = inputs("llama")["input_ids"]
+    before = model.generate(ids, **STATIC)
+    patched, words = patched_layers(model)
+    assert [w for w in words if "3 layers" in w], words
+    found = {}
+    with _run.listening(found):
+        assert torch.equal(patched.generate(ids, **STATIC), before)
+    ran = [problem for _, problem in found.values() if problem["op"] == "layer"]
+    assert {problem["dim"] for problem in ran} == {8, 16}
+    assert all((problem["v-norm"], problem["layer-scalar"], problem["scale"]) == ("yes", "yes", "1") for problem in ran)
+    assert torch.equal(fftune.generate(patched, ids, max_new_tokens=8), before)
+    for options in (dict(cache_implementation="dynamic"), dict(cache_implementation=None, use_cache=False)):
+        assert torch.equal(patched.generate(ids, **STATIC | options), before)
+    fftune.unpatch(patched)
+    assert torch.equal(patched.generate(ids, **STATIC), before)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_caches_are_the_models(name):
+    model = make(name)
+    patched, _ = patched_layers(model)
+    ids = torch.randint(1, 90, (2, 12))
+    right, theirs = run_over_cache(model, ids[:, :7])
+    ours, own = run_over_cache(patched, ids[:, :7])
+    assert error(ours, right) < 1e-5
+    for at in range(7, 12):
+        right, theirs = run_over_cache(model, ids[:, at:at + 1], theirs)
+        # One goes on where the other stopped.
+        ours, own = run_over_cache(model if at % 2 else patched, ids[:, at:at + 1], own)
+        assert error(ours, right) < 1e-5
+        for a, b in zip(own.layers, theirs.layers):
+            assert error(a.keys, b.keys) < 1e-5 and error(a.values, b.values) < 1e-5
+            assert not torch.equal(a.keys, a.values)
+
+
+def test_a_scalar_that_is_set_later_is_read():
+    model = make("dense")
+    patched, _ = patched_layers(model)
+    for own in (model, patched):
+        own.model.layers[1].layer_scalar.fill_(0.25)
+        own.model.layers[2].layer_scalar = torch.nn.Buffer(torch.full((1,), 2.0))
+    ids = inputs("llama")["input_ids"]
+    assert error(run_over_cache(patched, ids)[0], run_over_cache(model, ids)[0]) < 1e-5
+
+
+def with_weights(norm):
+    norm.weight = torch.nn.Parameter(torch.full((8,), 2.0))
+    norm.with_scale = True
+
+
+def with_another_eps(norm):
+    norm.eps = 0.1
+
+
+@pytest.mark.parametrize("change", [with_weights, with_another_eps])
+def test_other_norms_of_values_stay_the_models(change):
+    model = make("dense")
+    change(model.model.layers[1].self_attn.v_norm)
+    patched, words = patched_layers(model)
+    assert len(words) == 1 and "a norm of values with weights, or with another eps" in words[0], words
+    ids = inputs("llama")["input_ids"]
+    assert error(run_over_cache(patched, ids)[0], run_over_cache(model, ids)[0]) < 1e-5
