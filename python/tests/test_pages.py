@@ -178,7 +178,7 @@ def test_untuned_and_tuned_is_what_the_presets_say():
 
 
 def test_layers_searched_are_what_the_presets_say():
-    """For each model of --model its layer's time, share of the roofline, and the time of the untuned
+    """For each model of --model that was searched its layer's time, share of the roofline, and the time of the untuned
     choice over the winner's, with 1, 16 and 64 sequences."""
     def key(problem: dict) -> str:
         problem = {"kv-heads": problem["heads"], **problem}  # as many, if left out
@@ -196,7 +196,10 @@ def test_layers_searched_are_what_the_presets_say():
             [fftune, "list", "layer", "--model", name, "--cache", cache, "--batch", "1,16,64",
              "--dtype", "bf16", "--arch", "sm_90a", "--json"],
             capture_output=True, text=True, check=True)
-        verdicts = [records[key(of["problem"])] for of in json.loads(listed.stdout)["problems"]]
+        verdicts = [records.get(key(of["problem"])) for of in json.loads(listed.stdout)["problems"]]
+        if not any(verdicts):
+            continue
+        assert all(verdicts), name
         assert all(verdict["decided"] for verdict in verdicts)
         expected[f"`{name}`"] = [
             f"{v['median_us']:.{max(0, 2 - int(math.log10(v['median_us'])))}f}, "
