@@ -114,3 +114,21 @@ def test_other_norms_of_values_stay_the_models(change):
     assert len(words) == 1 and "a norm of values with weights, or with another eps" in words[0], words
     ids = inputs("llama")["input_ids"]
     assert error(run_over_cache(patched, ids)[0], run_over_cache(model, ids)[0]) < 1e-5
+
+
+PER_LAYER = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=96)
+
+
+@pytest.mark.parametrize("changes, reason", [
+    (dict(enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=24),
+     "norms, attention and MLP in an order that is not known"),
+    (PER_LAYER, "does not run with embeddings of tokens alone"),
+    (dict(PER_LAYER, num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2,
+          num_kv_shared_layers=2, use_double_wide_mlp=True), "does not run with embeddings of tokens alone")])
+def test_other_forms_stay_the_models(changes, reason):
+    model = make("dense", **changes)
+    ids = inputs("llama")["input_ids"]
+    before = model.generate(ids, **STATIC)
+    patched, words = patched_layers(model)
+    assert len(words) == 1 and reason in words[0], words
+    assert torch.equal(patched.generate(ids, **STATIC), before)

@@ -195,7 +195,10 @@ def test_layers_searched_are_what_the_presets_say():
         listed = subprocess.run(
             [fftune, "list", "layer", "--model", name, "--cache", cache, "--batch", "1,16,64",
              "--dtype", "bf16", "--arch", "sm_90a", "--json"],
-            capture_output=True, text=True, check=True)
+            capture_output=True, text=True)
+        if listed.returncode:  # layers with states
+            assert "cache=2048 is of mixer=" in listed.stderr, listed.stderr
+            continue
         verdicts = [records.get(key(of["problem"])) for of in json.loads(listed.stdout)["problems"]]
         if not any(verdicts):
             continue
