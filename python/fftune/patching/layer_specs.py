@@ -1029,8 +1029,8 @@ class Recogniser:
         # Without weights all conventions are one.
         if found.kind != "rms" or next(module.parameters(), None) is not None \
                 or {found.eps} != {norm.eps for norm in parts.norms}:
-            raise Unfit(f"layers: {type(attention).__name__} has a norm of values with weights, or with another eps, for "
-                        "which the op has no kernel")
+            raise Unfit(f"layers: {type(attention).__name__} has a norm of values with weights, or with another eps, "
+                        "for which the op has no kernel")
 
     def _output_gate(self, parts: _Parts, path: tuple[str, ...], attention: nn.Module, heads: int, dim: int) -> bool:
         """Whether the gate that multiplies the output is one of each head, and not of their features."""
