@@ -103,7 +103,7 @@ std::string template_argument(const Point& config) {
 
 std::string template_argument(const mla_sm90_config& config) {
   return StructText("mla_sm90_config", "keys", config.keys, "stages", config.stages, "tma",
-                    config.tma);
+                    config.tma, "cluster", config.cluster);
 }
 
 template <class Config>
@@ -167,13 +167,13 @@ double read_bytes(const Layer& layer, const mla_grid& grid) {
 }
 
 /// Seconds in which groups add up the parts of sequences that they share: `threads` threads of a
-/// CTA, which has `rows` rows at most.
+/// CTA, which has `rows` rows at most, with 8 loads of each in flight. A CTA loads as many elements
+/// as it has stored.
 double exchange_seconds(const Layer& layer, const mla_grid& grid, std::int64_t rows, int threads) {
   if (!grid.cuts) return 0;
-  const double parts = std::ceil(grid.groups / static_cast<double>(layer.b)) + 1;
-  const double items = static_cast<double>(std::min(layer.rows(), rows)) *
-                       static_cast<double>(layer.rank) / 4 / parts;
-  return 2e-6 + 0.7e-6 * std::ceil(items / threads) * std::ceil(parts / 8);
+  const double loads =
+      static_cast<double>(std::min(layer.rows(), rows)) * static_cast<double>(layer.rank) / 4;
+  return 3e-6 + 0.7e-6 * std::ceil(loads / (8.0 * threads));
 }
 
 /// Seconds of a launch: the larger of the time of the memory and that of the tensor cores, and the
@@ -233,7 +233,7 @@ Config decode_default(const Problem& problem, const DeviceFacts& facts) {
 }
 
 /// The launch of a kernel whose CTAs have `threads` threads, and the workspace of sequences that
-/// are cut. complete(): the kernel's parameters, which contain these of mla.
+/// are cut. complete() changes a launch that has mla's parameters.
 template <class Config, class Complete>
 Program divided_program(const Problem& problem, const DeviceFacts& facts, const Config& config,
                         const char* file, std::string_view kernel, int threads, int shared_bytes,
@@ -253,7 +253,8 @@ Program divided_program(const Problem& problem, const DeviceFacts& facts, const 
       program, facts, file,
       fmt::format("{}<{}, {}>", kernel, template_argument(form), template_argument(config)),
       {static_cast<std::uint32_t>(grid.row_blocks), static_cast<std::uint32_t>(grid.groups), 1},
-      threads, complete(parameters));
+      threads, parameters);
+  complete(launch);
   launch.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
   launch.cooperative = grid.cuts;
   if (grid.cuts) launch.programmatic = false;
@@ -264,7 +265,7 @@ Program decode_program(const Problem& problem, const DeviceFacts& facts, const C
   const Point config = config_of(values);
   return divided_program(problem, facts, config, decode_file, decode_name, config.threads(),
                          mla_decode_plan_of(form_of(layer_of(problem)), config).shared_bytes,
-                         [](const ParameterStruct& parameters) { return parameters; });
+                         [](KernelLaunch&) {});
 }
 
 // --- wgmma ---
@@ -275,6 +276,7 @@ mla_sm90_config sm90_config_of(const Config& config) {
   return {.keys = config.get("keys"),
           .stages = config.get("stages"),
           .tma = config.get("tma"),
+          .cluster = config.get("cluster"),
           .least_tiles = config.get("least_tiles")};
 }
 
@@ -285,6 +287,8 @@ Sm90Points sm90_points_of(const Layer& layer, const DeviceFacts& facts) {
                  Sm90Points::to<&mla_sm90_config::stages>, {2, 3, 4, 5, 6})
       .parameter("tma", "whether TMA loads whole tiles of keys",
                  Sm90Points::to<&mla_sm90_config::tma>, {0, 1})
+      .parameter("cluster", "CTAs of neighbouring row blocks, each of which loads a part for all",
+                 Sm90Points::to<&mla_sm90_config::cluster>, {1, 2})
       .parameter("least_tiles", "stages of keys of a CTA at least, before another shares them",
                  Sm90Points::to<&mla_sm90_config::least_tiles>, {1, 2, 4, 8});
   space.constraint("TMA loads tiles of one page, of rows without gaps", {"keys", "tma"},
@@ -293,6 +297,11 @@ Sm90Points sm90_points_of(const Layer& layer, const DeviceFacts& facts) {
                      return c.tma == 0 || (layer.row == layer.width() &&
                                            layer.block == rows * layer.row &&
                                            (layer.page == 0 || layer.page % c.keys == 0));
+                   });
+  space.constraint("TMA loads for the CTAs of a cluster, which divide the row blocks",
+                   {"tma", "cluster"}, [layer](const mla_sm90_config& c) {
+                     const std::int64_t row_blocks = quotient_up(layer.rows(), c.rows());
+                     return c.cluster == 1 || (c.tma != 0 && row_blocks % c.cluster == 0);
                    });
   space.constraint("queries and the stages of keys must fit in shared memory", {"keys", "stages"},
                    [form = form_of(layer), facts](const mla_sm90_config& c) {
@@ -311,12 +320,16 @@ double sm90_seconds(const Layer& layer, const DeviceFacts& facts, const mla_sm90
                                  static_cast<double>(layer.b) / grid.groups);
   const double bytes = read_bytes(layer, grid);
   const double stream = bytes / std::min(0.9 * facts.memory_bandwidth, 50 * clock * ctas);
-  // An SM has 4,096 FLOPs a cycle; a tile waits for its softmax where another does not overlap it.
-  const double products = 2.0 * 64 * config.keys * (layer.width() + layer.rank) / 4096;
+  // An SM has 4,096 FLOPs a cycle. Shared memory delivers 128 bytes a cycle: scores of 32 keys read
+  // 1.5 times as long as they multiply. The first tile of a part overlaps with nothing.
+  const double per_feature = 2.0 * 64 * config.keys / 4096;
+  const double products =
+      per_feature * ((config.keys < 64 ? 1.5 : 1) * layer.width() + layer.rank);
+  const double parts = std::ceil(static_cast<double>(layer.b) / grid.groups);
   const double compute =
-      std::ceil(ctas / sms) * (tiles * (products + 4.0 * config.keys + 250) + 1500) / clock;
-  return std::max(stream, compute) + 0.2 * std::min(stream, compute) +
-         exchange_seconds(layer, grid, config.rows(), 256) + 3e-6;
+      std::ceil(ctas / sms) * (tiles * (1.15 * products + 150) + 3000 * parts) / clock;
+  return std::max(stream, compute) + 0.1 * std::min(stream, compute) +
+         exchange_seconds(layer, grid, config.rows(), 256) + 4e-6;
 }
 
 std::optional<std::string> sm90_refusal(const Problem& problem, const DeviceFacts& facts) {
@@ -342,14 +355,6 @@ std::optional<std::string> decode_refusal(const Problem& problem, const DeviceFa
   if (points_of(layer, facts).is_empty())
     return fmt::format("tiles of rank={} do not fit in the registers and shared memory of {}",
                        layer.rank, facts.name);
-  // On an H200 wgmma is 1.16 to 1.64 times as fast from 12 tiles of an SM on, and slower at 2.
-  constexpr std::int64_t least_rows = 64, least_tiles = 8, tile = 64;
-  const std::int64_t tiles =
-      quotient_up(layer.kv, tile) * layer.b * quotient_up(layer.rows(), least_rows);
-  if (layer.rows() >= least_rows && tiles >= least_tiles * facts.multiprocessors &&
-      !sm90_refusal(problem, facts))
-    return fmt::format("{} rows and {} tiles of keys: wgmma serves this problem, and is faster",
-                       layer.rows(), tiles);
   return std::nullopt;
 }
 
@@ -372,7 +377,7 @@ TensorMapArgument cache_map(const Problem& problem, const Layer& layer,
   map.dtype = layer.dtype;
   map.rows = layer.page > 0 ? layer.page : layer.kv;
   map.columns = layer.width();
-  map.box_rows = static_cast<std::uint32_t>(config.keys);
+  map.box_rows = static_cast<std::uint32_t>(config.box_rows());
   map.box_columns = 64;
   map.matrices = layer.blocks();
   return map;
@@ -383,13 +388,22 @@ Program sm90_program(const Problem& problem, const DeviceFacts& facts, const Con
   const Layer layer = layer_of(problem);
   return divided_program(
       problem, facts, config, sm90_file, sm90_name, 384,
-      mla_sm90_plan_of(form_of(layer), config).shared_bytes, [&](const ParameterStruct& of_mla) {
-        ParameterStruct parameters{.bytes = sizeof(mla_sm90_params), .fields = {}};
-        ParameterFields<mla_sm90_params> fields(parameters);
+      mla_sm90_plan_of(form_of(layer), config).shared_bytes, [&](KernelLaunch& launch) {
+        const ParameterStruct of_mla = *launch.parameters;
+        launch.parameters = ParameterStruct{.bytes = sizeof(mla_sm90_params), .fields = {}};
+        ParameterFields<mla_sm90_params> fields(*launch.parameters);
         fields.set_struct(&mla_sm90_params::mla, of_mla);
         if (config.tma != 0) fields.set(&mla_sm90_params::cache, cache_map(problem, layer, config));
-        return parameters;
+        launch.cluster.x = static_cast<std::uint32_t>(config.cluster);
       });
+}
+
+/// Whether wgmma serves a problem that mma.sync serves too, and is faster by the cost models.
+bool prefers_sm90(const Problem& problem, const DeviceFacts& facts) {
+  if (sm90_refusal(problem, facts)) return false;
+  const Layer layer = layer_of(problem);
+  return sm90_seconds(layer, facts, sm90_config_of(sm90_default(problem, facts))) <
+         seconds(layer, facts, config_of(decode_default(problem, facts)));
 }
 
 /// A family with a cost model.
@@ -398,6 +412,10 @@ class MlaFamily final : public StageFamily {
   MlaFamily(StageFamilyFacts facts,
             double (*seconds)(const Problem&, const DeviceFacts&, const Config&))
       : StageFamily(std::move(facts)), seconds_(seconds) {}
+
+  bool is_preferred(const Problem& problem, const DeviceFacts& facts) const override {
+    return name() != decode_name || !prefers_sm90(problem, facts);
+  }
 
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {

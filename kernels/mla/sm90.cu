@@ -24,7 +24,8 @@
 //  barrier              arrivals that complete a phase            who waits
 //  full [stage][slab]   the copies of each producer thread, or    both MMA warpgroups
 //                       as many by the one that starts TMA
-//  empty [stage][piece] a thread of the piece's last reader       the producers
+//  empty [stage][piece] a thread of the piece's last reader, of   the producers
+//                       each CTA of the cluster
 //  q_full               the copies of each producer thread        both MMA warpgroups
 //  q_empty              a thread of each MMA warpgroup            the producers
 //  first [warp]         named: warpgroup 0 has stored Pa          the warp of warpgroup 1
@@ -34,9 +35,12 @@
 // three pieces: the rotated part after the scores, each half of the latent part after the last MMA
 // of its warpgroup.
 //
+// With a cluster, CTAs of neighbouring row blocks have the same tiles: each loads its part of the
+// rows of a tile into all of them, so that the L2 delivers each row once for the cluster.
+//
 // Keys are divided among groups of CTAs as in decode.cu (shares.cuh).
 //
-// Grid: (row blocks, groups). Block: 384.
+// Grid: (row blocks, groups). Block: 384. Cluster: config.cluster row blocks.
 #include "attention/softmax.cuh"
 #include "common/async.cuh"
 #include "common/mma.cuh"
@@ -193,8 +197,15 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
       for (int slab = first_slab(piece); slab < last_slab(piece); ++slab) {
         const u32 full = full_barrier(to, slab);
         barrier_expect(full, keys * 128);
-        tma_load(stage + slab * keys * 128, map_, full, slab * 64, places.row, places.page,
-                 l2_policy::evict_normal);
+        if constexpr (config.cluster == 1) {
+          tma_load(stage + slab * keys * 128, map_, full, slab * 64, places.row, places.page,
+                   l2_policy::evict_normal);
+        } else {
+          const int row = static_cast<int>(cluster_rank()) * config.box_rows();
+          tma_load_multicast(stage + (slab * keys + row) * 128, map_, full, slab * 64,
+                             places.row + row, places.page, (1u << config.cluster) - 1,
+                             l2_policy::evict_normal);
+        }
         barrier_arrive(full, 32u * producer_warps);
       }
       return;
@@ -253,8 +264,13 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
   static __device__ __forceinline__ void arrive_once(u32 barrier) {
     if (thread() == 0) barrier_arrive(barrier);
   }
+  // In all CTAs that load for this one.
   __device__ __forceinline__ void release(const stage_state& of, int piece) const {
-    arrive_once(empty_barrier(of, piece));
+    if constexpr (config.cluster == 1) {
+      arrive_once(empty_barrier(of, piece));
+    } else if (thread() < config.cluster) {
+      barrier_arrive_remote(empty_barrier(of, piece), static_cast<u32>(thread()));
+    }
   }
 
   // The producers' copies are of the generic proxy.
@@ -635,13 +651,19 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
         for (int slab = 0; slab < slabs; ++slab) {
           barrier_init(full_barrier(stage, slab), 32 * producer_warps);
         }
-        for (int piece = 0; piece < plan.pieces; ++piece) barrier_init(empty_barrier(stage, piece), 1);
+        for (int piece = 0; piece < plan.pieces; ++piece) {
+          barrier_init(empty_barrier(stage, piece), config.cluster);
+        }
       }
       barrier_init(q_full(), 32 * producer_warps);
       barrier_init(q_empty(), 2);
       barrier_init_fence();
     }
-    __syncthreads();
+    if constexpr (config.cluster == 1) {
+      __syncthreads();
+    } else {
+      cluster_barrier();
+    }
     wait_and_launch_dependents();
     const tile_division shares = divide(p_);
     const int group = static_cast<int>(blockIdx.y);
@@ -655,17 +677,22 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
     if (warpgroup == 2) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
       produce(begin, end, here, own);
-      return;
-    }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-    cuts_of_group cuts;
-    if (warpgroup == 0) {
-      multiply<0>(shares, begin, end, here, own, cuts);
     } else {
-      multiply<1>(shares, begin, end, here, own, cuts);
-    }
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+      cuts_of_group cuts;
+      if (warpgroup == 0) {
+        multiply<0>(shares, begin, end, here, own, cuts);
+      } else {
+        multiply<1>(shares, begin, end, here, own, cuts);
+      }
 #pragma unroll 1
-    for (int i = 0; i < cuts.count; ++i) combine(p_, i == 0 ? cuts.first : cuts.second, own);
+      for (int i = 0; i < cuts.count; ++i) combine(p_, i == 0 ? cuts.first : cuts.second, own);
+    }
+    if constexpr (config.cluster > 1) {
+      // Others of the cluster may still load into this CTA, or release a stage of it.
+      __syncwarp();
+      cluster_barrier();
+    }
   }
 };
 

@@ -12,14 +12,16 @@ struct mla_sm90_config {
   int keys = 64;        // Keys of a stage.
   int stages = 2;       // Stages of keys in shared memory.
   int tma = 0;          // Whether whole tiles of keys are loaded by TMA.
+  int cluster = 1;      // CTAs of neighbouring row blocks that each load a part for all of them.
   int least_tiles = 1;  // Stages of keys of a CTA at least, before others share the work.
 
+  constexpr int box_rows() const { return keys / cluster; }
   static constexpr int ctas_per_sm = 1;
   static constexpr int rows() { return 64; }
 };
 
 struct mla_sm90_params {
-  tensor_map cache;  // with config.tma: pages or sequences, of boxes of 64 elements of `keys` rows
+  tensor_map cache;  // with config.tma: pages or sequences, of boxes of 64 elements of box_rows() rows
   mla_params mla;
 };
 
