@@ -294,9 +294,9 @@ Sm90Points sm90_points_of(const Layer& layer, const DeviceFacts& facts) {
   space.constraint("TMA loads tiles of one page, of rows without gaps", {"keys", "tma"},
                    [layer](const mla_sm90_config& c) {
                      const std::int64_t rows = layer.page > 0 ? layer.page : layer.kv;
-                     return c.tma == 0 || (layer.row == layer.width() &&
-                                           layer.block == rows * layer.row &&
-                                           (layer.page == 0 || layer.page % c.keys == 0));
+                     return c.tma == 0 ||
+                            (layer.row == layer.width() && layer.block == rows * layer.row &&
+                             (layer.page == 0 || layer.page % c.keys == 0));
                    });
   space.constraint("TMA loads for the CTAs of a cluster, which divide the row blocks",
                    {"tma", "cluster"}, [layer](const mla_sm90_config& c) {
@@ -323,8 +323,7 @@ double sm90_seconds(const Layer& layer, const DeviceFacts& facts, const mla_sm90
   // An SM has 4,096 FLOPs a cycle. Shared memory delivers 128 bytes a cycle: scores of 32 keys read
   // 1.5 times as long as they multiply. The first tile of a part overlaps with nothing.
   const double per_feature = 2.0 * 64 * config.keys / 4096;
-  const double products =
-      per_feature * ((config.keys < 64 ? 1.5 : 1) * layer.width() + layer.rank);
+  const double products = per_feature * ((config.keys < 64 ? 1.5 : 1) * layer.width() + layer.rank);
   const double parts = std::ceil(static_cast<double>(layer.b) / grid.groups);
   const double compute =
       std::ceil(ctas / sms) * (tiles * (1.15 * products + 150) + 3000 * parts) / clock;

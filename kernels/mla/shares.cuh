@@ -87,9 +87,9 @@ struct mla_shares {
     if (threadIdx.x == 0) atomicAdd(counters_of(p, cut), 1);
   }
 
-  // Adds up the parts of elements [begin, end) of a sequence that is cut, four of a row each: `lanes`
-  // lanes of a warp share the parts of an element. A lane has `batch` parts of `at_once` elements in
-  // flight.
+  // Adds up the parts of elements [begin, end) of a sequence that is cut, four of a row each:
+  // `lanes` lanes of a warp share the parts of an element. A lane has `batch` parts of `at_once`
+  // elements in flight.
   template <int batch, int at_once>
   static __device__ __forceinline__ void add_parts(const mla_params& p, const cut_sequence& cut,
                                                    const rows_of_queries& own, int begin, int end,

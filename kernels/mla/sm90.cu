@@ -174,8 +174,8 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
       places.row = form.paged ? key % p_.page : key;
       places.page = sequence;
       if constexpr (form.paged) {
-        places.page = p_.pages[static_cast<i64>(sequence) * ceil_div(p_.kv_len, p_.page) +
-                               key / p_.page];
+        places.page =
+            p_.pages[static_cast<i64>(sequence) * ceil_div(p_.kv_len, p_.page) + key / p_.page];
       }
       return;
     }
@@ -542,9 +542,8 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
     for (int i = 0; i < 2; ++i) {
       const int row = own_row() + i * 8;
       const bool valid = row < own.count;
-      const float factor = words != nullptr
-                               ? 1.0f
-                               : finish_softmax(rows.softmax[i], minus_infinity()).factor;
+      const float factor =
+          words != nullptr ? 1.0f : finish_softmax(rows.softmax[i], minus_infinity()).factor;
       T* const out = static_cast<T*>(p_.out) + own.at(p_, sequence, row) * rank + first_column;
       float* const part = words + row * rank + first_column;
 #pragma unroll
@@ -564,9 +563,8 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
         if (words != nullptr) {
           store_coherent(part + block * 8, four);
         } else {
-          *reinterpret_cast<uint2*>(out + block * 8) =
-              uint2{pack<T>(four.x * factor, four.y * factor),
-                    pack<T>(four.z * factor, four.w * factor)};
+          *reinterpret_cast<uint2*>(out + block * 8) = uint2{
+              pack<T>(four.x * factor, four.y * factor), pack<T>(four.z * factor, four.w * factor)};
         }
       }
     }

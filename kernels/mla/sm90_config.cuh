@@ -21,7 +21,8 @@ struct mla_sm90_config {
 };
 
 struct mla_sm90_params {
-  tensor_map cache;  // with config.tma: pages or sequences, of boxes of 64 elements of box_rows() rows
+  tensor_map
+      cache;  // with config.tma: pages or sequences, of boxes of 64 elements of box_rows() rows
   mla_params mla;
 };
 
