@@ -236,14 +236,14 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
       q_phase ^= 1;
       load_queries(here.index, own);
       for (; at < stop; to.advance()) {
-        const tile_place places = found;
+        if constexpr (slabs > latent_slabs) load_piece(to, rotated, found);
+        load_piece(to, first_half, found);
+        load_piece(to, second_half, found);
+        // The table of pages is read while the next stage is waited for.
         if (++at < end) {
           const bool next = at == after;
           find_rows(found, here.index + (next ? 1 : 0), next ? 0 : at - here.before);
         }
-        if constexpr (slabs > latent_slabs) load_piece(to, rotated, places);
-        load_piece(to, first_half, places);
-        load_piece(to, second_half, places);
       }
       if (after >= end) break;
       here = {here.index + 1, after};
@@ -305,17 +305,17 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
     wgmma_commit();
   }
 
-  // The product with half of the columns of the values.
+  // Adds the product with half of the columns of the values. (An accumulator that the first product
+  // of a sequence would overwrite, instead of zeros, were live from the kernel's begin on.)
   template <int half>
   __device__ __forceinline__ void issue_values(output& o, const probabilities& from,
-                                               const stage_state& of, int accumulate) const {
+                                               const stage_state& of) const {
     const u64 v = wgmma_swizzled_descriptor<128, keys * 128>(
         buffer(of) + static_cast<u32>(half) * (half_rank / 64) * keys * 128);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < keys / 16; ++step) {
-      wgmma_of_width<T, half_rank, true>(o, from[step], wgmma_advance(v, step * 16 * 128),
-                                         step > 0 ? 1 : accumulate);
+      wgmma_of_width<T, half_rank, true>(o, from[step], wgmma_advance(v, step * 16 * 128), 1);
     }
     wgmma_commit();
   }
@@ -431,10 +431,10 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
   // `tiles` tiles of one sequence, the first of which begins with key `key`: warpgroup 0.
   __device__ __forceinline__ void multiply_first(stage_state& stage, output& o, row_pair& rows,
                                                  int tiles, int key) const {
-    scores s;
     probabilities own, other;
     float rescale[2];
     for (int tile = 0; tile < tiles; tile += 2, key += 2 * keys) {
+      scores s;
       const stage_state a = stage;
       stage.advance();
       issue_scores(s, a);
@@ -444,7 +444,7 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
       exponentiate(s, own, rows, key, rescale);
       give<0>(own, rows);
       if (tile > 0) scale(o, rescale);
-      issue_values<0>(o, own, a, tile > 0 ? 1 : 0);
+      issue_values<0>(o, own, a);
       if (tile + 1 < tiles) {
         const stage_state b = stage;
         stage.advance();
@@ -453,7 +453,7 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
         wgmma_wait<0>();
         release(a, first_half);
         scale(o, rescale);
-        issue_values<0>(o, other, b, 1);
+        issue_values<0>(o, other, b);
         wgmma_wait<0>();
         release(b, first_half);
       } else {
@@ -466,11 +466,11 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
   // The same tiles: warpgroup 1.
   __device__ __forceinline__ void multiply_second(stage_state& stage, output& o, row_pair& rows,
                                                   int tiles, int key) const {
-    scores s;
     probabilities own, other;
     float rescale[2];
     if (tiles == 1) arrive_once(q_empty());
     for (int tile = 0; tile < tiles; tile += 2, key += 2 * keys) {
+      scores s;
       const stage_state a = stage;
       stage.advance();
       const stage_state b = stage;
@@ -483,7 +483,7 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
       take<1>(other, rows, rescale);
       wait_piece(a, second_half);
       if (tile > 0) scale(o, rescale);
-      issue_values<1>(o, other, a, tile > 0 ? 1 : 0);
+      issue_values<1>(o, other, a);
       if (two) {
         if (slabs > latent_slabs) release(b, rotated);
         if (tile + 3 >= tiles) arrive_once(q_empty());
@@ -492,7 +492,7 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
         wgmma_wait<0>();
         release(a, second_half);
         scale(o, rescale);
-        issue_values<1>(o, own, b, 1);
+        issue_values<1>(o, own, b);
         wgmma_wait<0>();
         release(b, second_half);
       } else {
@@ -585,16 +585,23 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
     }
   }
 
-  // Sequences that this group shares with others: its first and its last one at most.
-  struct cuts_of_group {
-    int count = 0;
-    cut_sequence first = {}, second = {};
-  };
+  // Sequences that this group shares with others, its first and its last one at most: in shared
+  // memory, since the accumulators need the registers.
+  __device__ __forceinline__ void store_cut(int number, const cut_sequence& cut) const {
+    store_shared(base_ + plan.cuts_at + number * 16,
+                 float4{__int_as_float(cut.index), __int_as_float(cut.first_group),
+                        __int_as_float(cut.count), __int_as_float(cut.first_part)});
+  }
+  __device__ __forceinline__ cut_sequence load_cut(int number) const {
+    const float4 words = load_shared(base_ + plan.cuts_at + number * 16);
+    return {__float_as_int(words.x), __float_as_int(words.y), __float_as_int(words.z),
+            __float_as_int(words.w)};
+  }
 
   template <int half>
   __device__ __forceinline__ void multiply(const tile_division& shares, int begin, int end,
                                            sequence_tile here, const rows_of_queries& own,
-                                           cuts_of_group& cuts) const {
+                                           int& cuts) const {
     stage_state stage;
     u32 q_phase = 0;
     for (int at = begin;;) {
@@ -608,7 +615,7 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
       barrier_wait(q_full(), q_phase);
       q_phase ^= 1;
       async_proxy_fence();
-      alignas(16) output o;
+      alignas(16) output o = {};
       const int key = (at - here.before) * keys;
       if constexpr (half == 0) {
         multiply_first(stage, o, rows, stop - at, key);
@@ -626,11 +633,8 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
       if (is_cut) {
         const cut_sequence cut = {here.index, first_group, last_group - first_group + 1,
                                   shares.begin(first_group) < here.before ? 1 : 0};
-        if (cuts.count++ == 0) {
-          cuts.first = cut;
-        } else {
-          cuts.second = cut;
-        }
+        if (half == 0 && thread() == 0) store_cut(cuts, cut);
+        ++cuts;
         arrive(p_, cut);
       }
       if (after >= end) break;
@@ -677,14 +681,14 @@ class mla_sm90_kernel : mla_shares<form, config.keys, 64, 256, mla_sm90_sync> {
       produce(begin, end, here, own);
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-      cuts_of_group cuts;
+      int cuts = 0;
       if (warpgroup == 0) {
         multiply<0>(shares, begin, end, here, own, cuts);
       } else {
         multiply<1>(shares, begin, end, here, own, cuts);
       }
 #pragma unroll 1
-      for (int i = 0; i < cuts.count; ++i) combine(p_, i == 0 ? cuts.first : cuts.second, own);
+      for (int i = 0; i < cuts; ++i) combine(p_, load_cut(i), own);
     }
     if constexpr (config.cluster > 1) {
       // Others of the cluster may still load into this CTA, or release a stage of it.

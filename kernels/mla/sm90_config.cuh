@@ -30,8 +30,9 @@ struct mla_sm90_plan {
   int slabs;        // of 64 elements of a row, 128 bytes under the 128-byte swizzle
   int stage_bytes;  // [slab][key] of the keys of a stage
   // Shared memory from a 1024-byte boundary on: Q [slab][64 rows], the stages, the probabilities
-  // and two floats of each thread that the MMA warpgroups exchange, barriers.
-  int stages_at, exchange_at, floats_at, barriers_at;
+  // and two floats of each thread that the MMA warpgroups exchange, the two sequences that the
+  // group may share with others, barriers.
+  int stages_at, exchange_at, floats_at, cuts_at, barriers_at;
   int shared_bytes;  // with room to align to 1024
 
   // Barriers: full [stage][slab], empty [stage][piece], Q full, Q empty.
@@ -47,7 +48,8 @@ constexpr mla_sm90_plan mla_sm90_plan_of(const mla_form& form, const mla_sm90_co
   plan.exchange_at = plan.stages_at + config.stages * plan.stage_bytes;
   // The probabilities of a thread, two of 16 bits in a word.
   plan.floats_at = plan.exchange_at + 128 * config.keys;
-  plan.barriers_at = plan.floats_at + 128 * 8;
+  plan.cuts_at = plan.floats_at + 128 * 8;
+  plan.barriers_at = plan.cuts_at + 2 * 16;
   plan.shared_bytes = 1024 + plan.barriers_at + 8 * (config.stages * plan.stage_barriers() + 2);
   return plan;
 }
