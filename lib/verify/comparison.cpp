@@ -23,6 +23,7 @@ constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
 /// threads.
 struct Partial {
   double squares = 0;
+  double of_independent = 0;
   std::int64_t unwritten = 0;
   std::int64_t first_unwritten = none;
   std::int64_t outliers = 0;
@@ -74,8 +75,10 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
       if (!std::isnan(expected[i])) continue;
       if (std::isnan(values[i]))
         values[i] = 0, expected[i] = 0;  // as it should be
-      else if (independent != nullptr)
+      else if (independent != nullptr) {
         expected[i] = independent[i];
+        if (std::isfinite(expected[i])) partial.of_independent += expected[i] * expected[i];
+      }
     }
     reference = {expected.data(), count};
   }
@@ -163,9 +166,10 @@ Difference compare(const RepeatedRows& shape, const void* out,
   });
 
   Difference difference;
-  double squares = 0;
+  double squares = 0, of_independent = 0;
   for (const auto& partial : partials) {
     squares += partial.squares;
+    of_independent += partial.of_independent;
     if (partial.unwritten > 0 && difference.unwritten == 0)
       difference.first_unwritten = partial.first_unwritten;
     difference.unwritten += partial.unwritten;
@@ -178,6 +182,7 @@ Difference compare(const RepeatedRows& shape, const void* out,
   }
 
   difference.norm = std::isfinite(squares) ? std::sqrt(squares) : HUGE_VAL;
+  difference.of_independent = std::sqrt(of_independent);
   return difference;
 }
 

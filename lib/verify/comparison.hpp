@@ -31,6 +31,7 @@ struct RepeatedRows {
 
 struct Difference {
   double norm = 0;                   // of out - ref; infinite if any element is not finite
+  double of_independent = 0;         // the norm of the numbers of `independent` that are compared
   std::int64_t unwritten = 0;        // elements whose bytes are all 0xff, the poison
   std::int64_t first_unwritten = 0;  // row-major index
   std::int64_t outliers = 0;         // elements beyond their own bound, not-a-number among them

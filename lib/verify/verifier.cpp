@@ -205,7 +205,8 @@ std::string Verifier::State::check_values(std::size_t first, std::size_t end,
         compare(shape, chosen.empty() ? result.data() : chosen.data(), expected.rows,
                 element_roundings * roundings * dtype_unit_roundoff(spec.dtype),
                 element_deviations * expected.tolerance * size, threads);
-    const double error = difference.norm == 0 ? 0 : difference.norm / expected.norm;
+    const double norm = std::hypot(expected.norm, difference.of_independent);
+    const double error = difference.norm == 0 ? 0 : difference.norm / norm;
     const bool worst = verification.tolerance == 0 ||
                        error / expected.tolerance > verification.error / verification.tolerance;
     if (worst) {

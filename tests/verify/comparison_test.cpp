@@ -107,6 +107,11 @@ TEST_CASE("NaN equals NaN alone, unless the place is independent of it") {
   CHECK(outliers({1, none, 5, infinity, none, 2}) == 0);
   CHECK(outliers({1, none, 5, infinity, 6, 2}) == 1);
   CHECK(outliers({1, 5, none, infinity, none, 2}) == 1);
+  // Numbers whose errors count belong to the norm that the errors are divided by.
+  const std::vector<float> out{1, none, 5, HUGE_VALF, 4.75F, 2};
+  const auto found = compare(shape, out.data(), rows_of(reference, 6), 0, 0.5, threads);
+  CHECK(found.norm == Approx(0.25));
+  CHECK(found.of_independent == Approx(std::sqrt(50.0)));
 }
 
 TEST_CASE("poison is counted in both element sizes") {
