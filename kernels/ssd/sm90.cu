@@ -8,22 +8,22 @@
 //   producer warps       shared memory, stages       state warpgroup
 //  +----------------+   +-----------------------+   +-----------------------------------------+
 //  | TMA: C, B, x   |-->| C, B [64, state-dim]  |-->| Sᵀ += (w B)ᵀ x, in its accumulators     |
-//  | 2, 3 warps: dt |-->| x [64, rows]          |   | Sᵀ in bf16 to one of two places    --+  |
-//  |   to factors   |   | factors               |   +--------------------------------------|--+
+//  | a warp: dt to  |-->| x [64, rows]          |   | Sᵀ in bf16 to one of two places    --+  |
+//  |   factors      |   | factors               |   +--------------------------------------|--+
 //  +----------------+   +-----------------------+   +--------------------------------------v--+
 //                                               \-->| two output warpgroups, each with every  |
 //                                                   | other chunk: C Bᵀ and C Sᵀ, M, M x, out |
 //                                                   +-----------------------------------------+
 //
 //  barrier             arrivals that complete a phase               who waits
-//  full [stage]        TMA with its bytes; a warp of factors        MMA warpgroups
+//  full [stage]        TMA with its bytes; the warp of factors      MMA warpgroups
 //  empty [stage]       the 4 warps of the state, 4 of the output    producer warps
 //                      warpgroup that had it, of all CTAs of the
 //                      cluster
 //  state_full [2]      the warps of the state warpgroup: Sᵀ is      an output warpgroup
 //                      there
 //  state_empty [2]     the warps of the output warpgroup            the state warpgroup
-//  tail                x of the last chunk, unless it is whole      a warp of factors
+//  tail                x of the last chunk, unless it is whole      the warp of factors
 //
 // The chunks of a head follow each other, because that moves the least: 8,192 tokens of 128 heads
 // of 64, states of 128 and 8 groups are 304 MB, 70 us. If all chunks ran side by side, states of
@@ -36,7 +36,7 @@
 // Sᵀ, not S, is accumulated: its columns are the rows of a head, any multiple of 16, and B is A of
 // the product, through registers, where it is scaled; x is read as it is by both products.
 //
-// TMA reads whole chunks: rows behind the last token are another sequence's. A warp of factors
+// TMA reads whole chunks: rows behind the last token are another sequence's. The warp of factors
 // replaces x by zeros there, and B is replaced in registers.
 //
 // Grid: sequences * heads * ceil(dim / rows), the blocks of a head and the heads of a group next to
@@ -184,75 +184,59 @@ struct ssd_sm90_walk {
     }
   }
 
-  // Warp `first_chunk` of factor_warps. A stage is one warp's alone, so that this one knows its
-  // phase. Steps come from memory at the distance of four chunks or more: the CTAs of all heads
-  // want the same ones at the same time, and nobody has loaded them before.
-  static constexpr int factor_warps = c.stages % 3 == 0 ? 3 : 2;
-  static_assert(c.stages % factor_warps == 0);
-  __device__ __forceinline__ void find_factors(int first_chunk) const {
+  // One warp.
+  __device__ __forceinline__ void find_factors() const {
+    using factor = ssd_sm90_factor;
     const ssd_head<form> parameters(params.ssd, p, head);
-    float input[2][2];
-    load_steps(first_chunk, input[0]);
-    load_steps(first_chunk + factor_warps, input[1]);
+    float input[2];
+    load_steps(0, input);
     stages to = pipe();
-    to.advance(static_cast<u32>(first_chunk));
-    for (int chunk = first_chunk; chunk < chunks; chunk += 2 * factor_warps) {
+    for (int chunk = 0; chunk < chunks; ++chunk, to.advance()) {
+      const int tokens = tokens_of(chunk), own = 2 * lane();
+      float dt[2], sum[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int own = chunk + i * factor_warps;
-        if (own >= chunks) break;
-        write_factors(parameters, own, input[i], to);
-        to.advance(static_cast<u32>(factor_warps));
+        const bool is_there = own + i < tokens;
+        dt[i] = is_there ? parameters.step(input[i]).dt : 0.0f;
+        sum[i] = is_there ? dt[i] * parameters.A * log2_e : 0.0f;
+        // A NaN stays.
+        if (sum[i] < least_decay) sum[i] = least_decay;
       }
-    }
-  }
-
-  __device__ __forceinline__ void write_factors(const ssd_head<form>& parameters, int chunk,
-                                                float (&input)[2], const stages& to) const {
-    using factor = ssd_sm90_factor;
-    const int tokens = tokens_of(chunk), own = 2 * lane();
-    float dt[2], sum[2];
+      if (chunk + 1 < chunks) load_steps(chunk + 1, input);
+      sum[1] += sum[0];
+      float before = sum[1];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool is_there = own + i < tokens;
-      dt[i] = is_there ? parameters.step(input[i]).dt : 0.0f;
-      sum[i] = is_there ? dt[i] * parameters.A * log2_e : 0.0f;
-      // A NaN stays.
-      if (sum[i] < least_decay) sum[i] = least_decay;
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const float other = __shfl_up_sync(~0u, before, distance);
+        if (lane() >= distance) before += other;
+      }
+      const float last = __shfl_sync(~0u, before, 31);
+      before = __shfl_up_sync(~0u, before, 1);
+      if (lane() == 0) before = 0.0f;
+      sum[0] += before;
+      sum[1] += before;
+      to.wait_empty();
+      const u32 at = to.buffer();
+      store_shared(at + factor_at(factor::sum, own), float2{sum[0], sum[1]});
+      store_shared(at + factor_at(factor::before, own),
+                   float2{sum[0] - log2f(dt[0]), sum[1] - log2f(dt[1])});
+      store_shared(at + factor_at(factor::decay, own),
+                   float2{approximate_exp2(sum[0]), approximate_exp2(sum[1])});
+      store_shared(
+          at + factor_at(factor::write, own),
+          float2{approximate_exp2(last - sum[0]) * dt[0], approximate_exp2(last - sum[1]) * dt[1]});
+      if (tokens < chunk_tokens) {
+        barrier_wait(tail(), 0);
+        constexpr int vectors = plan.slab_row / 16;
+        const int rest = (chunk_tokens - tokens) * vectors;
+        for (int i = lane(); i < plan.slabs * rest; i += 32)
+          store_shared(
+              at + plan.x_tile + i / rest * x_slab + tokens * plan.slab_row + i % rest * 16,
+              float4{});
+        async_proxy_fence();
+      }
+      arrive(to.full_barrier());
     }
-    load_steps(chunk + 2 * factor_warps, input);
-    sum[1] += sum[0];
-    float before = sum[1];
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const float other = __shfl_up_sync(~0u, before, distance);
-      if (lane() >= distance) before += other;
-    }
-    const float last = __shfl_sync(~0u, before, 31);
-    before = __shfl_up_sync(~0u, before, 1);
-    if (lane() == 0) before = 0.0f;
-    sum[0] += before;
-    sum[1] += before;
-    to.wait_empty();
-    const u32 at = to.buffer();
-    store_shared(at + factor_at(factor::sum, own), float2{sum[0], sum[1]});
-    store_shared(at + factor_at(factor::before, own),
-                 float2{sum[0] - log2f(dt[0]), sum[1] - log2f(dt[1])});
-    store_shared(at + factor_at(factor::decay, own),
-                 float2{approximate_exp2(sum[0]), approximate_exp2(sum[1])});
-    store_shared(
-        at + factor_at(factor::write, own),
-        float2{approximate_exp2(last - sum[0]) * dt[0], approximate_exp2(last - sum[1]) * dt[1]});
-    if (tokens < chunk_tokens) {
-      barrier_wait(tail(), 0);
-      constexpr int vectors = plan.slab_row / 16;
-      const int rest = (chunk_tokens - tokens) * vectors;
-      for (int i = lane(); i < plan.slabs * rest; i += 32)
-        store_shared(at + plan.x_tile + i / rest * x_slab + tokens * plan.slab_row + i % rest * 16,
-                     float4{});
-      async_proxy_fence();
-    }
-    arrive(to.full_barrier());
   }
 
   // --- The state warpgroup ---
@@ -291,22 +275,8 @@ struct ssd_sm90_walk {
     }
   }
 
-  // A of the state's product: features of a block, scaled, by all tokens.
-  using operands = u32[m_blocks][chunk_tokens / 16][4];
-  using token_factors = float2[chunk_tokens / 8];  // of two neighbouring tokens each
-  static __device__ __forceinline__ void load_factors(u32 stage, token_factors& factors) {
-#pragma unroll
-    for (int i = 0; i < chunk_tokens / 8; ++i)
-      factors[i] = load_shared_pair(stage + factor_at(ssd_sm90_factor::write, 8 * i + 2 * pair()));
-  }
-  __device__ __forceinline__ void load_scaled(u32 stage, int tokens, operands& a) const {
-    token_factors factors;
-    load_factors(stage, factors);
-#pragma unroll
-    for (int m = 0; m < m_blocks; ++m) load_scaled(stage, m, tokens, factors, a[m]);
-  }
+  // A of the state's product: features of block m, scaled, by all tokens.
   __device__ __forceinline__ void load_scaled(u32 stage, int m, int tokens,
-                                              const token_factors& factors,
                                               u32 (&a)[chunk_tokens / 16][4]) const {
 #pragma unroll
     for (int step = 0; step < chunk_tokens / 16; ++step) {
@@ -318,7 +288,7 @@ struct ssd_sm90_walk {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int token = 16 * step + i / 2 * 8 + 2 * pair();
-        const float2 factor = factors[2 * step + i / 2];
+        const float2 factor = load_shared_pair(stage + factor_at(ssd_sm90_factor::write, token));
         float low, high;
         unpack<T>(a[step][i], low, high);
         a[step][i] = pack<T>(token < tokens ? low * factor.x : 0.0f,
@@ -337,54 +307,35 @@ struct ssd_sm90_walk {
     }
     if (from != nullptr)
       for_each_element(state, [&](int at, float& value) { value = to_float(from[at]); });
-    // A of the next chunk is loaded beneath the product of this one, where registers allow that.
-    constexpr bool loads_ahead = m_blocks * (columns / 2 + 32) <= 144;
-    operands a, next;
     stages of = pipe();
-    if (loads_ahead && chunks > 0) {
-      of.wait_full();
-      load_scaled(of.buffer(), tokens_of(0), a);
-    }
-    for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (int chunk = 0; chunk < chunks; ++chunk, of.advance()) {
       barrier_wait(state_empty(chunk % 2), (chunk / 2 & 1) ^ 1);
       share_state(state, state_place(chunk % 2));
       async_proxy_fence();
       arrive(state_full(chunk % 2));
-      const u32 stage = of.buffer(), empty = of.empty_barrier();
-      if constexpr (!loads_ahead) of.wait_full();
-      of.advance();
+      of.wait_full();
+      const u32 stage = of.buffer();
       const float kept =
           load_shared_float(stage + factor_at(ssd_sm90_factor::decay, chunk_tokens - 1));
       const u64 x = wgmma_swizzled_descriptor<plan.slab_row, x_slab>(stage + plan.x_tile);
-      token_factors factors;
-      if constexpr (!loads_ahead) load_factors(stage, factors);
+      const int tokens = tokens_of(chunk);
 #pragma unroll
       for (int m = 0; m < m_blocks; ++m) {
-        if constexpr (!loads_ahead) load_scaled(stage, m, tokens_of(chunk), factors, a[m]);
+        u32 a[chunk_tokens / 16][4];
+        load_scaled(stage, m, tokens, a);
 #pragma unroll
         for (int j = 0; j < columns / 2; ++j) state[m][j] *= kept;
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < chunk_tokens / 16; ++step)
-          wgmma_of_width<T, columns, true>(state[m], a[m][step],
+          wgmma_of_width<T, columns, true>(state[m], a[step],
                                            wgmma_advance(x, step * 16 * plan.slab_row), 1);
         wgmma_commit();
         // No more than two blocks' operands are in registers.
         if constexpr (m_blocks > 2) wgmma_wait<1>();
       }
-      if constexpr (loads_ahead) {
-        if (chunk + 1 < chunks) {
-          of.wait_full();
-          load_scaled(of.buffer(), tokens_of(chunk + 1), next);
-        }
-      }
       wgmma_wait<0>();
-      release(empty);
-      if constexpr (loads_ahead) {
-#pragma unroll
-        for (int i = 0; i < m_blocks * chunk_tokens / 4; ++i)
-          a[i / 16][i / 4 % 4][i % 4] = next[i / 16][i / 4 % 4][i % 4];
-      }
+      release(of.empty_barrier());
     }
     if (p.state_out == nullptr) return;
     State* const to = static_cast<State*>(p.state_out) + place;
@@ -537,8 +488,8 @@ __global__ void __launch_bounds__(ssd_sm90_threads, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{Walk::plan.producer_registers}));
     if (Walk::warp() == 0) {
       if (is_elected()) walk.load();
-    } else if (Walk::warp() <= Walk::factor_warps) {
-      walk.find_factors(Walk::warp() - 1);
+    } else if (Walk::warp() == 1) {
+      walk.find_factors();
     }
   } else if (warpgroup == 1) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{Walk::plan.state_registers}));

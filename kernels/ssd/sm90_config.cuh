@@ -58,8 +58,8 @@ constexpr ssd_sm90_plan ssd_sm90_plan_of(int dim, int state_dim, ssd_sm90_config
   plan.barriers = plan.out + 2 * plan.out_bytes;
   plan.bytes = plan.barriers + 8 * (2 * c.stages + 5);
   // 512 registers of the four warpgroups' threads.
-  plan.producer_registers = 56;
-  plan.out_registers = 136;
+  plan.producer_registers = 40;
+  plan.out_registers = 144;
   plan.state_registers = 512 - plan.producer_registers - 2 * plan.out_registers;
   return plan;
 }

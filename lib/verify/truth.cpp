@@ -180,6 +180,15 @@ void Truth::find_independent(std::size_t first_stage, std::size_t tensor, Expect
           independent = number;
       }
   }
+  // The verifier counts these numbers: of few, those may round worst.
+  Squares all;
+  for (const auto& row : expected.independent) {
+    const Squares own = squares_of(tensors()[tensor].dtype, row, row.data());
+    all.values += own.values;
+    all.errors += own.errors;
+  }
+  if (all.values > 0)
+    expected.rounding_error = std::max(expected.rounding_error, std::sqrt(all.errors / all.values));
 }
 
 const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
