@@ -366,21 +366,6 @@ __global__ void __launch_bounds__(columns* rows)
       continue;
     }
 
-    // The first tokens are loaded beside the history, and others beneath the sums before them.
-    input loaded[unroll];
-    aligned_vector<T, count> factors[gates ? unroll : 1];
-    const auto load_tokens = [&](i64 t) {
-#pragma unroll
-      for (int u = 0; u < unroll; ++u) {
-        const T* const row = x + (t + u) * x_row;
-        loaded[u].load(row, channels, t + u < part.to, policy);
-        if constexpr (gates) {
-          factors[u] = load_once<T, count>(row + channels, t + u < part.to, policy);
-        }
-      }
-    };
-    load_tokens(part.from);
-
     float window[width - 1 + unroll][count];
     if (!is_first) {
 #pragma unroll
@@ -402,22 +387,28 @@ __global__ void __launch_bounds__(columns* rows)
     }
 
     for (i64 t = part.from; t < part.to; t += unroll) {
-      float factor[gates ? unroll : 1][count];
+      input loaded[unroll];
+      aligned_vector<T, count> factors[gates ? unroll : 1];
+#pragma unroll
+      for (int u = 0; u < unroll; ++u) {
+        const T* const row = x + (t + u) * x_row;
+        loaded[u].load(row, channels, t + u < part.to, policy);
+        if constexpr (gates) {
+          factors[u] = load_once<T, count>(row + channels, t + u < part.to, policy);
+        }
+      }
 #pragma unroll
       for (int u = 0; u < unroll; ++u) {
         loaded[u].to(window[width - 1 + u]);
-        if constexpr (gates) to_floats(factors[u], factor[u]);
-      }
-      if (t + unroll < part.to) load_tokens(t + unroll);
-#pragma unroll
-      for (int u = 0; u < unroll; ++u) {
         float value[count];
 #pragma unroll
         for (int c = 0; c < count; ++c)
           value[c] = activation::value(convolved(taps, added, window, u, c));
         if constexpr (gates) {
+          float factor[count];
+          to_floats(factors[u], factor);
 #pragma unroll
-          for (int c = 0; c < count; ++c) value[c] *= factor[u][c];
+          for (int c = 0; c < count; ++c) value[c] *= factor[c];
         }
         if (t + u < part.to) store_once(y + (t + u) * channels, from_floats<T>(value), policy);
       }
