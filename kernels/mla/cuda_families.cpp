@@ -202,7 +202,11 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Point& config
                                         config.keys / 16.0 * config.columns(form) / 8.0);
   const double of_warp = 8 * mmas + 5.0 * config.keys * config.m_tiles;
   const double of_scheduler = std::ceil(resident * config.warps() / 4) * of_warp;
-  const double compute = waves * std::ceil(tiles) * (of_scheduler + 400) / clock;
+  // Queries, and the result: on an H200 45 sequences of 175 keys take 30 us with 64 rows of a CTA.
+  const double parts = std::ceil(static_cast<double>(layer.b) / grid.groups);
+  const double of_part = static_cast<double>(config.rows() * layer.width() * 2) / 6;
+  const double compute =
+      waves * (std::ceil(tiles) * (of_scheduler + 400) + parts * of_part) / clock;
   return std::max(stream, compute) + 0.2 * std::min(stream, compute) +
          exchange_seconds(layer, grid, config.rows(), config.threads()) + 3e-6;
 }

@@ -136,7 +136,7 @@ TEST_CASE("a wrong word is named with the choices there are") {
       {"compile --op ffn --option act=", 2, {"--option act=", "NAME=VALUE"}},
       {"compile --op ffn --option =silu", 2, {"--option =silu", "NAME=VALUE"}},
       {"compile --op ffn --option act=silu,act=gelu", 2, {"--option act=gelu", "already"}},
-      {"compile --arch sm_80 --family gate_up_sm90",
+      {"compile --arch sm_80 --op ffn --family gate_up_sm90",
        2,
        {"no family has a program", "--arch", "--family"}},
       {"compile --op ffn --option save=all", 2, {"--save 'all'", "preact"}},
