@@ -171,7 +171,8 @@ TEST_CASE("weights whose rounding errors average count by their sizes") {
   // Rows of 1, 2 and 3 keys: their weights are 1, 1/2 and 1/3.
   CHECK(alike({{"s", 3}, {"dim", 18}}, "causal") ==
         Approx(8 * std::pow(1 + 1 / 2.0 + 1 / 3.0, 2) / (1 + 1 / 8.0 + 1 / 27.0)));
-  const Problem with_bias = problem_of("fwd", {{"s", 65}, {"kv", 63}, {"dim", 18}}, {{"bias", "yes"}});
+  const Problem with_bias =
+      problem_of("fwd", {{"s", 65}, {"kv", 63}, {"dim", 18}}, {{"bias", "yes"}});
   CHECK(attention_op().stages(with_bias).front().inner_values ==
         Approx(8 * 65 * 63 * std::exp(-4.0)));
 }

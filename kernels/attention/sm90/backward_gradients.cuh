@@ -197,8 +197,7 @@ struct attention_backward_gradients {
       float4 value = load_shared(gradient_at(at, warpgroup) + chunk / 8 * plan.kv_slab_bytes +
                                  row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
       // A probability of zero does not cancel the NaN of a query.
-      if (form.lengths &&
-          cta.work.first_key + first_row + row >= cta.work.sequence.kv_len) {
+      if (form.lengths && cta.work.first_key + first_row + row >= cta.work.sequence.kv_len) {
         value = make_float4(0, 0, 0, 0);
       }
       store_features<form.dim, !splits_dim || plan.slabs * 64 == form.dim>(
