@@ -228,7 +228,7 @@ class Qkv final : public DescribedOp {
                          option_or(problem, "norm", "no"));
     if (layer.norm == HeadNorm::centred && problem.options.contains("convention"))
       return "convention=gemma with norm=layer: weights of layer normalisation are factors";
-    if (layer.gates && layer.packed)
+    if (is(problem, "gates", "yes") && layer.packed)
       return fmt::format("gates=yes with {}: gates are rows of w_q, which is separate",
                          quantises(problem) ? "quantise=" + problem.option("quantise")
                                             : "weights=" + problem.option("weights"));
@@ -297,7 +297,7 @@ Layer layer_of(const Problem& problem) {
   layer.format = packed_format(problem);
   layer.scaling = quantised_scaling(problem);
   layer.packed = layer.joined() || is(problem, "weights", "packed");
-  layer.gates = is(problem, "gates", "yes");
+  layer.gates = is(problem, "gates", "yes") && !layer.packed;  // else a contradiction
   layer.bias = is(problem, "bias", "yes");
   layer.norm = is(problem, "norm", "yes")     ? HeadNorm::head
                : is(problem, "norm", "rows")  ? HeadNorm::rows

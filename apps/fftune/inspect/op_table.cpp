@@ -72,7 +72,7 @@ class Samples {
         for (std::size_t a = 0; a < axes_[i].values.size(); ++a)
           for (std::size_t b = 0; b < axes_[j].values.size(); ++b) add(pair(i, a, j, b));
     find_deciding_axes();
-    constexpr std::size_t random_choices = 60000;
+    constexpr std::size_t random_choices = 150000;
     std::uint64_t state = 1;
     for (std::size_t n = 0; n < random_choices; ++n) {
       Choice choice(axes_.size());

@@ -200,7 +200,7 @@ def _serves_narrow(query: Tensor, key: Tensor, value: Tensor) -> bool:
     if not query.is_cuda:
         return v_dim < dim
     has_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    return (v_dim < dim <= 256 and dim % 16 == v_dim % 8 == 0 and query.dtype != torch.float32 and not has_backward
+    return (v_dim < dim <= 256 and dim % 16 == v_dim % 16 == 0 and query.dtype != torch.float32 and not has_backward
             and query.shape[-2] > _MOST_ROWS_OF_MMA_SYNC
             and torch.cuda.get_device_capability(query.device) == (9, 0))
 
