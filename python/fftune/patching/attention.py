@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
+from .._custom import wants_gradient
 from .._ops.attention import row_of
 from .._library import Error
 
@@ -199,7 +200,7 @@ def _serves_narrow(query: Tensor, key: Tensor, value: Tensor) -> bool:
     dim, v_dim = query.shape[-1], value.shape[-1]
     if not query.is_cuda:
         return v_dim < dim
-    has_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    has_backward = wants_gradient(query, key, value)
     return (v_dim < dim <= 256 and dim % 16 == v_dim % 16 == 0 and query.dtype != torch.float32 and not has_backward
             and query.shape[-2] > _MOST_ROWS_OF_MMA_SYNC
             and torch.cuda.get_device_capability(query.device) == (9, 0))
@@ -213,7 +214,7 @@ def _is_known(query: Tensor, value: Tensor) -> bool:
 def _widest(*tensors: Tensor) -> int:
     """Features of a head that are faster here than in PyTorch: tensor cores take more of them where
     there is no backward pass."""
-    has_backward = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    has_backward = wants_gradient(*tensors)
     on_tensor_cores = tensors[0].is_cuda and tensors[0].dtype != torch.float32
     return 512 if on_tensor_cores and not has_backward else 256
 

@@ -1,6 +1,6 @@
-"""Functions of packages of kernels, such as flash-linear-attention and causal-conv1d, that modules call where these
-packages are installed. patch() tries modules of a GPU on the CPU too, where such kernels do not run: there the
-functions of PyTorch stand in for them that transformers has for machines without the packages."""
+"""Modules that call packages of kernels, such as flash-linear-attention and causal-conv1d, on the CPU. patch() tries
+modules of a GPU there too, and such kernels do not run there. transformers has functions of PyTorch for machines
+without the packages: these stand in."""
 import functools
 import inspect
 import sys
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._versions import pytree
 
-# Of the closures of transformers' functions that choose one of a package, or their own.
+# Variables of transformers' functions that call one of a package, or their own.
 _CELLS = ("implementation", "torch_function", "applicable_params")
 _lock = Lock()
 _users: dict[int, list] = {}  # of a cell: how many calls of patch() need it, and what it had before

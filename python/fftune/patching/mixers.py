@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops, reference
+from .._custom import wants_gradient
 from .recognise import (Foreign, Numbers, Options, Unfit, are_plain, expect_plain_parameters, has_kernels, identify,
                         is_close, original, remembered, trying, undoable)
 from .trial import hidden, replace_forward
@@ -73,7 +74,7 @@ def _advance(theirs: Callable) -> Callable:
         if (not _serves(hidden_states, weight, bias, activation) or conv_state.dtype != hidden_states.dtype
                 or conv_state.shape[-1] < weight.shape[-1] - 1 or any(v is not None for v in options.values())
                 or not are_plain(conv_state)
-                or torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
+                or wants_gradient(*tensors)):
             return theirs(hidden_states, conv_state, weight, bias, activation, **options)
         return ops.causal_conv1d_update(hidden_states.transpose(1, 2), weight, bias, state=conv_state,
                                         act=_ACTS[activation], state_order="channels").transpose(1, 2)
@@ -210,8 +211,7 @@ def _is_fast(x: Tensor, b: Tensor) -> bool:
 
 def _has_ssd(x: Tensor, dt: Tensor, *others: Tensor | None) -> bool:
     """Whether the op computes in the types of x, dt, B and C, the first two of the others."""
-    wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, dt, *others))
-    return (has_kernels(x) and (not x.is_cuda or _is_fast(x, others[0]) and not wants_gradient)
+    return (has_kernels(x) and (not x.is_cuda or _is_fast(x, others[0]) and not wants_gradient(x, dt, *others))
             and not torch.is_autocast_enabled(x.device.type) and x.numel() > 0
             and all(t.dtype == x.dtype for t in (dt, *others[:2])) and x.shape[-2] % others[0].shape[-2] == 0
             and max(x.shape[-1], others[0].shape[-1]) <= _MOST_FEATURES and are_plain(x, dt, *others))
@@ -277,7 +277,7 @@ def _select(theirs: Callable) -> Callable:
         if (x.dim() != 3 or step is None or rate is None or (skip is None) != (D is None)
                 or (bias is None) != (dt_bias is None) or not _has_ssd(x, dt, B, C, A, D, dt_bias, state, z)
                 or state.dtype not in (torch.float32, torch.bfloat16) or not state.is_contiguous()
-                or torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
+                or wants_gradient(*tensors)):
             return theirs(state, hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, z=z, **options)
         indices = torch.arange(len(x), dtype=torch.int32, device=x.device)
         out = ops.ssd(x[:, None], step[:, None], rate, B[:, None], C[:, None], skip, dt_bias=bias,
