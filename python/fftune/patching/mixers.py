@@ -378,7 +378,7 @@ def patch_mixer(module: nn.Module, known: dict, options: Options) -> str | None:
     for name, function in found[1].items():
         try:
             if _FUNCTIONS[name][2] == "ssd" and gpu and torch.cuda.get_device_capability(gpu[0]) != (9, 0):
-                raise Unfit(f"{name} stays the model's on this GPU: ssd is slower in prompts than Triton's kernels there")
+                raise Unfit(f"{name} stays the model's on this GPU: ssd is slower in prompts than Triton's kernels")
             remembered(known, (name, function), lambda: _FUNCTIONS[name][0](function))
             names.append(name)
         except Unfit as unfit:
