@@ -38,8 +38,21 @@ def cache_of(model, scales="tensor", size=TOKENS + NEW):
     return fftune.Float8StaticCache(model.config, size, scales)
 
 
-def greedy(model, ids, cache, count=NEW):
-    return model.generate(ids, past_key_values=cache, max_new_tokens=count, do_sample=False, disable_compile=True)
+def greedy(model, ids, cache, count=NEW, **options):
+    return model.generate(ids, past_key_values=cache, max_new_tokens=count, do_sample=False, disable_compile=True,
+                          **options)
+
+
+def check_tokens(got, right):
+    """`got`: tokens. `right`: the unpatched model's result with logits. Another processor rounds a key to the code
+    beside, 1/16 away, so a sequence may go on otherwise from where the unpatched model's two logits are as near."""
+    assert got.shape == right.sequences.shape and torch.equal(got[:, :TOKENS], right.sequences[:, :TOKENS])
+    for row, (own, its) in enumerate(zip(got, right.sequences)):
+        if torch.equal(own, its):
+            continue
+        at = int((own != its).nonzero()[0])
+        logits = right.logits[at - TOKENS][row]
+        assert logits[its[at]] - logits[own[at]] < 0.05 * logits.float().std(), (row, at)
 
 
 @pytest.fixture
@@ -207,16 +220,16 @@ def test_wrong_arguments():
 def test_greedy_tokens_are_the_unpatched_models(name, scales, runs, loops):
     model = model_of(name)
     ids = inputs(name, 2, TOKENS, DEVICE)["input_ids"]
-    right = greedy(model, ids, cache_of(model, scales))
-    assert torch.equal(greedy(patched(model, attention=True), ids, cache_of(model, scales)), right)
+    right = greedy(model, ids, cache_of(model, scales), output_logits=True, return_dict_in_generate=True)
+    check_tokens(greedy(patched(model, attention=True), ids, cache_of(model, scales)), right)
     own = patched(model, whole_layers=True)
-    assert torch.equal(greedy(own, ids, cache_of(model, scales)), right)
+    check_tokens(greedy(own, ids, cache_of(model, scales)), right)
     # From the second call on, on CPUs; in a window until it is full.
     steps = 0 if DEVICE == "cuda" else (14 - TOKENS if name == "mistral-window" else NEW) - 1
     assert len(runs) == steps * (2 if name == "gemma3" else 1)
     assert all(("cache-scales=head" in given[8]) == (scales == "head") and given[7][0].dtype == E4M3 for given in runs)
     cache = cache_of(model, scales)
-    assert torch.equal(fftune.generate(own, ids, NEW, cache=cache), right)
+    check_tokens(fftune.generate(own, ids, NEW, cache=cache), right)
     assert int(cache.get_seq_length()) in (TOKENS + NEW - 1, TOKENS)  # `decode` counts beside it
     is_whole = DEVICE == "cpu" and name not in ("gemma3", "gpt2", "mistral-window")
     assert (loops[-1].state is not None) == is_whole
