@@ -135,16 +135,10 @@ class FarPages {
       far[cache] = next;
       next += large_[cache].bytes();
     }
-    for (std::size_t i = 0; i < small_.size(); ++i) {
-      const bool pages = small_[i].name == "pages";
-      if (!pages && small_[i].name != "slots") continue;
-      const std::int64_t rows =
-          pages ? pair_.large.size("pages") - pair_.small.size("pages") : rows_between();
-      small_[i].dtype == DType::i64 ? shift_ids<std::int64_t>(backend_, small_[i], far[i], rows)
-                                    : shift_ids<std::int32_t>(backend_, small_[i], far[i], rows);
-    }
+    shift_all_ids(far, 1);
     run_one(family, pair_.small, config, near);
     run_one(family, pair_.large, config, far);
+    shift_all_ids(far, -1);  // a decode step counts slots on
     for (const StageSpec& stage : stages)
       for (const std::string& name : stage.outputs) {
         const std::size_t tensor = tensor_index(small_, name);
@@ -158,6 +152,19 @@ class FarPages {
       }
     for (std::size_t i = 0; i < small_.size(); ++i)
       backend_.copy(near[i], before[i]->data(), small_[i].bytes());
+  }
+
+  /// Pages and slots of the small cache become those of the large one; by -1, back again.
+  void shift_all_ids(const std::vector<void*>& tensors, std::int64_t direction) {
+    for (std::size_t i = 0; i < small_.size(); ++i) {
+      const bool pages = small_[i].name == "pages";
+      if (!pages && small_[i].name != "slots") continue;
+      const std::int64_t by =
+          direction *
+          (pages ? pair_.large.size("pages") - pair_.small.size("pages") : rows_between());
+      small_[i].dtype == DType::i64 ? shift_ids<std::int64_t>(backend_, small_[i], tensors[i], by)
+                                    : shift_ids<std::int32_t>(backend_, small_[i], tensors[i], by);
+    }
   }
 
   void run_one(const Family& family, const Problem& problem, const Config& config,
