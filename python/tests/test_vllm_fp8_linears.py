@@ -87,7 +87,7 @@ def test_others_stay(methods, caplog, change, words):
     assert "apply_weights" not in kernel.__dict__
 
 
-def test_a_layer_that_computes_something_else_stays_and_one_that_is_loaded_again_is_served(methods, caplog, monkeypatch):
+def test_a_layer_that_computes_something_else_stays_when_it_is_loaded_again_too(methods, caplog, monkeypatch):
     layer = a_layer("tensor")
     method = methods["Fp8LinearMethod"](False, torch.bfloat16)
     module = importlib.import_module("fftune.vllm.fp8_linears")
@@ -95,14 +95,26 @@ def test_a_layer_that_computes_something_else_stays_and_one_that_is_loaded_again
     monkeypatch.setattr(module, "_run", lambda *given: run(*given) * 1.5)
     assert "results differ from vLLM's by 0.5" in loaded(method, layer, caplog)
     monkeypatch.setattr(module, "_run", run)
-    importlib.import_module("fftune.vllm.logs").log_once.cache_clear()
-    for scale in (1, 3):
-        layer.weight.data = layer.weight.data.t().contiguous() if layer.weight.shape[0] == 272 else layer.weight.data
-        layer.weight_scale.data = layer.weight_scale.data * scale
+    layer._parameters = a_layer("tensor")._parameters
+    loaded(method, layer, caplog)
+    assert "apply_weights" not in vars(method.fp8_linear)
+
+
+@pytest.mark.parametrize("kind", ("block", "tensor", "rows"))
+def test_a_layer_that_is_loaded_again_reads_its_numbers_where_graphs_do(methods, caplog, kind):
+    layer = a_layer(kind)
+    method = methods["Fp8LinearMethod"](kind == "block", torch.bfloat16)
+    loaded(method, layer, caplog)
+    places = {name: tensor.data_ptr() for name, tensor in layer.named_buffers()}
+    for _ in range(2):
+        layer._parameters = a_layer(kind)._parameters
+        for parameter in list(layer.parameters())[1:]:
+            parameter.data *= 3
         loaded(method, layer, caplog)
         x = torch.randn(3, 272, dtype=torch.bfloat16)
         own = type(method.fp8_linear).apply_weights(method.fp8_linear, layer, x)
         assert error(method.apply(layer, x), own) < 0.005
+        assert {name: tensor.data_ptr() for name, tensor in layer.named_buffers()} == places
     assert len(importlib.import_module("fftune.vllm.products")._kinds) == 1
 
 

@@ -11,7 +11,7 @@ import vllm_interfaces
 
 RECORD = json.loads(vllm_interfaces.RECORD.read_text())
 # Names that the plugin asks for with a default, or that it knows in another form.
-ABSENT = {"0.24": {"SpeculativeConfig.enable_adaptive_verification"},
+ABSENT = {"0.24": {"SpeculativeConfig.enable_adaptive_verification", "AuxOutputConfig", "VllmConfig.aux_output_config"},
           "0.33": {"MPLinearLayerConfig.has_g_idx", "FlashAttentionMetadata.use_cascade",
                    "ModelConfig.enable_return_routed_experts", "CompressedTensorsWNA16MarlinMoEMethod",
                    "Attention.calculate_kv_scales"}}

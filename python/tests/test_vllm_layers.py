@@ -333,7 +333,9 @@ def with_other_routers(model):
     set_on("mlp.experts.routed_experts.apply_router_weight_on_input", True),
     set_on("mlp.experts.routed_experts.quant_method.experts_cls", object),
     lambda model: delattr(model.layers[1].mlp.experts.routed_experts, "quant_method"),
-    lambda model: setattr(model.vllm_config.model_config, "enable_return_routed_experts", True),
+    lambda model: setattr(model.vllm_config.model_config, "enable_return_routed_experts", True),  # of 0.24
+    lambda model: setattr(model.vllm_config, "aux_output_config", SimpleNamespace(enable_return_routed_experts=True)),
+    set_on("mlp.experts.router.capture_fn", print),
     lambda model: setattr(model.layers[2].mlp.gate, "skip_bias_add", True),
     set_on("mlp.experts.shared_experts", torch.nn.Identity())])
 def test_other_mixtures_are_vllms_blocks(stand_in, monkeypatch, change):
@@ -390,6 +392,29 @@ def test_packed_layers_are_one_op(prompts, stand_in, monkeypatch, zeros):
     monkeypatch.setattr(type(model.layers[0].mlp), "forward", lambda *given: runs.append(given) or run(*given))
     expect_right(model, *batch_of(model, *MIXED), calls=1)
     assert len(calls) == 1 and len(runs) == len(model.layers)
+
+
+def test_networks_take_over_weights_that_are_loaded_again(stand_in):
+    """vLLM processes them anew. It keeps no buffers of modules without weights of their own (0.24)."""
+    products = importlib.import_module("fftune.vllm.products")
+    networks = importlib.import_module("fftune.vllm.networks")
+    network, x = packed_llama_of(stand_in).layers[0].mlp, torch.randn(5, 64).bfloat16()
+    down = network.down_proj._fftune_packed
+    products.keep(network.down_proj, lambda packed: products.take_over(packed[:2], down[:2]) or products.take_over(
+        down[:2], packed[:2]))
+    networks.fuse(network, "silu", 64)
+    halves, again = network.gate_up_proj._fftune_packed, packed_of((192, 64))
+    places = [half.w.data_ptr() for half in halves]
+    for linear, packed in ((network.gate_up_proj, again), (network.down_proj, packed_of((64, 96)))):
+        network._buffers.clear()
+        assert products.load_again(linear, lambda: None, lambda: (packed,))
+    gate, up = (x.float() @ half.float().T for half in again.dense().chunk(2))
+    right = (torch.nn.functional.silu(gate) * up) @ down.dense().float().T
+    assert (network(x) - right).norm() < 0.02 * right.norm()
+    assert [half.w.data_ptr() for half in network.gate_up_proj._fftune_packed] == places
+    assert torch.equal(torch.cat([half.dense() for half in halves]), again.dense())
+    with pytest.raises(RuntimeError, match="have another format than those that run. Start the engine anew"):
+        products.load_again(network.gate_up_proj, lambda: None, lambda: (packed_of((64, 64)),))
 
 
 def test_networks_of_one_kind_share_compiled_code(stand_in):
@@ -668,7 +693,9 @@ def test_output_bias(stand_in):
         for own in model.layers:
             own.self_attn.o_proj.tp_rank = rank
             if rank:  # its bias is the first rank's
-                own.self_attn.o_proj.forward = lambda x, w=own.self_attn.o_proj.weight: x @ w.T
+                linear = own.self_attn.o_proj
+                linear.__class__ = type("RowParallelLinear", (type(linear),), {
+                    "forward": lambda self, x: x @ self.weight.T})
         expect_right(warm(model), *batch_of(model)) if rank == 0 else \
             expect_same_result(warm(model))
 
@@ -938,7 +965,10 @@ def test_other_batches(decoding, stand_in):
               (changed(metadata, use_cascade=True), positions),
               (changed(metadata, causal=False), positions),
               (changed(metadata, dcp_context_kv_lens=torch.zeros(4)), positions),
-              (changed(metadata, mm_prefix_range_tensor=torch.zeros(4)), positions)]
+              (changed(metadata, mm_prefix_range_tensor=torch.zeros(4)), positions),
+              # The fields of a later version.
+              (changed(metadata, windows_behind_a_prefix=torch.zeros(4)), positions),
+              (changed(metadata, is_another_kind=True), positions)]
     # Layers of two batches.
     first = next(iter(metadata))
     others.append(({**metadata, first: changed(metadata, num_actual_tokens=3)[first]}, positions))
@@ -965,12 +995,17 @@ def reasons(stand_in, caplog, model):
 @pytest.mark.parametrize("change, value, reason", [
     ("speculative_config", SimpleNamespace(enable_adaptive_verification=True),
      "verification of an adaptive number of drafts"),
+    ("speculative_config", SimpleNamespace(num_speculative_tokens_per_batch_size=[(1, 8, 3)]),
+     "verification of an adaptive number of drafts"),
+    ("offload_config", SimpleNamespace(uva=SimpleNamespace(cpu_offload_gb=2.0)), "weights that are offloaded"),
+    ("offload_config", SimpleNamespace(prefetch=SimpleNamespace(offload_group_size=4)), "weights that are offloaded"),
     ("kv_transfer_config", 1, "a KV connector"),
     ("model_config__dtype", torch.float16, "elements of torch.float16"),
     ("parallel_config__pipeline_parallel_size", 2, "pipeline parallelism"),
     ("parallel_config__data_parallel_size", 2, "data parallelism"),
     ("parallel_config__decode_context_parallel_size", 2, "context parallelism"),
-    ("parallel_config__enable_dbo", True, "two batches that overlap"),
+    ("parallel_config__enable_dbo", True, "batches that overlap"),
+    ("parallel_config__use_ubatching", True, "batches that overlap"),
     ("compilation_config__pass_config", SimpleNamespace(enable_sp=True), "sequence parallelism"),
     ("parallel_config", None, "AttributeError: 'NoneType' object has no attribute "
                               "'pipeline_parallel_size'")])
@@ -1023,6 +1058,11 @@ class OtherMLP(torch.nn.Module):
     (set_on("ada_rms_norm_t_cond", 1), "a norm with a condition"),
     (set_on("self_attn.dual_chunk_attention_config", {}), "attention in two chunks"),
     (lambda model: setattr(model, "end_layer", 2), "it has a part of the layers"),
+    (lambda model: model.layers[1].mlp.down_proj.register_forward_hook(lambda *given: None),
+     "mlp.down_proj has hooks, or a forward of its own"),
+    (lambda model: model.layers[2].register_forward_pre_hook(lambda *given: None),
+     "LlamaDecoderLayer has hooks, or a forward of its own"),
+    (lambda model: setattr(model.layers[0].self_attn, "forward", None), "self_attn has hooks, or a forward of its own"),
 ])
 def test_structures(stand_in, caplog, change, reason):
     model = model_of(stand_in)

@@ -213,6 +213,60 @@ def test_compiled_code_has_a_key_of_the_layers_that_run_here(linears):
     assert keys[-1] == str(envs.compile_factors()), "loaded again"
 
 
+def load_as_vllm_does(layer, process, fresh):
+    """Its layerwise reload: the layer has the tensors of a checkpoint while they are processed, and then its own again,
+    into which vLLM copies parameters, and no buffers that are not persistent."""
+    own = dict(layer._parameters), dict(layer._buffers)
+    layer._parameters, layer._buffers = dict(fresh._parameters), {}
+    process(layer)
+    for name, parameter in own[0].items():
+        parameter.data.copy_(layer._parameters[name].data)
+    layer._parameters, layer._buffers = own
+
+
+@pytest.mark.parametrize("options", ({}, {"zeros": True}, {"act_order": True}, {"bits": 8}), ids=str)
+def test_weights_that_are_loaded_again_go_where_graphs_read_them(linears, options):
+    kernel, layer = a_layer(**options)
+    kernel.process_weights_after_loading(layer)
+    x = torch.randn(5, 128, dtype=torch.bfloat16)
+    places = {name: tensor.data_ptr() for name, tensor in layer.named_buffers()}
+    before, run = kernel.dense, kernel.apply_weights
+    load_as_vllm_does(layer, kernel.process_weights_after_loading, a_layer(**options)[1])
+    assert not torch.equal(kernel.dense, before) and kernel.apply_weights is run
+    assert error(run(layer, x), x @ kernel.dense) < 0.01
+    assert {name: tensor.data_ptr() for name, tensor in layer.named_buffers()} == places
+    if "act_order" not in options:
+        assert error(layer._fftune_packed.dense().T, kernel.dense) < 0.01
+    assert not any(p.numel() for p in layer.parameters())
+    with pytest.raises(RuntimeError, match="have another format than those that run"):
+        linears.load_again(layer, lambda: None, lambda: linears.packed_of(*a_layer(group=64)))
+
+
+def test_a_layer_that_stayed_vllms_stays_so_when_it_is_loaded_again(linears, monkeypatch):
+    """Graphs that were captured read vLLM's weight."""
+    kernel, layer = a_layer()
+    made = linears._product_of
+    monkeypatch.setattr(linears, "_product_of", lambda *given: made(*given)._replace(
+        run=lambda *call: made(*given).run(*call) * 1.5))
+    kernel.process_weights_after_loading(layer)
+    monkeypatch.setattr(linears, "_product_of", made)
+    load_as_vllm_does(layer, kernel.process_weights_after_loading, a_layer()[1])
+    assert "apply_weights" not in vars(kernel) and any(p.numel() for p in layer.parameters())
+
+
+def test_weights_that_are_offloaded_stay(linears, monkeypatch, caplog):
+    """Packed ones would be on the device."""
+    from types import SimpleNamespace
+
+    products = module("fftune.vllm.products")
+    offload = SimpleNamespace(offload_backend="auto", uva=SimpleNamespace(cpu_offload_gb=4))
+    monkeypatch.setattr(products, "current", lambda: SimpleNamespace(offload_config=offload))
+    kernel, layer = a_layer()
+    with caplog.at_level(logging.INFO):
+        kernel.process_weights_after_loading(layer)
+    assert "stay vLLM's: weights that are offloaded" in caplog.text and "apply_weights" not in vars(kernel)
+
+
 def test_an_unknown_key_of_compiled_code_leaves_layers_to_vllm(linears, monkeypatch, caplog):
     from vllm import envs
 

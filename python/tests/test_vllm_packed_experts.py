@@ -137,6 +137,38 @@ def test_experts_run_by_moe_ffn_and_are_in_memory_once(methods, caplog, case):
     assert sum(p.numel() for p in layer.parameters()) == (sum(b.numel() for b in layer.biases) if layer.biases else 0)
 
 
+@pytest.mark.parametrize("case", ["GPTQ", "AWQ", "compressed-tensors of 0.33", "gpt-oss"])
+def test_experts_that_are_loaded_again_go_where_graphs_read_them(methods, caplog, case):
+    name, options = CASES[case]
+    layer, attributes = a_layer(name, **options)
+    method = methods[name](torch.bfloat16, **attributes)
+    loaded(method, layer, caplog)
+    own, run = layer._fftune_packed, method.apply
+    places = [weight.w.data_ptr() for weight in own.weights]
+    fresh, _ = a_layer(name, **options)
+    layer._parameters, layer.dense, layer.biases = fresh._parameters, fresh.dense, fresh.biases
+    loaded(method, layer, caplog)
+    x = torch.randn(5, D, dtype=torch.bfloat16)
+    shares, ids = torch.rand(5, EXPERTS).topk(2)
+    given = layer, x, shares, ids.int(), None, None
+    assert method.apply is run and layer._fftune_packed is own
+    assert error(run(*given), type(method).apply(method, *given)) < 0.01
+    assert [weight.w.data_ptr() for weight in own.weights] == places
+    assert not any(p.numel() for key, p in layer.named_parameters() if "bias" not in key)
+
+
+@pytest.mark.parametrize("config, words", [
+    (SimpleNamespace(offload_config=SimpleNamespace(prefetch=SimpleNamespace(offload_group_size=2))),
+     "weights that are offloaded"),
+    (SimpleNamespace(aux_output_config=SimpleNamespace(enable_return_routed_experts=True)),
+     "requests get the experts that were chosen")])
+def test_what_the_configuration_of_the_engine_leaves_to_vllm(methods, caplog, monkeypatch, config, words):
+    monkeypatch.setattr("fftune.vllm.packed_experts.current", lambda: config)
+    layer, _ = a_layer("GptOssMxfp4MoEMethod", biases=True, activation="SWIGLUOAI")
+    method = methods["GptOssMxfp4MoEMethod"](torch.bfloat16, is_monolithic=True)
+    assert f"stay vLLM's: {words}" in loaded(method, layer, caplog) and "apply_monolithic" not in vars(method)
+
+
 def test_a_router_inside_of_the_kernel(methods, caplog):
     layer, _ = a_layer("GptOssMxfp4MoEMethod", biases=True, activation="SWIGLUOAI")
     method = methods["GptOssMxfp4MoEMethod"](torch.bfloat16, is_monolithic=True)

@@ -97,7 +97,7 @@ TOUCHED = {
     "lora/punica_wrapper/punica_gpu": {"PunicaWrapperGPU": "token_mapping_meta"},
     "lora/ops/triton_ops/lora_kernel_metadata": {"LoRAKernelMeta": "no_lora_flag_cpu"},
     f"{_LAYERS}/fused_moe/router/fused_topk_router": {
-        "FusedTopKRouter": "scoring_func renormalize top_k eplb_state"},
+        "FusedTopKRouter": "scoring_func renormalize top_k eplb_state capture_fn"},
     f"{_LAYERS}/fused_moe/unquantized_fused_moe_method": {"UnquantizedFusedMoEMethod": "experts_cls"},
     f"{_LAYERS}/quantization/auto_gptq": {
         "AutoGPTQMoEMethod": "process_weights_after_loading quant_config input_dtype",
@@ -112,13 +112,18 @@ TOUCHED = {
     f"{_LAYERS}/quantization/compressed_tensors/compressed_tensors_moe/compressed_tensors_moe_wna16": {
         "CompressedTensorsWNA16MoEMethod": "process_weights_after_loading num_bits"},
     "config/vllm": {"": "get_current_vllm_config", "VllmConfig": "lora_config quant_config speculative_config kv_transfer_config "
-                                  "model_config parallel_config compilation_config scheduler_config"},
-    "config/speculative": {"SpeculativeConfig": "num_speculative_tokens enable_adaptive_verification"},
+                                  "model_config parallel_config compilation_config scheduler_config offload_config "
+                                  "aux_output_config"},
+    "config/offload": {"OffloadConfig": "offload_backend uva prefetch", "UVAOffloadConfig": "cpu_offload_gb",
+                       "PrefetchOffloadConfig": "offload_group_size"},
+    "config/aux_output": {"AuxOutputConfig": "enable_return_routed_experts"},
+    "config/speculative": {"SpeculativeConfig": "num_speculative_tokens num_speculative_tokens_per_batch_size "
+                                                "enable_adaptive_verification"},
     "config/scheduler": {"SchedulerConfig": "max_num_seqs max_num_batched_tokens"},
     "config/model": {"ModelConfig": "dtype max_model_len enable_return_routed_experts"},
     "config/parallel": {
         "ParallelConfig": "pipeline_parallel_size data_parallel_size decode_context_parallel_size "
-                          "prefill_context_parallel_size enable_dbo"},
+                          "prefill_context_parallel_size enable_dbo use_ubatching"},
     "config/compilation": {"CompilationConfig": "cudagraph_mode pass_config max_cudagraph_capture_size",
                            "CUDAGraphMode": "NONE FULL decode_mode"},
     f"{_MODELS}/llama": {

@@ -6,6 +6,8 @@ blocks of 128 x 128; else each token has one. The op reads vLLM's weight where i
 least value, 1 / (448 * 512) for tokens; those of the op have none, so tiny activations are rounded more
 finely.
 """
+import functools
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ from .._ops.linear import OPS
 from .imports import wrap_methods
 from .interfaces import FP8_METHODS
 from .logs import Unfit, reason_of
-from .products import Product, adopt, give_back, log_layer
+from .products import Product, adopt, is_loaded, keep, load_again, log_layer, register, take_over
 
 _BLOCK = (128, 128)
 
@@ -25,19 +27,29 @@ def patch_methods(module) -> None:
 def _loading(cls: type, process):
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         kernel = self.fp8_linear
-        give_back(kernel)
+        if is_loaded(layer):
+            load_again(layer, lambda: process(self, layer), lambda: weight_of(kernel, layer), reads_first=False)
+            return
         process(self, layer)
-        words = ""
+        words, take = "", None
         try:
             weight, scale, words = weight_of(kernel, layer)
             n, k = weight.shape
             product = Product(f"fp8 {n} x {k}, {words}", _run, (weight, scale), n, k)
             reason = adopt(kernel, type(kernel).apply_weights, layer, product, kernel.config.out_dtype)
+            if not reason:
+                take = functools.partial(_take, layer, product.tensors)
         except Exception as error:
             reason = reason_of(error)
+        keep(layer, take)
         log_layer(type(kernel).__name__, reason, f"with activations rounded by {words}")
 
     return process_weights_after_loading
+
+
+def _take(layer: nn.Module, tensors: tuple[Tensor, Tensor], weight: Tensor, scale: Tensor, words: str) -> None:
+    take_over(tensors, (weight, scale))
+    register(layer, tensors)
 
 
 def weight_of(kernel, layer: nn.Module) -> tuple[Tensor, Tensor, str]:

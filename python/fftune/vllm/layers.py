@@ -30,7 +30,7 @@ from .. import ops
 from .._library import Plan
 from .._run import BATCH_INVARIANT
 from . import faster, plans, ranks
-from .logs import Unfit, log, one_line, reason_of
+from .logs import Unfit, log, log_once, one_line, reason_of
 from .structure import E4M3, Layer, Model, Pages, expect_known, has_adapters, pages_of, queries_of
 from .trial import difference, is_capturing
 
@@ -669,11 +669,20 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
                   tuple(groups), offsets, queries=queries if is_uniform else 1)
 
 
+# Tensors and switches of the metadata that the ops read, or do not need.
+_METADATA = {"query_start_loc", "seq_lens", "block_table", "slot_mapping", "causal", "scheduler_metadata"}
+
+
 def _is_served(metadata) -> bool:
-    """Whether attention is that over pages, causal for all sequences."""
-    others = ("dcp_context_kv_lens", "mm_prefix_range_tensor", "mm_prefix_query_range_tensor")  # the last one is of 0.33
-    return not getattr(metadata, "use_cascade", False) and metadata.causal is True \
-        and all(getattr(metadata, name, None) is None for name in others)
+    """Whether attention is that over pages, causal for all sequences. A version may have other kinds, with a tensor or a
+    switch of their own: cascades, ranges of images, windows behind a prefix."""
+    if metadata.causal is not True:
+        return False
+    others = [name for name, value in vars(metadata).items()
+              if name not in _METADATA and (value is True or isinstance(value, Tensor))]
+    if others:
+        log_once(f"batches whose attention has {' and '.join(others)} stay vLLM's")
+    return not others
 
 
 # the layers

@@ -16,7 +16,7 @@ from .._ops.packed import group_word, parts_of, suffix
 from .imports import wrap_methods
 from .interfaces import KERNELS
 from .logs import Unfit, reason_of
-from .products import PACKED, Product, adopt, free, give_back, log_layer
+from .products import PACKED, Product, adopt, free, is_loaded, keep, load_again, log_layer, register, take_over
 
 # By bits, what is subtracted from codes, and zero points.
 _CODES = {(4, 8, False): "int4", (4, 0, True): "int4", (8, 128, False): "int8"}
@@ -31,23 +31,37 @@ def _loading(formats: tuple[str, ...], cls: type, process):
     apply = cls.apply_weights
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        give_back(self)
-        layer.__dict__.pop(PACKED, None)
-        packed, reason = None, ""
+        if is_loaded(layer):
+            if load_again(layer, lambda: process(self, layer), lambda: packed_of(self, layer, formats)):
+                free(layer, _names_of(self))
+            return
+        packed, reason, take = None, "", None
         try:
             packed, order = packed_of(self, layer, formats)
         except Exception as error:
             reason = reason_of(error)
         process(self, layer)
         if packed is not None:
-            reason = adopt(self, apply, layer, _product_of(packed, order), self.config.act_type)
+            product = _product_of(packed, order)
+            reason = adopt(self, apply, layer, product, self.config.act_type)
             if not reason:
                 if order is None:
                     setattr(layer, PACKED, packed)  # for whole layers
-                free(layer, [getattr(self, f"w_{part}_name", None) for part in ("q", "s", "zp", "gidx")])
+                free(layer, _names_of(self))
+                take = functools.partial(_take, layer, product.tensors)
+        keep(layer, take)
         log_layer(cls.__name__, reason, f"with packed weights ({packed.format})" if packed else "")
 
     return process_weights_after_loading
+
+
+def _take(layer: nn.Module, tensors: tuple, packed: ops.PackedWeight, order: Tensor | None) -> None:
+    take_over(tensors, _product_of(packed, order).tensors)
+    register(layer, tensors)
+
+
+def _names_of(kernel) -> list[str | None]:
+    return [getattr(kernel, f"w_{part}_name", None) for part in ("q", "s", "zp", "gidx")]
 
 
 # what a layer has

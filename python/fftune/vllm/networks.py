@@ -4,6 +4,7 @@ vLLM has the weights of gate and up as one. `layer` takes each by itself, so the
 one op in batches that `layer` does not run. The rows of both keep their codes.
 """
 import functools
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from .. import ops
 from .._custom import OPS
 from .._ops.packed import format_of, group_word, parts_of, suffix
 from .logs import Unfit
-from .products import PACKED, Halves, Product, names_of, serve
+from .products import PACKED, Halves, Product, keep, names_of, register, serve, take_over, taking_of
 
 
 _GATES = {"silu": F.silu, "gelu": F.gelu, "gelu-tanh": functools.partial(F.gelu, approximate="tanh")}
@@ -45,6 +46,19 @@ def fuse(network: nn.Module, act: str, most: int) -> None:
     setattr(network.gate_up_proj, PACKED, Halves(gate, up))
     for name in [name for name in network.gate_up_proj._buffers if name.startswith("fftune_")]:
         setattr(network.gate_up_proj, name, None)  # nobody calls it any more
+    keep(network.gate_up_proj, functools.partial(_take_halves, network, tensors, (gate, up)))
+    if take := taking_of(network.down_proj):
+        keep(network.down_proj, functools.partial(_take_down, network, tensors, take))
+
+
+def _take_halves(network: nn.Module, tensors: tuple, halves: tuple, packed: ops.PackedWeight, order: None = None) -> None:
+    take_over(parts_of(*halves), parts_of(*halves_of(packed)))
+    register(network, tensors)
+
+
+def _take_down(network: nn.Module, tensors: tuple, take: Callable, *packed) -> None:
+    take(*packed)
+    register(network, tensors)
 
 
 @functools.cache

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from .. import _run as running
 from .. import ops
 from .._codes import AWQ_PLACES, codes_of_words, pairs_of_codes, turned
+from .._ops.packed import parts_of
 from . import faster, plans
+from .deployment import current, offloads_weights, returns_routed_experts
 from .experts import ACTIVATIONS, local_ids
 from .imports import wrap_methods
 from .interfaces import EXPERTS_METHODS
 from .logs import Unfit, log_once, one_line, reason_of
-from .products import PACKED, free
+from .products import PACKED, free, is_loaded, keep, load_again, take_over
 from .trial import difference
 
 _ROWS = (4, 300)  # for kernels of few tokens, and of many
@@ -33,9 +35,10 @@ def patch_methods(module) -> None:
 
 def _loading(cls: type, process):
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        for name in ("apply", "apply_monolithic"):
-            self.__dict__.pop(name, None)
-        layer.__dict__.pop(PACKED, None)
+        if is_loaded(layer):
+            if load_again(layer, lambda: process(self, layer), lambda: (Experts(self, layer),)):
+                _free(layer)
+            return
         experts = None
         try:
             experts, reason = Experts(self, layer), ""
@@ -44,6 +47,7 @@ def _loading(cls: type, process):
         process(self, layer)
         if experts is not None:
             reason = experts.adopt(self, layer)
+        keep(layer, None if reason else experts.take)
         what = f"experts of {cls.__name__}"
         log_once(f"{what} stay vLLM's: {reason}" if reason else
                  f"{what} run by moe-ffn with packed weights ({experts.weights[0].format})")
@@ -170,6 +174,10 @@ class Experts:
             name = "apply_monolithic" if method.is_monolithic else "apply"
             if name == "apply_monolithic" and (not self.interleaved or layer.expert_map is not None):
                 return "a router inside of vLLM's kernel"
+            if offloads_weights(current()):
+                return "weights that are offloaded"
+            if name == "apply_monolithic" and returns_routed_experts(current()):
+                return "requests get the experts that were chosen"
             ours = getattr(self, f"_{name}")(method, layer)
             generator = torch.Generator().manual_seed(0)
             for rows in _ROWS:
@@ -187,11 +195,16 @@ class Experts:
             return one_line(error)
         setattr(method, name, ours)
         setattr(layer, PACKED, self)  # for whole layers
-        for part in _PARTS:
-            free(layer, [f"{part}_{end}" for end in ("weight", "qweight", "weight_packed", "scales", "weight_scale",
-                                                     "qzeros", "weight_zero_point")])
-            _free_triton(getattr(layer, f"{part}_weight", None))
+        _free(layer)
         return ""
+
+    @property
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        return *parts_of(*self.weights), *(self.biases or ())
+
+    def take(self, new: "Experts") -> None:
+        """Takes over the numbers of experts that are loaded again."""
+        take_over(self._tensors, new._tensors)
 
     def _apply(self, method, layer: nn.Module):
         def apply(layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input):
@@ -260,6 +273,14 @@ def _pack_integers(dtype: torch.dtype, bits: int, codes: Tensor, scale: Tensor, 
         return ops.pack_weight((codes ^ 128).contiguous(), scale.float().contiguous(), k=k, group=group, format="int8")
     return ops.pack_weight(pairs_of_codes(codes), scale.to(dtype).contiguous(),
                            None if zero is None else zero.flatten(0, 1).contiguous(), k=k, group=group)
+
+
+def _free(layer: nn.Module) -> None:
+    """Gives vLLM's order of the weights up."""
+    for part in _PARTS:
+        free(layer, [f"{part}_{end}" for end in ("weight", "qweight", "weight_packed", "scales", "weight_scale",
+                                                 "qzeros", "weight_zero_point")])
+        _free_triton(getattr(layer, f"{part}_weight", None))
 
 
 def _free_triton(tensor) -> None:

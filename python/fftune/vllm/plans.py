@@ -4,6 +4,7 @@ import threading
 
 from .. import _run as running
 from .._run import BATCH_INVARIANT
+from .deployment import current
 
 # Whether vLLM runs batches with prompts until the kernels of their sizes are compiled. With batch
 # invariance it runs none.
@@ -38,12 +39,8 @@ def are_ready(problems: list[tuple[int, dict]], most: int) -> bool:
 
 def most_rows() -> int:
     """The most tokens of a batch of the engine whose model is loaded; 0 if that is not known."""
-    try:
-        from vllm.config import get_current_vllm_config
-
-        return get_current_vllm_config().scheduler_config.max_num_batched_tokens
-    except Exception:  # outside of an engine
-        return 0
+    config = current()
+    return 0 if config is None else config.scheduler_config.max_num_batched_tokens
 
 
 def prepare(rows: int, problems: list[tuple[int, dict]], most: int) -> None:

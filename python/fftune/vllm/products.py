@@ -16,6 +16,7 @@ from .. import _run as running
 from .._untouched import same_random_numbers
 from ..ops import PackedWeight
 from . import faster, plans
+from .deployment import current, offloads_weights
 from .logs import Unfit, log_once, reason_of
 from .trial import difference
 
@@ -82,6 +83,8 @@ def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], 
     """Gives the module the tensors of a product that computes what `own(x)` does for x of the type `dtype`; Unfit if it
     computes something else, or where it is `measured` if it is slower. `most`: tokens of a batch."""
     kind, run, tensors, n, k = product
+    if offloads_weights(current()):  # those that run here stay on the device
+        raise Unfit("weights that are offloaded")
     number = module.__dict__.setdefault("_fftune_number", len(_adopted))  # a layer may be loaded again
     _adopted[number] = ""
     _expect_keyed()
@@ -99,8 +102,7 @@ def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], 
     if measured and device.type == "cuda":
         _expect_faster(kind, lambda x: run(x, *tensors, None), own, k, dtype, device)
     _kinds[kind] = _Kind(run, list(problems.values()), most)
-    for name, tensor in zip(names_of(tensors), tensors):
-        module.register_buffer(name, tensor, persistent=False)
+    register(module, tensors)
     _adopted[number] = kind
 
 
@@ -120,6 +122,60 @@ def _expect_faster(kind: str, mine: Callable, own: Callable, k: int, dtype: torc
 def names_of(tensors: tuple[Tensor | None, ...]) -> tuple[str, ...]:
     """The buffers of a module that have a product's tensors."""
     return tuple(f"fftune_{place}" for place in range(len(tensors)))
+
+
+def register(module: nn.Module, tensors: tuple[Tensor | None, ...]) -> None:
+    for name, tensor in zip(names_of(tensors), tensors):
+        module.register_buffer(name, tensor, persistent=False)
+
+
+# weights that are loaded again
+
+_TAKE = "_fftune_take"  # the attribute of a layer that was loaded
+
+
+def keep(layer: nn.Module, take: Callable | None) -> None:
+    """Notes that a layer was loaded: `take` gives the tensors that run here new numbers; None if it stayed vLLM's."""
+    layer.__dict__[_TAKE] = take
+
+
+def taking_of(layer: nn.Module) -> Callable | None:
+    """The `take` of a layer."""
+    return layer.__dict__.get(_TAKE)
+
+
+def is_loaded(layer: nn.Module) -> bool:
+    return _TAKE in layer.__dict__
+
+
+def load_again(layer: nn.Module, process: Callable[[], None], read: Callable[[], tuple], reads_first: bool = True) -> bool:
+    """Loads the weights of a layer once more, as vLLM does between the steps of a training. Graphs and compiled code read
+    the tensors of the first time: the numbers that read() gives go there, and a layer that stayed vLLM's stays so. Whether
+    it runs here."""
+    take = layer.__dict__[_TAKE]
+    if take is None:
+        process()
+        return False
+    found = read() if reads_first else None
+    process()
+    try:
+        take(*(found if reads_first else read()))
+    except Unfit as error:
+        raise RuntimeError(f"fftune: {error}. Start the engine anew, or with FFTUNE_VLLM=0") from error
+    return True
+
+
+def take_over(mine: tuple[Tensor | None, ...], new: tuple[Tensor | None, ...]) -> None:
+    """Copies tensors to where others are."""
+    def kind(tensor: Tensor | None):
+        return tensor is not None and (tensor.shape, tensor.dtype)
+
+    if list(map(kind, mine)) != list(map(kind, new)):
+        raise Unfit("the weights that are loaded again have another format than those that run")
+    with torch.inference_mode():  # weights of networks were packed in a step, which is in this mode
+        for old, own in zip(mine, new):
+            if old is not None:
+                old.copy_(own)
 
 
 def adopt(kernel, apply: Callable, layer: nn.Module, product: Product, dtype: torch.dtype) -> str:
@@ -154,11 +210,6 @@ def _expect_keyed() -> None:
 
     compile_factors._fftune_original = original
     envs.compile_factors = compile_factors
-
-
-def give_back(kernel) -> None:
-    """Makes the kernel vLLM's again, before it processes other weights."""
-    kernel.__dict__.pop("apply_weights", None)
 
 
 def log_layer(name: str, reason: str, by: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..distributed import Group
 from ..ops import PackedWeight
+from .deployment import offloads_weights, returns_routed_experts
 from .logs import Unfit
 from .networks import fuse
 from .products import PACKED, Halves
@@ -343,7 +344,8 @@ def _expect_deployment(config) -> None:
     mode = compilation.cudagraph_mode
     for is_so, reason in (
             # A graph of such a batch serves others, whose sequences have different numbers of tokens.
-            (bool(getattr(config.speculative_config, "enable_adaptive_verification", False)),
+            (any(getattr(config.speculative_config, name, None) for name in (
+                "enable_adaptive_verification", "num_speculative_tokens_per_batch_size")),
              "verification of an adaptive number of drafts"),
             (config.kv_transfer_config is not None, "a KV connector"),
             (config.model_config.dtype is not _DTYPE, f"elements of {config.model_config.dtype}"),
@@ -351,7 +353,8 @@ def _expect_deployment(config) -> None:
             (parallel.data_parallel_size > 1, "data parallelism"),
             (parallel.decode_context_parallel_size > 1, "context parallelism"),
             (parallel.prefill_context_parallel_size > 1, "context parallelism"),
-            (parallel.enable_dbo, "two batches that overlap"),
+            (parallel.enable_dbo or getattr(parallel, "use_ubatching", False), "batches that overlap"),
+            (offloads_weights(config), "weights that are offloaded"),
             # 0.33 has no such pass.
             (bool(getattr(compilation.pass_config, "enable_sp", False)), "sequence parallelism"),
             # Compiled pieces in their graphs start faster than ops one by one.
@@ -420,8 +423,16 @@ def _expect_linear(linear: nn.Module, name: str, rows: int | None = None) -> Non
         _expect_tensor("a bias", linear.bias)
 
 
+def _expect_plain(layer: nn.Module) -> None:
+    """That nothing is to run before, behind or in the place of the forward of a module that the ops replace."""
+    for name, module in layer.named_modules():
+        if "forward" in vars(module) or any(getattr(module, f"_forward{kind}_hooks") for kind in ("", "_pre")):
+            raise Unfit(f"{name or type(layer).__name__} has hooks, or a forward of its own")
+
+
 def _layer_of(known: _Known, layer: nn.Module, config, tables: dict) -> Layer:
     _expect_class(layer, known.layer)
+    _expect_plain(layer)
     own, network = getattr(layer, known.home), layer.mlp
     _expect_class(own, known.attention)
     _expect_class(network, *known.networks)
@@ -460,8 +471,7 @@ def _layer_of(known: _Known, layer: nn.Module, config, tables: dict) -> Layer:
     elif mixture.is_sequence_parallel:
         raise Unfit("sequence parallelism")
     experts = None
-    if mixture is not None and out.tp_size == 1 \
-            and not getattr(config.model_config, "enable_return_routed_experts", False):
+    if mixture is not None and out.tp_size == 1 and not returns_routed_experts(config):
         experts = _experts_of(mixture)
     rotary = own.rotary_emb
     if id(rotary) not in tables:
@@ -496,7 +506,7 @@ def _experts_of(mixture: nn.Module) -> Experts | None:
             runner.gate is (None if of_gpt_oss else gate) and runner.shared_experts is None
             and (gate.bias is not None) == of_gpt_oss
             and type(router).__name__ == "FusedTopKRouter" and router.scoring_func == "softmax"
-            and router.eplb_state is None and routed.expert_map is None
+            and router.eplb_state is None and getattr(router, "capture_fn", None) is None and routed.expert_map is None
             and routed.activation.value == ("swigluoai" if of_gpt_oss else "silu")
             and not routed.apply_router_weight_on_input and (router.renormalize or not of_gpt_oss)
             and getattr(routed, "swiglu_limit", None) is None)
