@@ -7,6 +7,7 @@
 #include "kernels/attention/copy_heads.cuh"
 #include "kernels/attention/row_layout.cuh"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/parameter_fields.hpp"
 
 namespace fftune::attention {
 namespace {
@@ -42,20 +43,19 @@ HeadTensors head_tensors(Program& program, Launch& launch, const DeviceFacts& fa
   using Params = attention_copy_params;
   constexpr std::int64_t tokens_of_block = 8;
   ParameterStruct parameters{sizeof(Params), {}};
+  ParameterFields<Params> fields(parameters);
   std::int64_t most_tokens = 0;
   std::size_t count = 0;
   const auto copy = [&](Pointer& tensor, std::int64_t tokens, std::int64_t heads, std::int64_t row,
                         std::int64_t head) {
-    const auto set = [&](std::size_t offset, std::size_t bytes, Argument value) {
-      parameters.fields.push_back({offset + count * bytes, std::move(value)});
-    };
+    const auto set = [&](auto array, const auto& value) { fields.set_at(array, count, value); };
     const ScratchArgument to = launch.scratch(tokens * heads * padded(layer) * 2);
-    set(offsetof(Params, from), 8, argument_of(tensor));
-    set(offsetof(Params, to), 8, to);
-    set(offsetof(Params, tokens), 8, tokens);
-    set(offsetof(Params, heads), 4, static_cast<std::int32_t>(heads));
-    set(offsetof(Params, row), 4, static_cast<std::int32_t>(row));
-    set(offsetof(Params, head), 4, static_cast<std::int32_t>(head));
+    set(&Params::from, argument_of(tensor));
+    set(&Params::to, to);
+    set(&Params::tokens, tokens);
+    set(&Params::heads, heads);
+    set(&Params::row, row);
+    set(&Params::head, head);
     tensor = to;
     most_tokens = std::max(most_tokens, tokens);
     ++count;

@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -46,6 +47,15 @@ class ParameterFields {
   }
   void set_tensors(const TensorPlaces&) {}
 
+  /// The same where every tensor that has a name is there; an empty name leaves its member null.
+  template <typename Member, typename... More>
+  void set_named(const TensorPlaces& places, Member Params::*member, std::string_view name,
+                 const More&... more) {
+    if (!name.empty()) add(member, tensor_of(places, name));
+    set_named(places, more...);
+  }
+  void set_named(const TensorPlaces&) {}
+
   /// The same by their positions, or `absent`.
   template <typename Member, typename... More>
   void set_places(Member Params::*member, std::size_t place, const More&... more) {
@@ -53,6 +63,20 @@ class ParameterFields {
     set_places(more...);
   }
   void set_places() {}
+
+  /// An element of a member that is an array; of one of several dimensions, counted through all.
+  template <typename Array, typename Value>
+  void set_at(Array Params::*member, std::size_t index, const Value& value) {
+    using Element = std::remove_all_extents_t<Array>;
+    parameters_.fields.push_back(
+        {offset_of(member) + index * sizeof(Element), argument_for<Element>(value)});
+  }
+
+  /// The members of a struct within this one.
+  template <typename Inner>
+  ParameterFields<Inner> inside(Inner Params::*member) const {
+    return ParameterFields<Inner>(parameters_, offset_of(member));
+  }
 
   /// The members of a struct within this one, as set in the parameters of such a struct alone.
   template <typename Inner>

@@ -9,10 +9,10 @@
 
 #include "core/error.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/parameter_fields.hpp"
 #include "kernels/common/struct_text.hpp"
 #include "kernels/gemm/element.hpp"
 #include "kernels/gemm/packed/packed.hpp"
-#include "kernels/gemm/packed/params.cuh"
 
 namespace fftune {
 namespace {
@@ -114,59 +114,41 @@ std::string template_argument(const gemm_form& form) {
   return text;
 }
 
-ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& places,
-                                std::size_t bytes, std::size_t offset) {
-  ParameterStruct parameters;
-  parameters.bytes = bytes;
-  const auto add = [&](std::size_t at, Argument value) {
-    parameters.fields.push_back({offset + at, std::move(value)});
+void set_gemm(ParameterFields<gemm_params> fields, const GemmProblem& gemm,
+              const TensorPlaces& places) {
+  using Params = gemm_params;
+  const auto set_each = [&](auto array, const TensorNames& names) {
+    for (std::size_t i = 0; i < names.size(); ++i)
+      if (!names[i].empty()) fields.set_at(array, i, tensor_of(places, names[i]));
   };
-  const auto pointer = [&](std::size_t at, std::string_view name) {
-    if (!name.empty()) add(at, tensor_of(places, name));
-  };
-  constexpr std::size_t pointer_bytes = sizeof(void*);
-  for (std::size_t i = 0; i < gemm.a.size(); ++i)
-    pointer(offsetof(gemm_params, a) + i * pointer_bytes, gemm.a[i].front());
-  // For arrays [group][operand or output].
-  const auto grouped = [&](std::size_t at, const std::vector<TensorNames>& tensors) {
+  // Arrays of [group][operand or output].
+  const auto set_grouped = [&](auto array, const std::vector<TensorNames>& tensors) {
     for (std::size_t i = 0; i < tensors.size(); ++i)
       for (std::size_t group = 0; group < tensors[i].size(); ++group)
-        pointer(at + (group * 2 + i) * pointer_bytes, tensors[i][group]);
+        if (!tensors[i][group].empty())
+          fields.set_at(array, group * 2 + i, tensor_of(places, tensors[i][group]));
   };
-  grouped(offsetof(gemm_params, b), gemm.b);
-  grouped(offsetof(gemm_params, c), gemm.c);
-  grouped(offsetof(gemm_params, source), gemm.epilogue.source);
-  for (std::size_t i = 0; i < row_broadcasts; ++i)
-    pointer(offsetof(gemm_params, broadcasts) + i * pointer_bytes, gemm.epilogue.rows[i]);
-  pointer(offsetof(gemm_params, row_weights), gemm.epilogue.row_weights);
-  for (std::size_t i = 0; i < gemm.epilogue.group_bias.size(); ++i)
-    pointer(offsetof(gemm_params, group_bias) + i * pointer_bytes, gemm.epilogue.group_bias[i]);
-  pointer(offsetof(gemm_params, gate), gemm.epilogue.gate);
-  pointer(offsetof(gemm_params, up), gemm.epilogue.up);
-  pointer(offsetof(gemm_params, d_up), gemm.epilogue.d_up);
-  pointer(offsetof(gemm_params, hidden), gemm.epilogue.hidden);
+  for (std::size_t i = 0; i < gemm.a.size(); ++i)
+    fields.set_at(&Params::a, i, tensor_of(places, gemm.a[i].front()));
+  set_grouped(&Params::b, gemm.b);
+  set_grouped(&Params::c, gemm.c);
+  const Epilogue& epilogue = gemm.epilogue;
+  set_grouped(&Params::source, epilogue.source);
+  set_each(&Params::broadcasts, {epilogue.rows.begin(), epilogue.rows.end()});
+  set_each(&Params::group_bias, epilogue.group_bias);
   const Quantisation& scales = gemm.quantisation;
-  pointer(offsetof(gemm_params, a_scale), scales.a_scale);
-  for (std::size_t i = 0; i < scales.b_scale.size(); ++i)
-    pointer(offsetof(gemm_params, b_scale) + i * pointer_bytes, scales.b_scale[i]);
-  pointer(offsetof(gemm_params, c_scale), scales.c_scale);
-  pointer(offsetof(gemm_params, mask), gemm.groups.mask);
-  pointer(offsetof(gemm_params, offsets), gemm.groups.offsets);
-  pointer(offsetof(gemm_params, permutation), gemm.groups.permutation);
-  pointer(offsetof(gemm_params, ids), gemm.groups.ids);
-  pointer(offsetof(gemm_params, norm_of_a), gemm.norm_of_a.weights);
-  if (gemm.norm_of_a.any())
-    add(offsetof(gemm_params, norm_epsilon), static_cast<float>(gemm.norm_of_a.epsilon));
-  const auto size = [&](std::size_t at, std::int64_t value) {
-    add(at, static_cast<std::int32_t>(value));
-  };
-  size(offsetof(gemm_params, groups), gemm.groups.count);
-  size(offsetof(gemm_params, id_count), gemm.groups.id_count);
-  size(offsetof(gemm_params, whole_groups), gemm.groups.whole_groups);
-  size(offsetof(gemm_params, m), gemm.m);
-  size(offsetof(gemm_params, n), gemm.n);
-  size(offsetof(gemm_params, k), gemm.k);
-  return parameters;
+  set_each(&Params::b_scale, scales.b_scale);
+  const Groups& groups = gemm.groups;
+  fields.set_named(places, &Params::row_weights, epilogue.row_weights, &Params::gate, epilogue.gate,
+                   &Params::up, epilogue.up, &Params::d_up, epilogue.d_up, &Params::hidden,
+                   epilogue.hidden, &Params::a_scale, scales.a_scale, &Params::c_scale,
+                   scales.c_scale, &Params::mask, groups.mask, &Params::offsets, groups.offsets,
+                   &Params::permutation, groups.permutation, &Params::ids, groups.ids,
+                   &Params::norm_of_a, gemm.norm_of_a.weights);
+  if (gemm.norm_of_a.any()) fields.set(&Params::norm_epsilon, gemm.norm_of_a.epsilon);
+  fields.set(&Params::groups, groups.count, &Params::id_count, groups.id_count,
+             &Params::whole_groups, groups.whole_groups, &Params::m, gemm.m, &Params::n, gemm.n,
+             &Params::k, gemm.k);
 }
 
 packed_form packed_form_of(const GemmProblem& gemm) {
@@ -178,21 +160,16 @@ std::string template_argument(const packed_form& form) {
                     device_name(form.code));
 }
 
-ParameterStruct packed_parameters(const GemmProblem& gemm, const TensorPlaces& places,
-                                  std::size_t bytes) {
-  ParameterStruct parameters = gemm_parameters(gemm, places, bytes);
-  const auto add = [&](std::size_t offset, Argument value) {
-    parameters.fields.push_back({offset, std::move(value)});
-  };
+void set_packed(ParameterFields<packed_params> fields, const GemmProblem& gemm,
+                const TensorPlaces& places) {
+  using Params = packed_params;
+  set_gemm(fields.inside(&Params::gemm), gemm, places);
   for (std::size_t i = 0; i < gemm.packed.size(); ++i) {
     const PackedWeight& weight = gemm.packed[i];
-    add(offsetof(packed_params, scales) + i * sizeof(void*), tensor_of(places, weight.scales));
-    if (!weight.zeros.empty())
-      add(offsetof(packed_params, zeros) + i * sizeof(void*), tensor_of(places, weight.zeros));
+    fields.set_at(&Params::scales, i, tensor_of(places, weight.scales));
+    if (!weight.zeros.empty()) fields.set_at(&Params::zeros, i, tensor_of(places, weight.zeros));
   }
-  add(offsetof(packed_params, groups),
-      static_cast<std::int32_t>(gemm.packed.front().format.stored_groups(gemm.k)));
-  return parameters;
+  fields.set(&Params::groups, gemm.packed.front().format.stored_groups(gemm.k));
 }
 
 KernelLaunch& append_permute_rows(Program& program, const GemmProblem& gemm,
@@ -244,27 +221,30 @@ std::optional<Pointer> append_sines(Program& program, const GemmProblem& gemm,
   return sines;
 }
 
-void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
-                    const TensorPlaces& places, std::size_t offset,
-                    const std::optional<Pointer>& sines) {
+void set_heads(ParameterFields<qkv_params> fields, const GemmProblem& gemm,
+               const TensorPlaces& places, const std::optional<Pointer>& sines) {
+  using Params = qkv_params;
   const QkvHeads& qkv = gemm.epilogue.qkv;
-  const auto add = [&](std::size_t at, Argument value) {
-    parameters.fields.push_back({offset + at, std::move(value)});
-  };
   for (std::size_t i = 0; i < qkv.bias.size(); ++i)
-    add(offsetof(qkv_params, bias) + i * sizeof(void*), tensor_of(places, qkv.bias[i]));
+    fields.set_at(&Params::bias, i, tensor_of(places, qkv.bias[i]));
   for (std::size_t i = 0; i < qkv.norms.size(); ++i)
-    add(offsetof(qkv_params, norms) + i * sizeof(void*), tensor_of(places, qkv.norms[i]));
-  if (sines) add(offsetof(qkv_params, sines), argument_of(*sines));
-  if (!qkv.slots.empty()) {
-    add(offsetof(qkv_params, slots), tensor_of(places, qkv.slots));
-    add(offsetof(qkv_params, cache_rows), static_cast<std::int32_t>(qkv.cache_rows));
-    add(offsetof(qkv_params, cache_head), static_cast<std::int32_t>(qkv.cache_head));
-  }
-  add(offsetof(qkv_params, q_columns), static_cast<std::int32_t>(qkv.columns(0)));
-  add(offsetof(qkv_params, kv_columns), static_cast<std::int32_t>(qkv.columns(1)));
-  add(offsetof(qkv_params, epsilon), static_cast<float>(qkv.epsilon));
-  add(offsetof(qkv_params, norm_offset), static_cast<float>(qkv.norm_offset));
+    fields.set_at(&Params::norms, i, tensor_of(places, qkv.norms[i]));
+  if (sines) fields.set(&Params::sines, argument_of(*sines));
+  if (!qkv.slots.empty())
+    fields.set(&Params::slots, tensor_of(places, qkv.slots), &Params::cache_rows, qkv.cache_rows,
+               &Params::cache_head, qkv.cache_head);
+  fields.set(&Params::q_columns, qkv.columns(0), &Params::kv_columns, qkv.columns(1),
+             &Params::epsilon, qkv.epsilon, &Params::norm_offset, qkv.norm_offset);
+}
+
+ParameterStruct plain_parameters(const GemmProblem& gemm, const TensorPlaces& places,
+                                 const std::optional<Pointer>& sines, std::size_t bytes) {
+  ParameterStruct parameters{bytes, {}};
+  ParameterFields<plain_params> fields(parameters);
+  set_gemm(fields.inside(&plain_params::gemm), gemm, places);
+  if (gemm.epilogue.kind == EpilogueKind::qkv)
+    set_heads(fields.inside(&plain_params::qkv), gemm, places, sines);
+  return parameters;
 }
 
 ParameterStruct heads_parameters(const GemmProblem& gemm, const TensorPlaces& places) {
@@ -272,17 +252,15 @@ ParameterStruct heads_parameters(const GemmProblem& gemm, const TensorPlaces& pl
   const std::size_t frequencies = sizeof(angle_params);
   const bool rotates = qkv.form.rotates();
   const std::size_t bytes = frequencies + static_cast<std::size_t>(qkv.form.rotary / 2) * 4;
-  ParameterStruct parameters =
-      gemm_parameters(gemm, places, rotates ? (bytes + 7) / 8 * 8 : sizeof(plain_params));
-  qkv_parameters(parameters, gemm, places, offsetof(plain_params, qkv), std::nullopt);
+  ParameterStruct parameters = plain_parameters(
+      gemm, places, std::nullopt, rotates ? (bytes + 7) / 8 * 8 : sizeof(plain_params));
   if (!rotates) return parameters;
-  const auto add = [&](std::size_t at, Argument value) {
-    parameters.fields.push_back({sizeof(plain_params) + at, std::move(value)});
-  };
-  add(offsetof(head_angles, positions), tensor_of(places, qkv.positions));
-  add(offsetof(head_angles, table), tensor_or_null(places, qkv.angles));
-  add(offsetof(head_angles, table_rows), static_cast<std::int32_t>(qkv.table_rows));
-  add(offsetof(head_angles, scale), qkv.scale);
+  using Angles = head_angles;
+  ParameterFields<angle_params>(parameters)
+      .inside(&angle_params::angles)
+      .set(&Angles::positions, tensor_of(places, qkv.positions), &Angles::table,
+           tensor_or_null(places, qkv.angles), &Angles::table_rows, qkv.table_rows, &Angles::scale,
+           qkv.scale);
   parameters.fields.push_back({frequencies, frequencies_of(qkv)});
   return parameters;
 }
@@ -303,8 +281,10 @@ void launch_behind(KernelLaunch& launch, const KernelSource& kernel) {
   if (std::find(std::begin(files), std::end(files), kernel.file) == std::end(files)) return;
   launch.programmatic = true;
   if (kernel.file != "gemm/sm90/packed.cu") return;
+  const std::size_t early =
+      ParameterFields<packed_params>(*launch.parameters).offset_of(&packed_params::loads_early);
   for (ParameterStruct::Field& field : launch.parameters->fields)
-    if (field.offset == offsetof(packed_params, loads_early)) field.value = std::int32_t{1};
+    if (field.offset == early) field.value = std::int32_t{1};
 }
 
 void launch_programmatically(Program& program, const DeviceFacts& facts) {
@@ -320,10 +300,9 @@ bool splits_in_clusters(const DeviceFacts& facts) {
 
 void split_launch(Program& program, KernelLaunch& launch, const DeviceFacts& facts, int split_k,
                   std::int64_t share_bytes, std::int64_t kept_bytes) {
-  const auto set = [&launch](std::size_t offset, Argument value) {
-    launch.parameters->fields.push_back({offset, std::move(value)});
-  };
-  set(offsetof(gemm_params, split_k), std::int32_t{split_k});
+  using Params = gemm_params;
+  ParameterFields<Params> fields(*launch.parameters);
+  fields.set(&Params::split_k, split_k);
   launch.grid.y = static_cast<std::uint32_t>(split_k);
   if (split_k == 1 || splits_in_clusters(facts)) {
     launch.cluster.y = launch.grid.y;
@@ -333,9 +312,9 @@ void split_launch(Program& program, KernelLaunch& launch, const DeviceFacts& fac
     return;
   }
   const auto tiles = static_cast<std::size_t>(launch.grid.x);
-  set(offsetof(gemm_params, split_counters), ScratchArgument{program.scratch.size()});
+  fields.set(&Params::split_counters, ScratchArgument{program.scratch.size()},
+             &Params::split_partials, ScratchArgument{program.scratch.size() + 1});
   program.scratch.push_back({tiles * 4, true, true});
-  set(offsetof(gemm_params, split_partials), ScratchArgument{program.scratch.size()});
   program.scratch.push_back({tiles * split_k * static_cast<std::size_t>(share_bytes), false});
 }
 

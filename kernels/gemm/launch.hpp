@@ -10,8 +10,10 @@
 #include "device/facts.hpp"
 #include "device/program.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/common/parameter_fields.hpp"
 #include "kernels/gemm/form.cuh"
 #include "kernels/gemm/packed/layout.cuh"
+#include "kernels/gemm/packed/params.cuh"
 #include "kernels/gemm/problem.hpp"
 
 namespace fftune {
@@ -22,19 +24,17 @@ gemm_form form_of(const GemmProblem& gemm);
 /// their default are left out.
 std::string template_argument(const gemm_form& form);
 
-/// The sizes, and the address of every tensor of the problem, as fields of a gemm_params that lies
-/// `offset` bytes into the kernel's struct of `bytes`. group_m and what belongs to split-K are left
-/// to the engine.
-ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& places,
-                                std::size_t bytes = sizeof(gemm_params), std::size_t offset = 0);
+/// Sets the sizes, and the address of every tensor of the problem. group_m and what belongs to
+/// split-K are left to the engine.
+void set_gemm(ParameterFields<gemm_params> fields, const GemmProblem& gemm,
+              const TensorPlaces& places);
 
 /// The format of a problem's packed weights.
 packed_form packed_form_of(const GemmProblem& gemm);
 /// As a template argument: "fftune::packed_form{128, false, fftune::packed_code::int4}".
 std::string template_argument(const packed_form& form);
-/// The fields of a packed_params that the kernel's struct of `bytes` begins with.
-ParameterStruct packed_parameters(const GemmProblem& gemm, const TensorPlaces& places,
-                                  std::size_t bytes);
+void set_packed(ParameterFields<packed_params> fields, const GemmProblem& gemm,
+                const TensorPlaces& places);
 
 /// Appends the launch that writes the sines and cosines of every row of a rotating epilogue qkv, if
 /// it is one, and returns where they are: qkv_params::sines.
@@ -47,10 +47,14 @@ KernelLaunch& append_permute_rows(Program& program, const GemmProblem& gemm,
                                   const TensorPlaces& places, const DeviceFacts& facts,
                                   std::int64_t rows);
 
-/// Adds the fields of a qkv_params that lies `offset` bytes into the kernel's struct.
-void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
-                    const TensorPlaces& places, std::size_t offset,
-                    const std::optional<Pointer>& sines);
+/// Sets what an epilogue qkv needs.
+void set_heads(ParameterFields<qkv_params> fields, const GemmProblem& gemm,
+               const TensorPlaces& places, const std::optional<Pointer>& sines);
+
+/// Those of a plain_params but for group_m and split-K, in a struct of `bytes`: of a kernel without
+/// heads a gemm_params is enough. `sines`: as append_sines() returns them.
+ParameterStruct plain_parameters(const GemmProblem& gemm, const TensorPlaces& places,
+                                 const std::optional<Pointer>& sines, std::size_t bytes);
 
 /// All fields of a plain_params of heads; of rotated ones those of a rotating_params, whose kernel
 /// needs no sines.

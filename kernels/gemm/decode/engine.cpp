@@ -272,8 +272,9 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const Product product(gemm);
   const Block block(product, config);
   const gemm_form& form = product.form;
-  ParameterStruct parameters = form.is_qkv() ? heads_parameters(gemm, places)
-                                             : gemm_parameters(gemm, places, sizeof(plain_params));
+  ParameterStruct parameters =
+      form.is_qkv() ? heads_parameters(gemm, places)
+                    : plain_parameters(gemm, places, std::nullopt, sizeof(plain_params));
   KernelLaunch& launch =
       append_gemm(program, "gemm/decode/gemm.cu",
                   fmt::format("decode_gemm<{}, {}>", template_argument(form),

@@ -121,14 +121,12 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   GemmProblem gate_up = chain[0], down = chain[1];
   gate_up.c.clear();
   down.a.clear();
-  constexpr std::size_t bytes = sizeof(fused_decode_params);
-  ParameterStruct parameters =
-      gemm_parameters(gate_up, places, bytes, offsetof(fused_decode_params, gate_up));
-  auto& fields = parameters.fields;
-  for (auto& field :
-       gemm_parameters(down, places, bytes, offsetof(fused_decode_params, down)).fields)
-    fields.push_back(std::move(field));
-  fields.push_back({offsetof(fused_decode_params, workspace), ScratchArgument{workspace}});
+  using Params = fused_decode_params;
+  ParameterStruct parameters{sizeof(Params), {}};
+  ParameterFields<Params> fields(parameters);
+  set_gemm(fields.inside(&Params::gate_up), gate_up, places);
+  set_gemm(fields.inside(&Params::down), down, places);
+  fields.set(&Params::workspace, ScratchArgument{workspace});
   KernelLaunch& launch = append_gemm(
       program, "gemm/decode/fused.cu",
       fmt::format("fused_decode_gemm<{}, {}>", template_argument(form_of(chain[0])),

@@ -236,21 +236,22 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const Product product(gemm);
   const Block block(product, config);
   const gemm_form form = form_of(gemm);
+  using Params = packed_params;
+  ParameterStruct parameters{sizeof(Params), {}};
+  ParameterFields<Params> fields(parameters);
+  set_packed(fields, gemm, places);
+  if (counts) fields.set(&Params::choices, groups.choices);
   KernelLaunch& launch = append_gemm(
       program, "gemm/decode/packed.cu",
       fmt::format(
           "packed_decode<{}, {}, {}>", template_argument(form), template_argument(product.format),
           StructText("packed_config", "tokens", block.tokens, "tiles", block.tiles, "row_warps",
                      block.row_warps, "k_warps", block.k_warps, "unroll", block.unroll)),
-      block.row_blocks(gemm.n) * group_slots(gemm), block.threads(),
-      packed_parameters(gemm, places, sizeof(packed_params)));
+      block.row_blocks(gemm.n) * group_slots(gemm), block.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(gemm.b_operands()));
   launch.programmatic = gemm.follows && facts.compute_capability >= 90;
-  if (counts) {
-    launch.parameters->fields.push_back(
-        {offsetof(packed_params, choices), static_cast<std::int32_t>(groups.choices)});
+  if (counts)
     launch.read_early = {tensor_of(places, groups.ids), tensor_of(places, gemm.a.front().front())};
-  }
   split_launch(program, launch, facts, block.split_k, block.share_bytes(gemm.b_operands()));
 }
 

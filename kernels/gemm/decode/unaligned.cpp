@@ -143,11 +143,12 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   }
   append_row_copies(program, copies, facts);
 
-  ParameterStruct parameters = gemm_parameters(gemm, places, sizeof(unaligned_params));
-  parameters.fields.push_back({offsetof(unaligned_params, tokens), ScratchArgument{tokens}});
-  parameters.fields.push_back({offsetof(unaligned_params, period), std::int32_t{period}});
-  parameters.fields.push_back(
-      {offsetof(unaligned_params, pitch), static_cast<std::int32_t>(pitch)});
+  using Params = unaligned_params;
+  ParameterStruct parameters{sizeof(Params), {}};
+  ParameterFields<Params> fields(parameters);
+  set_gemm(fields.inside(&Params::gemm), gemm, places);
+  fields.set(&Params::tokens, ScratchArgument{tokens}, &Params::period, period, &Params::pitch,
+             pitch);
   KernelLaunch& launch =
       append_gemm(program, "gemm/decode/unaligned.cu",
                   fmt::format("unaligned_gemm<{}, {}>", template_argument(form_of(gemm)),

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/parameter_fields.hpp"
 
 namespace fftune {
 
@@ -17,17 +18,11 @@ void append_row_copies(Program& program, const std::vector<RowCopy>& copies,
   std::int64_t most = 1;
   for (std::size_t i = 0; i < copies.size(); ++i) {
     const row_copy& copy = copies[i].copy;
-    const auto field = [&](std::size_t offset, Argument value) {
-      parameters.fields.push_back({i * sizeof(row_copy) + offset, std::move(value)});
-    };
-    field(offsetof(row_copy, from), argument_of(copies[i].from));
-    field(offsetof(row_copy, to), argument_of(copies[i].to));
-    field(offsetof(row_copy, matrices), std::int64_t{copy.matrices});
-    field(offsetof(row_copy, rows), std::int64_t{copy.rows});
-    field(offsetof(row_copy, to_rows), std::int64_t{copy.to_rows});
-    field(offsetof(row_copy, columns), std::int32_t{copy.columns});
-    field(offsetof(row_copy, to_columns), std::int32_t{copy.to_columns});
-    field(offsetof(row_copy, before), std::int32_t{copy.before});
+    ParameterFields<row_copy>(parameters, i * sizeof(row_copy))
+        .set(&row_copy::from, argument_of(copies[i].from), &row_copy::to, argument_of(copies[i].to),
+             &row_copy::matrices, copy.matrices, &row_copy::rows, copy.rows, &row_copy::to_rows,
+             copy.to_rows, &row_copy::columns, copy.columns, &row_copy::to_columns, copy.to_columns,
+             &row_copy::before, copy.before);
     most = std::max<std::int64_t>(most, copy.matrices * copy.to_rows * copy.to_columns);
   }
   constexpr std::int64_t of_block = 8 * row_copy_threads * row_copy_unroll, blocks_of_processor = 8;

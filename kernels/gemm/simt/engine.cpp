@@ -45,11 +45,9 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   for (const GemmProblem& gemm : chain) {
     gemm_form form = form_of(gemm);
     form.b_depends = false;  // it waits for all of the launches before it
-    ParameterStruct parameters = gemm_parameters(gemm, places, sizeof(plain_params));
-    if (form.is_qkv())
-      qkv_parameters(parameters, gemm, places, offsetof(plain_params, qkv),
-                     append_sines(program, gemm, places));
-    parameters.fields.push_back({offsetof(gemm_params, group_m), std::int32_t{1}});
+    ParameterStruct parameters =
+        plain_parameters(gemm, places, append_sines(program, gemm, places), sizeof(plain_params));
+    ParameterFields<gemm_params>(parameters).set(&gemm_params::group_m, 1);
     append_gemm(program, "gemm/simt/gemm.cu", fmt::format("simt_gemm<{}>", template_argument(form)),
                 work_tiles(gemm, simt_config::bm, simt_config::bn(form)), simt_config::threads,
                 std::move(parameters));

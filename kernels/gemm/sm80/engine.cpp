@@ -91,17 +91,16 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   gemm_form form = form_of(gemm);
   form.b_depends = false;  // it waits for all of the launches before it, whatever B is
   const auto sines = append_sines(program, gemm, places);
-  ParameterStruct parameters =
-      gemm_parameters(gemm, places, form.is_qkv() ? sizeof(plain_params) : sizeof(gemm_params));
-  if (form.is_qkv()) qkv_parameters(parameters, gemm, places, offsetof(plain_params, qkv), sines);
-  auto& fields = parameters.fields;
-  fields.push_back({offsetof(gemm_params, group_m), std::int32_t{tile.group_m}});
+  ParameterStruct parameters = plain_parameters(
+      gemm, places, sines, form.is_qkv() ? sizeof(plain_params) : sizeof(gemm_params));
+  ParameterFields<gemm_params> fields(parameters);
+  fields.set(&gemm_params::group_m, tile.group_m);
   if (gemm.groups.by == Grouping::reduction && form.source == group_source::mask) {
     form.source = group_source::routed;
     const std::size_t offsets = program.scratch.size();
     append_sort(program, gemm, places);
-    fields.push_back({offsetof(gemm_params, offsets), ScratchArgument{offsets}});
-    fields.push_back({offsetof(gemm_params, permutation), ScratchArgument{offsets + 1}});
+    fields.set(&gemm_params::offsets, ScratchArgument{offsets}, &gemm_params::permutation,
+               ScratchArgument{offsets + 1});
   }
   KernelLaunch& launch = append_gemm(
       program, "gemm/sm80/gemm.cu",

@@ -153,8 +153,8 @@ class Launch {
         places_(places),
         tile_(tile),
         form_(form_of(gemm)),
-        parameters_(
-            gemm_parameters(gemm, places, sizeof(sm90_params), offsetof(sm90_params, gemm))) {
+        parameters_{sizeof(sm90_params), {}} {
+    set_gemm(fields().inside(&Params::gemm), gemm, places);
     if (tile.pre_permute) {
       form_.a_sorted = true;
       if (form_.source == group_source::routed) form_.ready = groups_ready::settled;
@@ -173,10 +173,8 @@ class Launch {
     if (tile_.a_reuse > 1) add_reuse(program);
     add_operands();
     add_outputs();
-    if (form_.is_qkv())
-      qkv_parameters(parameters_, gemm_, places_, offsetof(sm90_params, qkv), sines_);
-    field(offsetof(sm90_params, gemm) + offsetof(gemm_params, group_m),
-          std::int32_t{tile_.group_m});
+    if (form_.is_qkv()) set_heads(fields().inside(&Params::qkv), gemm_, places_, sines_);
+    fields().inside(&Params::gemm).set(&gemm_params::group_m, tile_.group_m);
     KernelLaunch& launch = append_gemm(
         program, "gemm/sm90/gemm.cu",
         fmt::format("gemm_sm90<{}, {}>", template_argument(form_), template_argument(tile_)),
@@ -191,12 +189,9 @@ class Launch {
   }
 
  private:
-  void field(std::size_t offset, Argument value) {
-    parameters_.fields.push_back({offset, std::move(value)});
-  }
-  void map(std::size_t array, std::size_t index, TensorMapArgument value) {
-    field(array + index * sizeof(tensor_map), std::move(value));
-  }
+  using Params = sm90_params;
+
+  ParameterFields<Params> fields() { return ParameterFields<Params>(parameters_); }
   Pointer tensor(std::string_view name) const { return tensor_of(places_, name); }
 
   /// Rows of the tiles of grouped rows, at most: each group's last one may be a part, and fills its
@@ -252,14 +247,15 @@ class Launch {
   }
 
   void add_operands() {
-    map(offsetof(sm90_params, a), 0, a_map(a_));
-    if (gemm_.a.size() == 2) map(offsetof(sm90_params, a), 1, a_map(tensor(gemm_.a[1].front())));
+    fields().set_at(&Params::a, 0, a_map(a_));
+    if (gemm_.a.size() == 2) fields().set_at(&Params::a, 1, a_map(tensor(gemm_.a[1].front())));
     const bool stacked = form_.groups == grouping::rows && form_.stacked;
     if (form_.b_packing != packing::separate) {
       // Twice as many matrices, or each of their rows beside the other operand's.
       const bool side_by_side = form_.b_packing == packing::interleaved;
       const bool k_major = gemm_.b_major == Major::k;
-      map(offsetof(sm90_params, b), 0,
+      fields().set_at(
+          &Params::b, 0,
           operand(b_, gemm_.b_major, gemm_.n * (side_by_side && !k_major ? 2 : 1),
                   gemm_.k * (side_by_side && k_major ? 2 : 1), tile_.bn / tile_.cluster_m,
                   gemm_.groups.count * (side_by_side ? 1 : 2)));
@@ -267,7 +263,8 @@ class Launch {
     }
     for (std::size_t i = 0; i < gemm_.b.size(); ++i)
       for (std::size_t group = 0; group < gemm_.b[i].size(); ++group)
-        map(offsetof(sm90_params, b), group * 2 + i,
+        fields().set_at(
+            &Params::b, group * 2 + i,
             operand(i == 0 && group == 0 ? b_ : tensor(gemm_.b[i][group]), gemm_.b_major,
                     gemm_.b.size() == 3 ? part_columns(i) : gemm_.n,
                     form_.groups == grouping::reduction ? extent(gemm_.k, form_.b_sorted) : gemm_.k,
@@ -277,22 +274,20 @@ class Launch {
   void add_outputs() {
     const auto out = [&](int value, std::string_view name, DType dtype) {
       if (!name.empty())
-        map(offsetof(sm90_params, out),
-            static_cast<std::size_t>(sm90_out_index(form_, value, 0, 0)),
-            c_map(tensor(name), dtype, gemm_.n));
+        fields().set_at(&Params::out, static_cast<std::size_t>(sm90_out_index(form_, value, 0, 0)),
+                        c_map(tensor(name), dtype, gemm_.n));
     };
-    const auto each = [&](std::size_t array, const std::vector<TensorNames>& matrices,
-                          DType dtype) {
+    const auto each = [&](auto array, const std::vector<TensorNames>& matrices, DType dtype) {
       for (std::size_t i = 0; i < matrices.size(); ++i)
         for (std::size_t group = 0; group < matrices[i].size(); ++group)
-          map(array,
-              static_cast<std::size_t>(
-                  sm90_out_index(form_, 0, static_cast<int>(i), static_cast<int>(group))),
-              c_map(tensor(matrices[i][group]), dtype, part_columns(i)));
+          fields().set_at(array,
+                          static_cast<std::size_t>(sm90_out_index(form_, 0, static_cast<int>(i),
+                                                                  static_cast<int>(group))),
+                          c_map(tensor(matrices[i][group]), dtype, part_columns(i)));
     };
     const Epilogue& epilogue = gemm_.epilogue;
-    each(offsetof(sm90_params, out), gemm_.c, gemm_.c_dtype);
-    each(offsetof(sm90_params, source), epilogue.source, gemm_.wide_dtype);
+    each(&Params::out, gemm_.c, gemm_.c_dtype);
+    each(&Params::source, epilogue.source, gemm_.wide_dtype);
     if (epilogue.kind == EpilogueKind::gated) {
       out(1, epilogue.gate, gemm_.wide_dtype);
       out(2, epilogue.up, gemm_.wide_dtype);
@@ -300,9 +295,8 @@ class Launch {
     if (epilogue.kind == EpilogueKind::activation_gradient) {
       out(1, epilogue.d_up, gemm_.c_dtype);
       out(2, epilogue.hidden, gemm_.c_dtype);
-      map(offsetof(sm90_params, source), 0,
-          c_map(tensor(epilogue.gate), gemm_.wide_dtype, gemm_.n));
-      map(offsetof(sm90_params, source), 1, c_map(tensor(epilogue.up), gemm_.wide_dtype, gemm_.n));
+      fields().set_at(&Params::source, 0, c_map(tensor(epilogue.gate), gemm_.wide_dtype, gemm_.n));
+      fields().set_at(&Params::source, 1, c_map(tensor(epilogue.up), gemm_.wide_dtype, gemm_.n));
     }
   }
 
@@ -317,7 +311,7 @@ class Launch {
     const std::int64_t rows = most_row_tiles() * tile_.bm;
     TensorMapArgument stored = a_map(ScratchArgument{scratch(program, rows * gemm_.k)});
     stored.rows = rows;
-    map(offsetof(sm90_params, reuse), 0, std::move(stored));
+    fields().set(&Params::reuse, stored);
   }
 
   /// The launch that sorts the rows of A, or the tokens of A and B, that are not.

@@ -341,18 +341,16 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const Product product(gemm);
   const packed_form& format = product.format;
   const int operands = product.operands;
-  ParameterStruct parameters = packed_parameters(gemm, places, sizeof(sm90_packed_params));
-  parameters.fields.push_back(
-      {offsetof(sm90_packed_params, tokens),
-       TensorMapArgument{.matrix = sorted_rows(program, gemm, places, facts),
-                         .dtype = gemm.dtype,
-                         .rows = gemm.m,
-                         .columns = gemm.k,
-                         .box_rows = static_cast<std::uint32_t>(tile.tokens),
-                         .box_columns = packed_k}});
-  const auto map = [&](std::size_t array, std::size_t i, TensorMapArgument value) {
-    parameters.fields.push_back({array + i * sizeof(tensor_map), std::move(value)});
-  };
+  using Params = sm90_packed_params;
+  ParameterStruct parameters{sizeof(Params), {}};
+  ParameterFields<Params> fields(parameters);
+  set_packed(fields.inside(&Params::packed), gemm, places);
+  fields.set(&Params::tokens, TensorMapArgument{.matrix = sorted_rows(program, gemm, places, facts),
+                                                .dtype = gemm.dtype,
+                                                .rows = gemm.m,
+                                                .columns = gemm.k,
+                                                .box_rows = static_cast<std::uint32_t>(tile.tokens),
+                                                .box_columns = packed_k});
   for (std::size_t i = 0; i < gemm.packed.size(); ++i) {
     const PackedWeight& weight = gemm.packed[i];
     const std::int64_t row_tiles = packed_tiles(weight.n);  // of all groups
@@ -365,7 +363,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
         .box_columns = static_cast<std::uint32_t>(tile.box_parts(format) * packed_part_bytes / 4),
         .swizzled = false,
         .offset = packed_part_bytes};
-    map(offsetof(sm90_packed_params, codes), i, of_rows);
+    fields.set_at(&Params::codes, i, of_rows);
     if (format.group == 0) continue;
     of_rows.columns = weight.format.stored_groups(weight.k) * packed_rows;
     of_rows.box_columns = static_cast<std::uint32_t>(tile.groups(format) * packed_rows);
@@ -373,20 +371,20 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
     of_rows.matrix = tensor_of(places, weight.scales);
     of_rows.dtype =
         format.scale_bytes() == 2 ? weight.dtype : weight.format.scale_type(weight.dtype);
-    map(offsetof(sm90_packed_params, scales), i, of_rows);
+    fields.set_at(&Params::scales, i, of_rows);
     if (weight.zeros.empty()) continue;
     of_rows.matrix = tensor_of(places, weight.zeros);
     of_rows.dtype = DType::u8;
-    map(offsetof(sm90_packed_params, zeros), i, of_rows);
+    fields.set_at(&Params::zeros, i, of_rows);
   }
   const std::int64_t works =
       tile.row_blocks(gemm.n) *
       (gemm.groups.any() ? gemm.groups.most_tiles(gemm.m, tile.tokens) : tile.token_tiles(product));
   // Tokens of a band of tiles stay in L2, while weights, a quarter of their bytes, pass by.
   constexpr int band_tokens = 1024;
-  parameters.fields.push_back({offsetof(sm90_packed_params, packed) +
-                                   offsetof(packed_params, gemm) + offsetof(gemm_params, group_m),
-                               std::int32_t{std::max(1, band_tokens / tile.tokens)}});
+  fields.inside(&Params::packed)
+      .inside(&packed_params::gemm)
+      .set(&gemm_params::group_m, std::max(1, band_tokens / tile.tokens));
   const std::int64_t resident = std::int64_t{facts.multiprocessors} * tile.ctas;
   KernelLaunch& launch = append_gemm(
       program, "gemm/sm90/packed.cu",
@@ -404,9 +402,9 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   // with that order.
   const bool early = gemm.follows || gemm.groups.any() || (tile.k_groups > 1 && tile.tokens > 32) ||
                      (tile.tokens == 8 && operands * tile.rows() >= 256);
-  launch.parameters->fields.push_back(
-      {offsetof(sm90_packed_params, packed) + offsetof(packed_params, loads_early),
-       std::int32_t{early}});
+  ParameterFields<Params>(*launch.parameters)
+      .inside(&Params::packed)
+      .set(&packed_params::loads_early, early);
   split_launch(program, launch, facts, tile.split_k, 0);
 }
 
