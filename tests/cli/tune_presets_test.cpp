@@ -42,6 +42,12 @@ TEST_CASE("tune-presets searches what other devices' presets name, and no proble
             .out.find("/act-mul.json") != std::string::npos);
 
   CHECK(sandbox.fftune("tune-presets no-such").code == 2);
+  write_text(sandbox.folder() / "cut/a/ffn.json", "{\"ver");
+  for (const std::string words : {"cut", "cut/a/ffn.json", "cut --list"}) {
+    const auto cut = sandbox.fftune("tune-presets " + words);
+    CHECK(cut.code == 2);
+    CHECK(cut.err.find("it is cut short; nothing else is there to search") != std::string::npos);
+  }
   CHECK(sandbox.fftune("tune-presets theirs --op no-such --list").code == 2);
 }
 

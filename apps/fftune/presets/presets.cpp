@@ -198,6 +198,15 @@ PresetLibrary load_presets(const std::string& value, const Session& session) {
   return library;
 }
 
+void expect_readable(const std::vector<PresetFile>& files, std::string_view purpose) {
+  const bool readable = std::any_of(files.begin(), files.end(), [](const PresetFile& file) {
+    return file.complaints.empty() || !file.records.empty();
+  });
+  if (!readable)
+    throw Error(ErrorKind::invalid_input, fmt::format("{}; nothing else is there to {}",
+                                                      files.front().complaints.front(), purpose));
+}
+
 PresetLibrary load_presets(const std::vector<std::filesystem::path>& folders) {
   PresetLibrary library = PresetLibrary::load(folders);
   for (const std::string& complaint : library.complaints())

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/fftune/command_line/session.hpp"
@@ -29,7 +30,11 @@ void add_presets_install(CommandLine& line, Command& group);
 /// for a path that is not there, and for a folder that has none.
 std::vector<PresetFile> preset_files(const std::vector<std::string>& paths);
 
-/// The same where one that is damaged would make the result a wrong one: throws
+/// Throws Error(invalid_input) with the first complaint if none of the files can be read: nothing
+/// is there for this `purpose` ("show").
+void expect_readable(const std::vector<PresetFile>& files, std::string_view purpose);
+
+/// As preset_files(), where one that is damaged would make the result a wrong one: throws
 /// Error(invalid_input) with its first complaint, and that nothing was `done` ("merged").
 std::vector<PresetFile> whole_preset_files(const std::vector<std::string>& paths,
                                            const std::string& done);

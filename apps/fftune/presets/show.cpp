@@ -72,12 +72,7 @@ void print_file(const PresetFile& file, const Session& session) {
 
 int run(const ShowOptions& options, const Session& session) {
   const std::vector<PresetFile> files = preset_files(or_presets_folder(options.paths));
-  const bool readable = std::any_of(files.begin(), files.end(), [](const PresetFile& file) {
-    return file.complaints.empty() || !file.records.empty();
-  });
-  if (!readable)
-    throw Error(ErrorKind::invalid_input,
-                fmt::format("{}; nothing else is there to show", files.front().complaints.front()));
+  expect_readable(files, "show");
   Json document = Json::Array();
   for (const PresetFile& file : files) {
     for (const std::string& complaint : file.complaints)

@@ -82,6 +82,7 @@ std::vector<SearchedOp> without_recorded(std::vector<SearchedOp> ops, const std:
 
 int run(const TunePresetsOptions& options, const Session& session) {
   const std::vector<PresetFile> files = preset_files(options.paths);
+  expect_readable(files, "search");
   if (options.list)
     return list_problems(problems_of(files, options, DeviceKind::cuda, session), session);
   return search(
