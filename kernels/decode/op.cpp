@@ -439,6 +439,13 @@ class Decode final : public DescribedOp {
     if (problem.options.contains("mixer"))
       return fmt::format("mixer={}: a decode step has layers of attention",
                          problem.option("mixer"));
+    if (problem.sizes.contains("input-h"))
+      return fmt::format("input-h={}: a decode step has no inputs of its layers",
+                         problem.size("input-h"));
+    for (const auto& [name, usual] : {std::pair{"keys", "own"}, {"query-scale", "no"}})
+      if (option_or(problem, name, usual) != usual)
+        return fmt::format("{}={}: a decode step has layers that are alike, with keys of their own",
+                           name, problem.option(name));
     const double pad = number_or_default(decode_op(), problem, "pad");
     if (pad != static_cast<double>(static_cast<std::int32_t>(pad)))
       return "pad=" + problem.option("pad") + " is no id: give a whole number";

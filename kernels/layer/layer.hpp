@@ -12,6 +12,14 @@
 // With v-norm=yes each head of v is divided by its root mean square, and with layer-scalar=yes y is
 // multiplied by one number (Gemma 4). Values that are keys before their norm have w_k as w_v.
 //
+// With keys=shared q alone is computed: keys and values are those that another layer has written to
+// its caches, which are given as k_cache and v_cache, and nothing is written (Gemma 4 E2B). With
+// query-scale=rows the queries of row i are multiplied by q_factors[i] (Mistral 4).
+//
+// With input-h each token has an input of the layer's own, layer_input [tokens, input-h], and
+// norm((act(y·w_input_gateᵀ) ⊙ layer_input)·w_input_outᵀ) is added to y (Gemma 4 E2B), in front of
+// the scalar.
+//
 // With output-gate=features or heads, a is multiplied by sigmoid(n·w_gᵀ) in front of w_o: a gate
 // for each feature (AFMoE), or for each head (LFM3). With output-gate=q-rows w_q has the rows of
 // w_g too, behind those of each head (Qwen3.5).
@@ -24,6 +32,11 @@
 // norm(mid)·w_routerᵀ (moe_route/moe_route.hpp, moe/moe.hpp). A network with weights of its own for
 // every token (shared-h) is added before the experts are. With a gate, a sigmoid of one product
 // (Qwen2-MoE), it is a mixture of one expert, whose weight is that.
+//
+// With expert-norms=yes the network of shared-h takes norm(mid) by ffn_norm, the router mid by
+// router_norm, and the experts mid by experts_norm. Their results are normalised by
+// shared_post_norm and experts_post_norm and added, in front of ffn_post_norm (Gemma 4 26B-A4B).
+// With expert-scale=yes the weight of a token's expert e is multiplied by expert_scale[e].
 //
 // With the size `ranks` a rank of a group has a slice of each layer: some heads, and some of the
 // features between up and down, which heads, kv-heads, h and shared-h count. With `own-experts` it

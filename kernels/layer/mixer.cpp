@@ -10,6 +10,7 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/gated_rmsnorm/gated_rmsnorm.hpp"
 #include "kernels/linear/linear.hpp"
+#include "kernels/scale/scale.hpp"
 #include "registry/part_family.hpp"
 
 namespace fftune::layer {
@@ -134,6 +135,19 @@ const char* add_output_gate(PartList& parts, const MixerPlace& place, std::int64
 
 PartKind output_gate_kind() {
   return {"gated", gated_rmsnorm_op, {stage_forward}};
+}
+
+const char* add_query_scale(PartList& parts, const char* from, const char* to,
+                            std::int64_t features) {
+  if (!parts.problem().has("query-scale", "rows")) return from;
+  parts.add("q_scale", scale_op(), {{"m", parts.tokens()}, {"h", features}},
+            {{"in-place", "no"}, {"factor", "rows"}},
+            {{"x", from}, {"factor", "q_factors"}, {"y", to}});
+  return to;
+}
+
+PartKind query_scale_kind() {
+  return {"q_scale", scale_op, {stage_forward}};
 }
 
 void add_plain_product(PartList& parts, const PlainProduct& product, std::int64_t k,

@@ -97,6 +97,12 @@ void add_in_product(PartList& parts, const MixerPlace& place, std::int64_t colum
 const char* add_output_gate(PartList& parts, const MixerPlace& place, std::int64_t dim);
 PartKind output_gate_kind();
 
+/// With query-scale=rows a factor of each token's queries, from the tensor `from` of `features` to
+/// `to`; returns the name of that with the result.
+const char* add_query_scale(PartList& parts, const char* from, const char* to,
+                            std::int64_t features);
+PartKind query_scale_kind();
+
 /// One of a mixer's products without a bias, of x [tokens, k] to n columns.
 struct PlainProduct {
   const char *name, *x, *w, *y;

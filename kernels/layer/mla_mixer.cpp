@@ -42,12 +42,15 @@ void add_projection(PartList& parts, const char* name, const char* x, std::int64
             {{"x", x}, {"w", w}, {"y", y}});
 }
 
-/// The queries of all heads, from x or by way of a latent of their own.
+/// The queries of all heads, from x or by way of a latent of their own. RoPE turns them linearly,
+/// so their factors may stand in front of it.
 void add_queries(PartList& parts, const char* x, const Latent& latent) {
   const Problem& problem = parts.problem();
+  const char* const y = problem.has("query-scale", "rows") ? "q_unscaled" : "q_raw";
   const std::int64_t d = problem.size("d"), n = latent.heads * (latent.nope + latent.rope);
   if (!problem.sizes.contains("q-rank")) {
-    add_projection(parts, "q", x, d, n, "w_q", "q_raw");
+    add_projection(parts, "q", x, d, n, "w_q", y);
+    add_query_scale(parts, y, "q_raw", n);
     return;
   }
   const std::int64_t rank = problem.size("q-rank");
@@ -56,7 +59,8 @@ void add_queries(PartList& parts, const char* x, const Latent& latent) {
       "q_a_norm", rmsnorm_op(), {{"m", parts.tokens()}, {"d", rank}},
       {{"convention", option_or(problem, "convention", "llama")}, {"eps", latent_eps(problem)}},
       {{"x", "q_a_raw"}, {"w", "q_a_norm"}, {"y", "q_a_normalised"}});
-  add_projection(parts, "q", "q_a_normalised", rank, n, "w_q_b", "q_raw");
+  add_projection(parts, "q", "q_a_normalised", rank, n, "w_q_b", y);
+  add_query_scale(parts, y, "q_raw", n);
 }
 
 void add_rope(PartList& parts, const Latent& latent) {
@@ -139,7 +143,8 @@ std::vector<PartKind> part_kinds_of_mla() {
           {"q", linear_op, product},   {"kv_a", linear_op, product},
           {"rope", mla_rope_op, one},  {"absorb", head_linear_op, one},
           {"mla", mla_op, one},        {"values", head_linear_op, one},
-          mixer_product_kind("gate"),  output_gate_kind()};
+          mixer_product_kind("gate"),  output_gate_kind(),
+          query_scale_kind()};
 }
 
 }  // namespace
@@ -149,12 +154,13 @@ const Mixer& mla_mixer() {
       .name = "mla",
       .summary = "latent attention in the absorbed form, over a cache of latents",
       .needed = {"heads", "nope", "rope", "v-dim", "rank", "cache"},
-      .fields = {"q-rank", "page", "pages", "positions", "rotation", "rope-order", "latent-eps",
-                 "scale", "lengths", "angles", "base", "factor", "context", "low", "high",
-                 "beta-fast", "beta-slow", "rope-scale", "output-gate"},
+      .fields = {"q-rank",     "page",       "pages",      "positions",   "rotation",
+                 "rope-order", "latent-eps", "scale",      "lengths",     "angles",
+                 "base",       "factor",     "context",    "low",         "high",
+                 "beta-fast",  "beta-slow",  "rope-scale", "output-gate", "query-scale"},
       .shared_inputs = {"positions", "angles", "slots", "lengths", "pages"},
       .inputs = {"w_q", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_kv_b", "cache",
-                 "w_g"},
+                 "q_factors", "w_g"},
       .add_parts = add_parts,
       .part_kinds = part_kinds_of_mla,
       .contradiction = contradiction,

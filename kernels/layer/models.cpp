@@ -70,6 +70,15 @@ Options gemma4() {
           {"v-norm", "yes"},    {"scale", "1"},        {"layer-scalar", "yes"}};
 }
 
+/// Experts beside a network, each with norms of their own.
+Options gemma4_experts() {
+  return {{"ffn", "moe"},
+          {"renormalise", "yes"},
+          {"gate-up", "halves"},
+          {"expert-norms", "yes"},
+          {"expert-scale", "yes"}};
+}
+
 /// Latent attention, and experts whose logits are float32. Neighbours are rotated.
 Options latent(const char* scale) {
   return {{"mixer", "mla"}, {"rotation", "interleaved"}, {"angles", "table"},  {"scale", scale},
@@ -110,6 +119,9 @@ std::vector<KnownModel> models_of_mixers() {
                                                {"dim", 128}, {"v-dim", 128}, {"v-heads", v_heads},
                                                {"width", 4}};
   };
+  Options small4 =
+      with(latent("0.19497"), with(by_halves, {{"renormalise", "yes"}, {"query-scale", "rows"}}));
+  small4["logits"] = "same";
   auto next = delta_sizes(2048, 512, 32);
   next.insert({{"experts", 512}, {"top-k", 10}, {"shared-h", 512}});
   return {{"deepseek-v2-lite", latent_sizes(2048, 1408, 16, 64, 6, {{"shared-h", 2816}}),
@@ -124,6 +136,10 @@ std::vector<KnownModel> models_of_mixers() {
            latent_sizes(2048, 1536, 20, 64, 4,
                         {{"nope", 192}, {"v-dim", 256}, {"q-rank", 768}, {"shared-h", 1536}}),
            with(by_sigmoids(latent("0.0625"), "1.8"), with(by_halves, {{"eps", "1e-05"}}))},
+          {"mistral-small-4",
+           latent_sizes(4096, 2048, 32, 128, 4,
+                        {{"nope", 64}, {"rank", 256}, {"q-rank", 1024}, {"shared-h", 2048}}),
+           small4},
           {"qwen3-next-80b-a3b", next, with(delta, mixture)},
           {"qwen3.5-27b", delta_sizes(5120, 17408, 48), delta},
           {"qwen3.5-9b", delta_sizes(4096, 12288, 32), delta},
@@ -186,6 +202,12 @@ std::vector<KnownModel> known_models() {
       model("gemma-3-4b", 2560, 10240, {8, 4, 256}, with(gemma(), {{"qk-norm", "yes"}})),
       model("gemma-4-31b", 5376, 21504, {32, 16, 256}, gemma4()),
       model("gemma-4-31b-global", 5376, 21504, {32, 4, 512}, with(gemma4(), {{"angles", "table"}})),
+      model("gemma-4-26b-a4b", 2816, 704, {16, 8, 256}, with(gemma4(), gemma4_experts())),
+      model("gemma-4-26b-a4b-global", 2816, 704, {16, 2, 512},
+            with(with(gemma4(), gemma4_experts()), {{"angles", "table"}})),
+      // The layers with keys of their own.
+      model("gemma-4-e2b", 1536, 6144, {8, 1, 256}, gemma4()),
+      model("gemma-4-e4b", 2560, 10240, {8, 2, 256}, gemma4()),
       model("phi-2", 2560, 10240, {32, 32, 80}, with(gpt(), {{"block", "parallel"}})),
       model("phi-3-mini", 3072, 8192, {32, 32, 96}, {{"eps", "1e-05"}}),
       model("mixtral-8x7b", 4096, 14336, {32, 8, 128}, with(moe(), {{"eps", "1e-05"}})),
@@ -243,6 +265,15 @@ std::vector<KnownModel> known_models() {
   add("gemma-2-9b", "window", 4096);
   add("gemma-3-4b", "window", 1024);
   add("gemma-4-31b", "window", 1024);
+  add("gemma-4-26b-a4b", "window", 1024);
+  for (const char* name : {"gemma-4-26b-a4b", "gemma-4-26b-a4b-global"}) {
+    add_experts(name, 128, 8);
+    add(name, "shared-h", 2112);
+  }
+  for (const char* name : {"gemma-4-e2b", "gemma-4-e4b"}) {
+    add(name, "window", 512);
+    add(name, "input-h", 256);
+  }
   add("phi-2", "rotary", 32);
   add("phi-3-mini", "window", 2047);
   // With the weights that are published in 4 bits.

@@ -40,38 +40,16 @@ constexpr const char* shared_inputs[] = {"x", "group", "first_expert"};
 /// The tensors of a layer of its own, in the order of the buffers: in front of the mixer's and
 /// behind them.
 constexpr const char* inputs_before_mixer[] = {"attn_norm", "attn_norm_bias"};
-constexpr const char* inputs_behind_mixer[] = {"residual_scale",
-                                               "w_o",
-                                               "w_o_scale",
-                                               "w_o_zero",
-                                               "b_o",
-                                               "attn_post_norm",
-                                               "ffn_norm",
-                                               "ffn_norm_bias",
-                                               "w_router",
-                                               "b_router",
-                                               "choice_bias",
-                                               "w_gate",
-                                               "w_up",
-                                               "w_gate_up",
-                                               "w_down",
-                                               "w_gate_scale",
-                                               "w_gate_zero",
-                                               "w_up_scale",
-                                               "w_up_zero",
-                                               "w_gate_up_scale",
-                                               "w_down_scale",
-                                               "w_down_zero",
-                                               "b_gate",
-                                               "b_up",
-                                               "b_gate_up",
-                                               "b_down",
-                                               "w_shared_router",
-                                               "w_shared_gate",
-                                               "w_shared_up",
-                                               "w_shared_down",
-                                               "ffn_post_norm",
-                                               "layer_scalar"};
+constexpr const char* inputs_behind_mixer[] = {
+    "residual_scale", "w_o",          "w_o_scale",       "w_o_zero",         "b_o",
+    "attn_post_norm", "ffn_norm",     "ffn_norm_bias",   "w_router",         "b_router",
+    "choice_bias",    "expert_scale", "router_norm",     "experts_norm",     "w_gate",
+    "w_up",           "w_gate_up",    "w_down",          "w_gate_scale",     "w_gate_zero",
+    "w_up_scale",     "w_up_zero",    "w_gate_up_scale", "w_down_scale",     "w_down_zero",
+    "b_gate",         "b_up",         "b_gate_up",       "b_down",           "w_shared_router",
+    "w_shared_gate",  "w_shared_up",  "w_shared_down",   "shared_post_norm", "experts_post_norm",
+    "ffn_post_norm",  "w_input_gate", "layer_input",     "w_input_out",      "input_norm",
+    "layer_scalar"};
 
 /// All inputs that there may be: those that layers share, and then those of a layer.
 struct InputOrder {
@@ -143,8 +121,9 @@ std::vector<TensorSpec> tensors_of_one(const Problem& problem) {
       TensorSpec* known = nullptr;
       for (auto* tensors : {&inputs, &outputs, &intermediates})
         if (const auto place = find_tensor(*tensors, tensor.name)) known = &(*tensors)[*place];
-      // Which ids a part expects, the part that writes them does not know.
-      if (known && !known->draw && known->role == Role::intermediate) known->draw = tensor.draw;
+      // Which ids a part expects, the part that writes them does not know. The last one that reads
+      // them, the experts, expects more of them than a table of their factors does.
+      if (known && tensor.draw && known->role == Role::intermediate) known->draw = tensor.draw;
       if (known) continue;
       if (tensor.role == Role::output && tensor.name != "y") tensor.role = Role::intermediate;
       set_draw(problem, tensor);
@@ -246,15 +225,25 @@ std::string contradiction_of_experts(const Problem& problem) {
                          problem.size("own-experts"));
     if (problem.has("shared-gate", "yes") && !problem.sizes.contains("shared-h"))
       return "shared-gate=yes without shared-h: give the network's intermediate size";
+    if (!problem.has("expert-norms", "yes")) return "";
+    if (!problem.sizes.contains("shared-h"))
+      return "expert-norms=yes without shared-h: they are of experts beside another network";
+    if (!problem.has("post-norms", "yes"))
+      return "expert-norms=yes without post-norms=yes: their sum is normalised too";
+    if (problem.has("shared-gate", "yes"))
+      return "expert-norms=yes with shared-gate=yes: that network has a norm, and no gate";
+    if (problem.sizes.contains("ranks"))
+      return fmt::format("expert-norms=yes with ranks={}: norms need the sums over the ranks",
+                         problem.size("ranks"));
     return "";
   }
   for (const char* name :
        {"experts", "top-k", "shared", "own-experts", "shared-h", "groups", "top-groups"})
     if (problem.sizes.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.size(name));
-  for (const char* name :
-       {"score", "order", "renormalise", "sum-eps", "routing", "gate-up", "group-score",
-        "choice-bias", "router-bias", "route-scale", "shared-gate", "logits"})
+  for (const char* name : {"score", "order", "renormalise", "sum-eps", "routing", "gate-up",
+                           "group-score", "choice-bias", "router-bias", "route-scale",
+                           "shared-gate", "logits", "expert-norms", "expert-scale"})
     if (problem.options.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.option(name));
   return "";
@@ -282,6 +271,13 @@ std::vector<OptionField> network_options() {
       rare_option("residual-scale",
                   "whether a vector multiplies what is added to the residual; experts have "
                   "route-scale",
+                  {"no", "yes"}),
+      rare_option("expert-norms",
+                  "whether the router, the experts and the network of shared-h, which is beside "
+                  "them, each have norms of their own",
+                  {"no", "yes"}),
+      rare_option("expert-scale",
+                  "whether the weight of a token's expert is multiplied by a number of the expert",
                   {"no", "yes"}),
       rare_option("layer-scalar", "whether one number multiplies the layer's output",
                   {"no", "yes"}),
@@ -349,6 +345,11 @@ std::vector<OptionField> norm_and_attention_options() {
                   {"before", "after"}),
       rare_option("v-norm", "whether each head of v has an RMSNorm, without weights",
                   {"no", "yes"}),
+      rare_option("keys",
+                  "whether the layer has keys and values of its own, or reads those of another one "
+                  "in its caches",
+                  {"own", "shared"}),
+      rare_option("query-scale", "whether the queries of each token have a factor", {"no", "rows"}),
       rare_option("sinks",
                   "whether each head has a logit that joins attention's softmax without a value",
                   {"no", "yes"}),
@@ -488,6 +489,10 @@ OpFacts facts() {
                "intermediate size of a network with weights of its own beside the experts, for "
                "every token; left out: none",
                1 << 24, 1408),
+           rare_size("input-h",
+                     "features of an input of the layer's own for each token, which a gate of its "
+                     "output takes; left out: none",
+                     1 << 24, 256),
            rare_size("groups", "groups of experts: a token uses the best ones; left out: none", 32,
                      8),
            rare_size("top-groups", "groups that a token uses; all if left out", 32, 4,

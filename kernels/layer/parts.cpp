@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/act_mul/act_mul.hpp"
 #include "kernels/all_reduce/all_reduce.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/ffn.hpp"
@@ -54,6 +55,7 @@ class Parts {
                   {"y", post_norms_ ? "ffn_sum" : last_y()}});
     if (post_norms_)
       add_post_norm("ffn_post_norm", sliced_ ? "ffn_sum" : "ffn_out", "mid", last_y());
+    if (problem_.sizes.contains("input-h")) add_input();
     if (problem_.has("layer-scalar", "yes"))
       add("scalar", scale_op(), {{"m", tokens_}, {"h", problem_.size("d")}}, {{"in-place", "no"}},
           {{"x", "unscaled"}, {"factor", "layer_scalar"}});
@@ -128,8 +130,23 @@ class Parts {
   const char* out_y() const { return out_adds() ? "mid" : "attn_out"; }
   const char* ffn_residual() const { return sliced_ ? "attn_out" : "mid"; }
   const char* ffn_y() const { return post_norms_ || sliced_ ? "ffn_out" : last_y(); }
-  /// The last sum: the output, or what a scalar multiplies.
-  const char* last_y() const { return problem_.has("layer-scalar", "yes") ? "unscaled" : "y"; }
+  /// The sum with the feed-forward network, and the one with the layer's own input if there is
+  /// that; the last one is the output, or what a scalar multiplies.
+  const char* last_y() const { return problem_.sizes.contains("input-h") ? "ffn_y" : input_y(); }
+  const char* input_y() const { return problem_.has("layer-scalar", "yes") ? "unscaled" : "y"; }
+
+  /// ffn_y + norm((act(ffn_y·w_input_gateᵀ) ⊙ layer_input)·w_input_outᵀ).
+  void add_input() {
+    const std::int64_t d = problem_.size("d"), features = problem_.size("input-h");
+    add("input_gate", linear_op(), {{"m", tokens_}, {"k", d}, {"n", features}}, {},
+        {{"x", "ffn_y"}, {"w", "w_input_gate"}, {"y", "input_gates"}});
+    add("input_gated", act_mul_op(), {{"m", tokens_}, {"h", features}},
+        {{"act", option_or(problem_, "act", "silu")}},
+        {{"gate", "input_gates"}, {"up", "layer_input"}, {"out", "input_gated"}});
+    add("input_out", linear_op(), {{"m", tokens_}, {"k", features}, {"n", d}}, {},
+        {{"x", "input_gated"}, {"w", "w_input_out"}, {"y", "input_out"}});
+    add_post_norm("input_norm", "input_out", "ffn_y", input_y());
+  }
 
   void add_ffn() {
     const bool gated = !problem_.has("ffn", "plain");
@@ -162,9 +179,19 @@ class Parts {
   void add_experts() {
     const std::int64_t experts = problem_.size("experts"), choices = problem_.size("top-k");
     const std::string logits = option_or(problem_, "logits", "same");
+    const bool normed = problem_.has("expert-norms", "yes"),
+               scaled = problem_.has("expert-scale", "yes");
+    if (normed) {
+      add_norm("router_norm", "mid", "router_normalised");
+      add_norm("experts_norm", "mid", "experts_normalised");
+    }
+    const char* const experts_input = normed ? "experts_normalised" : ffn_input_;
     add("router", linear_op(), {{"m", tokens_}, {"k", problem_.size("d")}, {"n", experts}},
         {{"bias", option_or(problem_, "router-bias", "no")}, {"output", logits}},
-        {{"x", ffn_input_}, {"w", "w_router"}, {"bias", "b_router"}, {"y", "router_logits"}});
+        {{"x", normed ? "router_normalised" : ffn_input_},
+         {"w", "w_router"},
+         {"bias", "b_router"},
+         {"y", "router_logits"}});
     std::map<std::string, std::int64_t> of_route{
         {"m", tokens_}, {"top-k", choices}, {"experts", experts}};
     for (const char* name : {"groups", "top-groups"})
@@ -177,11 +204,22 @@ class Parts {
         {{"logits", "router_logits"},
          {"bias", "choice_bias"},
          {"ids", "expert_ids"},
-         {"weights", "expert_weights"}},
+         {"weights", scaled ? "unscaled_weights" : "expert_weights"}},
         logits == "f32" ? DType::f32 : problem_.dtype);
+    if (scaled)
+      add("expert_scale", scale_op(), {{"m", tokens_}, {"h", choices}, {"factors", experts}},
+          {{"in-place", "no"}, {"factor", "ids"}},
+          {{"x", "unscaled_weights"},
+           {"factor", "expert_scale"},
+           {"ids", "expert_ids"},
+           {"y", "expert_weights"}},
+          DType::f32);
     const bool shares = problem_.sizes.contains("shared-h");
     if (shares) add_shared();
-    const bool adds = shares || ffn_adds();
+    if (normed)
+      add("shared_post_norm", rmsnorm_op(), row_sizes(), rms_options("no"),
+          {{"x", "shared_out"}, {"w", "shared_post_norm"}, {"y", "shared_normalised"}});
+    const bool adds = (shares || ffn_adds()) && !normed;
     std::map<std::string, std::int64_t> sizes{{"m", tokens_},
                                               {"d", problem_.size("d")},
                                               {"h", problem_.size("h")},
@@ -199,13 +237,14 @@ class Parts {
         {"residual", adds ? "yes" : "no"}};
     add_format(of_experts);
     add("experts", moe_ffn_op(), std::move(sizes), std::move(of_experts),
-        {{"x", ffn_input_},
+        {{"x", experts_input},
          {"x_quantised", "experts_quantised"},
          {"x_scale", "experts_scale"},
          {"ids", "expert_ids"},
          {"weights", "expert_weights"},
          {"residual", shares ? "shared_out" : ffn_residual()},
-         {"y", ffn_y()}});
+         {"y", normed ? "experts_out" : ffn_y()}});
+    if (normed) add_post_norm("experts_post_norm", "experts_out", "shared_normalised", ffn_y());
   }
 
   /// A shared MLP, which is added before the experts are. With a gate of its own, the
@@ -305,13 +344,22 @@ std::vector<PartKind> part_kinds() {
             ffn::stage_expand_down, ffn::stage_quantise_hidden, ffn::stage_down}},
           {"router", linear_op, {linear::stage_product}},
           {"route", moe_route_op, {moe_route::stage}},
+          {"expert_scale", scale_op, {stage_forward}},
+          rms("router_norm"),
+          rms("experts_norm"),
           {"shared", ffn_op, of_ffn},
           {"shared_router", linear_op, {linear::stage_product}},
           {"shared_route", moe_route_op, {moe_route::stage}},
           {"shared_experts", moe_ffn_op, of_experts},
+          rms("shared_post_norm"),
           {"experts", moe_ffn_op, of_experts},
+          rms("experts_post_norm"),
           reduce("ffn_reduce"),
           rms("ffn_post_norm"),
+          {"input_gate", linear_op, {linear::stage_product}},
+          {"input_gated", act_mul_op, {stage_forward}},
+          {"input_out", linear_op, {linear::stage_product}},
+          rms("input_norm"),
           {"scalar", scale_op, {stage_forward}}});
   return kinds;
 }

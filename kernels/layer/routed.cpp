@@ -94,7 +94,8 @@ void draw_router(const Shape& shape, std::uint64_t seed, std::span<double> value
 
 void set_routed_draw(const Problem& problem, TensorSpec& tensor) {
   // A norm whose weights have mean zero would turn an expert's direction into noise.
-  const bool is_norm = tensor.name == "attn_norm" || tensor.name == "ffn_norm";
+  const bool is_norm = tensor.name == "attn_norm" || tensor.name == "ffn_norm" ||
+                       tensor.name == "router_norm" || tensor.name == "experts_norm";
   if (is_norm && !problem.has("convention", "gemma")) {
     tensor.mean = 1;
     tensor.scale = 0.25;

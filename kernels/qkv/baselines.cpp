@@ -53,7 +53,7 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   const Layer layer = layer_of(problem);
   constexpr std::int64_t most_sequences = 65536;  // of rope
   const bool cuda = facts.kind == DeviceKind::cuda;
-  if (layer.packed || layer.bias || layer.normalises() || layer.cache) return {};
+  if (!layer.keys || layer.packed || layer.bias || layer.normalises() || layer.cache) return {};
   if (layer.rotates() && (!cuda || layer.table || layer.m > most_sequences)) return {};
   const TensorPlaces places(qkv_op().tensors(problem));
   Baseline baseline;

@@ -40,7 +40,7 @@ class HostHeads {
   void finish(const HostCall& call, std::int64_t token) const {
     const std::vector<double> angles = angles_of(call, token);
     if (layer_.gates) copy_gates(call, token);
-    for (std::size_t part = 0; part < 3; ++part) {
+    for (std::size_t part = 0; part < layer_.parts(); ++part) {
       const std::int64_t heads = part == 0 ? layer_.heads : layer_.kv_heads;
       const std::int64_t row = part > 0 && layer_.cache ? slot_of(call, token) : token;
       if (row < 0 || (part > 0 && layer_.cache && row >= layer_.cache_rows)) continue;

@@ -85,7 +85,8 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
                      "caches", layer.cache, "wide_slots", layer.wide_slots, "warps", warps)
               .flags("e4m3", e4m3, "scale_of_head", layer.cache_format.scale_of_head, "v_norm",
                      layer.v_norm)),
-      {static_cast<std::uint32_t>(layer.m), layer.gates ? 4u : 3u},
+      {static_cast<std::uint32_t>(layer.m),
+       layer.gates ? 4u : static_cast<std::uint32_t>(layer.parts())},
       static_cast<std::uint32_t>(32 * warps), std::move(arguments));
 }
 

@@ -56,15 +56,20 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
       weight("w", layer.columns());
     if (layer.bias) vector("bias", layer.columns());
   } else {
-    weight("w_q", q_rows), weight("w_k", kv), weight("w_v", kv);
-    if (layer.bias) vector("b_q", q_rows), vector("b_k", kv), vector("b_v", kv);
+    weight("w_q", q_rows);
+    if (layer.keys) weight("w_k", kv), weight("w_v", kv);
+    if (layer.bias) vector("b_q", q_rows);
+    if (layer.bias && layer.keys) vector("b_k", kv), vector("b_v", kv);
   }
   if (layer.normalises()) {
     const bool rows = layer.norm == HeadNorm::rows;
-    vector("q_norm", rows ? q : layer.dim), vector("k_norm", rows ? kv : layer.dim);
+    vector("q_norm", rows ? q : layer.dim);
+    if (layer.keys) vector("k_norm", rows ? kv : layer.dim);
   }
-  if (layer.norm == HeadNorm::centred)
-    vector("q_norm_bias", layer.dim), vector("k_norm_bias", layer.dim);
+  if (layer.norm == HeadNorm::centred) {
+    vector("q_norm_bias", layer.dim);
+    if (layer.keys) vector("k_norm_bias", layer.dim);
+  }
   if (layer.rotates()) append(tensors, rope::angle_tensors(layer.rotated(), layer.m));
   const auto heads = [&](const char* name, Role role, std::int64_t rows, std::int64_t count) {
     tensors.push_back({name, dtype, {rows, count, layer.dim}, role, 1});
@@ -83,7 +88,7 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
     append(tensors, cache_scale_tensors(layer.cache_format, layer.kv_heads));
   }
   heads("q", Role::output, layer.m, layer.heads);
-  if (!layer.cache)
+  if (!layer.cache && layer.keys)
     for (const char* name : {"k", "v"}) heads(name, Role::output, layer.m, layer.kv_heads);
   if (layer.gates) heads("gates", Role::output, layer.m, layer.heads);
   if (!layer.in_two_stages()) return tensors;
@@ -94,6 +99,7 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
     return tensors;
   }
   heads("q_raw", Role::intermediate, layer.m, q_rows / layer.dim);
+  if (!layer.keys) return tensors;
   for (const char* name : {"k_raw", "v_raw"})
     heads(name, Role::intermediate, layer.m, layer.kv_heads);
   return tensors;
@@ -138,6 +144,8 @@ std::vector<OptionField> option_fields() {
           "whether w_q has, behind the rows of each head, as many of its gate, whose products "
           "are written as they are",
           {"no", "yes"}),
+      rare_option("keys", "whether there are k and v, or q alone, of weights=separate",
+                  {"yes", "no"}),
       rare_option("bias", "whether q, k and v have a bias", {"no", "yes"}),
       rare_option(
           "norm",
@@ -232,6 +240,12 @@ class Qkv final : public DescribedOp {
       return fmt::format("gates=yes with {}: gates are rows of w_q, which is separate",
                          quantises(problem) ? "quantise=" + problem.option("quantise")
                                             : "weights=" + problem.option("weights"));
+    if (!layer.keys)
+      for (const auto& [holds, field] : {std::pair{layer.packed, "weights that are not separate"},
+                                         {layer.gates, "gates=yes"},
+                                         {layer.cache, "cache=yes"},
+                                         {layer.v_norm, "v-norm=yes"}})
+        if (holds) return fmt::format("keys=no with {}: there is q alone", field);
     if (layer.grouped && layer.heads % layer.kv_heads != 0)
       return fmt::format("weights=grouped: kv-heads={} do not divide heads={}", layer.kv_heads,
                          layer.heads);
@@ -283,7 +297,8 @@ Layer layer_of(const Problem& problem) {
   layer.d = problem.size("d");
   layer.heads = problem.size("heads");
   layer.dim = problem.size("dim");
-  layer.kv_heads = size_or(problem, "kv-heads", layer.heads);
+  layer.keys = !is(problem, "keys", "no");
+  layer.kv_heads = layer.keys ? size_or(problem, "kv-heads", layer.heads) : 0;
   layer.rotary = size_or(problem, "rotary", layer.dim);
   layer.positions = size_or(problem, "positions", rope::usual_positions);
   layer.cache_rows = size_or(problem, "cache-slots", layer.m);

@@ -10,15 +10,18 @@
 // v_cache begins dim elements after k_cache. Caches may be e4m3 with scales
 // (common/cache_format.hpp), whatever the dtype of q.
 //
+// With keys=no there is q alone: of a layer that attends to another one's keys and values (Gemma
+// 4).
+//
 // With gates=yes w_q has, behind the rows of each head, as many of its gate (Qwen3-Next). Their
 // products go to gates [m, heads, dim] as they are.
 //
 // An epilogue has the heads of a tile. Other forms take a second stage (heads.cu) over the
 // product's result in memory. They are norms over all heads of q, and of k (OLMo-2), layer
 // normalisation of heads, norms behind RoPE (HunYuan), gates in the rows of q, and weights with
-// alternating rows of q, k and v (GPT-NeoX, Falcon). So are norms of heads of v, which have no
-// weights (Gemma 4), packed weights (gemm/packed), and weights of e4m3 for tokens that the op
-// quantises (gemm/quantise), and caches of e4m3.
+// alternating rows of q, k and v (GPT-NeoX, Falcon). So are q alone, norms of heads of v, which
+// have no weights (Gemma 4), packed weights (gemm/packed), and weights of e4m3 for tokens that the
+// op quantises (gemm/quantise), and caches of e4m3.
 #pragma once
 
 #include <cstdint>
@@ -72,6 +75,7 @@ struct Layer {
   HeadNorm norm = HeadNorm::none;
   bool norm_last = false;  // behind the rotation
   bool v_norm = false;     // RMSNorm without weights of each head of v
+  bool keys = true;        // and values, beside q
   bool table = false;      // of angles
   bool cache = false;
   bool wide_slots = false;  // of 64 bits
@@ -85,12 +89,14 @@ struct Layer {
   bool normalises() const { return norm != HeadNorm::none; }
   bool in_two_stages() const {
     return joined() || gates || v_norm || norm_last || norm == HeadNorm::rows ||
-           norm == HeadNorm::centred || cache_format.e4m3;
+           norm == HeadNorm::centred || cache_format.e4m3 || !keys;
   }
   /// Whether the first of two stages writes q, k and v of a token next to each other.
   bool joined() const { return grouped || format.packed || scaling != Scaling::none; }
   /// The first element of a head of q (part 0), k or v in what the first of two stages writes.
   std::int64_t raw_place(std::size_t part, std::int64_t token, std::int64_t head) const;
+  /// Of q, k and v.
+  std::size_t parts() const { return keys ? 3 : 1; }
   std::int64_t q_columns() const { return heads * dim * (gates ? 2 : 1); }
   std::int64_t columns() const { return q_columns() + 2 * kv_heads * dim; }
 };

@@ -138,7 +138,7 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
   }
   if (layer.gates && !writes_raw) tensors["gates"] = raw_gates(layer, tensors);
   std::int64_t first = 0;  // row of the packed weight
-  for (std::size_t at = 0; at < 3; ++at) {
+  for (std::size_t at = 0; at < layer.parts(); ++at) {
     const std::string part(1, "qkv"[at]);
     const std::int64_t columns = at > 0       ? layer.kv_heads * layer.dim
                                  : writes_raw ? layer.q_columns()

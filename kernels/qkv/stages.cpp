@@ -61,6 +61,12 @@ GemmProblem product_gemm(const Problem& problem) {
     if (quantises(problem)) return with_quantised_a(gemm, quantised_x(problem), {"w_scale"});
     return gemm;
   }
+  if (!layer.keys) {
+    gemm.b = {{"w_q"}};
+    gemm.c = {{"q_raw"}};
+    if (layer.bias) gemm.epilogue.row(row_broadcast::bias) = "b_q";
+    return gemm;
+  }
   gemm.c = {{"q"}, {"k"}, {"v"}};
   if (raw) gemm.c = {{"q_raw"}, {"k_raw"}, {"v_raw"}};
   gemm.epilogue.kind = EpilogueKind::qkv;

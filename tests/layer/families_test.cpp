@@ -244,6 +244,24 @@ TEST_CASE("layers of every model are right on the CPU, in decode and prefill") {
     }
 }
 
+TEST_CASE("layers with inputs and norms of their own are right on the CPU") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const SmallModel& model : models_with_more_inputs()) DYNAMIC_SECTION(model.name) {
+      for (const DType dtype : {DType::f32, DType::bf16}) verify_model(*backend, model, dtype, 1);
+    }
+}
+
+TEST_CASE("layers with inputs and norms of their own are right on the GPU", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const SmallModel& model : models_with_more_inputs())
+    for (const std::int64_t s : {1, 3})
+      verify_plan(*backend, layer_op(),
+                  model_problem(model, DeviceKind::cuda, DType::bf16,
+                                {{"batch", 2}, {"s", s}, {"cache", 20}}, {{"lengths", "ragged"}}),
+                  1);
+}
+
 // In parts, each of a minute or so: a run on a device may be limited in time.
 TEST_CASE("layers of every model are right on the GPU, first part", "[gpu][models1]") {
   verify_models_on_gpu(0);

@@ -48,6 +48,7 @@ std::vector<SmallModel> latent_models() {
             {"latent-eps", "0.001"},
             {"eps", "1e-5"},
             {"lengths", "ragged"}}},
+          {"mistral4", plain, {{"mixer", "mla"}, {"query-scale", "rows"}, {"lengths", "ragged"}}},
           {"without rotation", plain, {{"mixer", "mla"}, {"rotation", "none"}}},
           {"ling", plain, {{"mixer", "mla"}, {"output-gate", "heads"}}},
           {"with gates of features", plain, {{"mixer", "mla"}, {"output-gate", "features"}}}};
@@ -113,7 +114,7 @@ TEST_CASE("layers with latent attention have one cache, and weights of latents")
                                    "w_shared_up",
                                    "w_shared_down",
                                    "y"});
-  CHECK(inputs(models[2]) == Names{"x", "slots", "lengths", "attn_norm", "w_q", "w_kv_a",
+  CHECK(inputs(models[3]) == Names{"x", "slots", "lengths", "attn_norm", "w_q", "w_kv_a",
                                    "kv_a_norm", "w_kv_b", "cache", "w_o", "ffn_norm", "w_gate",
                                    "w_up", "w_down", "y"});
   const auto tensors = layer_op().tensors(

@@ -94,6 +94,41 @@ TEST_CASE("layer's buffers of rarer forms are in the order that the API promises
   CHECK(names_of(small(), {{"v-norm", "yes"}, {"layer-scalar", "yes"}}) ==
         Names{"x", "positions", "slots", "lengths", "attn_norm", "w_q", "w_k", "w_v", "k_cache",
               "v_cache", "w_o", "ffn_norm", "w_gate", "w_up", "w_down", "layer_scalar", "y"});
+  CHECK(names_of(small({{"input-h", 8}}), {{"keys", "shared"}, {"query-scale", "rows"}}) ==
+        Names{"x", "positions", "lengths", "attn_norm", "w_q", "k_cache", "v_cache", "q_factors",
+              "w_o", "ffn_norm", "w_gate", "w_up", "w_down", "w_input_gate", "layer_input",
+              "w_input_out", "input_norm", "y"});
+  CHECK(names_of(small({{"experts", 8}, {"top-k", 2}, {"shared-h", 24}}),
+                 {{"ffn", "moe"},
+                  {"post-norms", "yes"},
+                  {"expert-norms", "yes"},
+                  {"expert-scale", "yes"}}) == Names{"x",
+                                                     "positions",
+                                                     "slots",
+                                                     "lengths",
+                                                     "attn_norm",
+                                                     "w_q",
+                                                     "w_k",
+                                                     "w_v",
+                                                     "k_cache",
+                                                     "v_cache",
+                                                     "w_o",
+                                                     "attn_post_norm",
+                                                     "ffn_norm",
+                                                     "w_router",
+                                                     "expert_scale",
+                                                     "router_norm",
+                                                     "experts_norm",
+                                                     "w_gate",
+                                                     "w_up",
+                                                     "w_down",
+                                                     "w_shared_gate",
+                                                     "w_shared_up",
+                                                     "w_shared_down",
+                                                     "shared_post_norm",
+                                                     "experts_post_norm",
+                                                     "ffn_post_norm",
+                                                     "y"});
   const Names parallel = names_of(small(), {{"block", "parallel-norms"}});
   CHECK(parallel == names_of(small()));
   CHECK(names_of(small({{"experts", 8}, {"top-k", 2}, {"shared-h", 24}}),

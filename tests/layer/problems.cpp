@@ -13,18 +13,25 @@ std::string layer_complaint(const Sizes& sizes, const Options& options) {
   return error_of([&] { layer_problem(DeviceKind::cuda, DType::bf16, sizes, options); });
 }
 
+namespace {
+
+Sizes sizes(std::int64_t d, std::int64_t h, std::int64_t heads, std::int64_t kv_heads,
+            std::int64_t dim) {
+  return Sizes{{"d", d}, {"h", h}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}};
+}
+
+Sizes with(Sizes of, const char* name, std::int64_t value) {
+  of[name] = value;
+  return of;
+}
+
+Sizes with_experts(Sizes of, std::int64_t experts, std::int64_t choices) {
+  return with(with(std::move(of), "experts", experts), "top-k", choices);
+}
+
+}  // namespace
+
 std::vector<SmallModel> small_models() {
-  const auto sizes = [](std::int64_t d, std::int64_t h, std::int64_t heads, std::int64_t kv_heads,
-                        std::int64_t dim) {
-    return Sizes{{"d", d}, {"h", h}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}};
-  };
-  const auto with = [](Sizes of, const char* name, std::int64_t value) {
-    of[name] = value;
-    return of;
-  };
-  const auto with_experts = [&](Sizes of, std::int64_t experts, std::int64_t choices) {
-    return with(with(std::move(of), "experts", experts), "top-k", choices);
-  };
   return {
       {"llama", sizes(72, 136, 4, 2, 16), {{"angles", "llama3"}, {"eps", "1e-5"}}},
       {"qwen2", sizes(56, 104, 4, 1, 24), {{"qkv-bias", "yes"}, {"base", "1000000"}}},
@@ -160,6 +167,43 @@ std::vector<SmallModel> small_models() {
         {"v-norm", "yes"},
         {"scale", "1"},
         {"layer-scalar", "yes"}}},
+  };
+}
+
+std::vector<SmallModel> models_with_more_inputs() {
+  return {
+      {"gemma4's experts",
+       with(with_experts(sizes(72, 24, 4, 2, 16), 6, 2), "shared-h", 56),
+       {{"post-norms", "yes"},
+        {"convention", "t5"},
+        {"act", "gelu-tanh"},
+        {"qk-norm", "yes"},
+        {"v-norm", "yes"},
+        {"scale", "1"},
+        {"layer-scalar", "yes"},
+        {"ffn", "moe"},
+        {"renormalise", "yes"},
+        {"gate-up", "halves"},
+        {"expert-norms", "yes"},
+        {"expert-scale", "yes"}}},
+      {"gemma4's inputs",
+       with(sizes(72, 104, 4, 2, 16), "input-h", 24),
+       {{"post-norms", "yes"},
+        {"convention", "t5"},
+        {"act", "gelu-tanh"},
+        {"qk-norm", "yes"},
+        {"v-norm", "yes"},
+        {"scale", "1"},
+        {"layer-scalar", "yes"}}},
+      {"gemma4's shared keys",
+       with(with(sizes(72, 104, 4, 2, 16), "input-h", 24), "window", 9),
+       {{"post-norms", "yes"},
+        {"convention", "t5"},
+        {"act", "gelu-tanh"},
+        {"qk-norm", "yes"},
+        {"keys", "shared"},
+        {"scale", "1"}}},
+      {"scaled queries", sizes(72, 104, 4, 2, 16), {{"query-scale", "rows"}}},
   };
 }
 

@@ -28,5 +28,7 @@ struct SmallModel {
 };
 
 std::vector<SmallModel> small_models();
+/// Those that no decode step and no slices of ranks have.
+std::vector<SmallModel> models_with_more_inputs();
 
 }  // namespace fftune::test

@@ -19,6 +19,7 @@ namespace {
 Problem random_qkv_of_e4m3(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   Problem problem = random_qkv(kind, draw, most_elements);
   problem.options["cache"] = "yes";
+  problem.options.erase("keys");
   problem.options["cache-format"] = "e4m3";
   problem.options["cache-scales"] = draw.of({"tensor", "head"});
   return qkv_problem(kind, problem.dtype, problem.sizes, problem.options);

@@ -170,6 +170,16 @@ TEST_CASE("on a GPU too, qkv's baselines write the same", "[gpu]") {
         qkv_problem(DeviceKind::cuda, DType::bf16, qkv_sizes(333, 136, 8, 2, 64), options), 3e-2);
 }
 
+TEST_CASE("q alone is right on a GPU", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(5);
+  const Problem problem =
+      qkv_problem(DeviceKind::cuda, DType::bf16, {{"m", 5}, {"d", 40}, {"heads", 4}, {"dim", 72}},
+                  {{"keys", "no"}, {"norm", "yes"}, {"bias", "yes"}, {"rotation", "halves"}});
+  REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 2) > 0);
+}
+
 TEST_CASE("norms of values are right on a GPU", "[gpu][small]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");

@@ -76,6 +76,26 @@ TEST_CASE("qkv's second stage reads what the product wrote") {
                                                                 "k_raw", "v_raw"});
 }
 
+TEST_CASE("q may have no keys and values beside it") {
+  CHECK(names_of({{"keys", "no"}, {"bias", "yes"}, {"norm", "yes"}}) ==
+        Names{"x", "w_q", "b_q", "q_norm", "q", "q_raw"});
+  CHECK(complaint({}, {{"keys", "no"}, {"cache", "yes"}}).find("keys=no with cache=yes") !=
+        std::string::npos);
+  CHECK(complaint({}, {{"keys", "no"}, {"weights", "packed"}}).find("not separate") !=
+        std::string::npos);
+  const Problem problem =
+      qkv_problem(DeviceKind::cpu, DType::f32, {{"m", 1}, {"d", 2}, {"heads", 2}, {"dim", 2}},
+                  {{"keys", "no"}, {"norm", "yes"}, {"eps", "0"}});
+  ReferenceTensors tensors{{"x", {1, 2}}, {"w_q", {3, 0, 0, 2, 1, 0, 0, 0.5}}, {"q_norm", {1, 2}}};
+  HostThreads threads;
+  for (std::size_t stage : {0, 1}) qkv_op().reference(problem, stage, tensors, threads);
+  // The heads are (3, 4) and (1, 1).
+  CHECK(tensors.at("q").at(0) == Approx(3 / std::sqrt(12.5)));
+  CHECK(tensors.at("q").at(1) == Approx(8 / std::sqrt(12.5)));
+  CHECK(tensors.at("q").at(2) == Approx(1));
+  CHECK(tensors.at("q").at(3) == Approx(2));
+}
+
 TEST_CASE("qkv refuses fields that do not go together") {
   CHECK(complaint({}, {}) == "");
   CHECK(complaint({{"rotary", 32}}, {{"rotation", "halves"}}).find("rotary=32 exceeds dim=16") !=

@@ -31,7 +31,14 @@ Problem random_qkv(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
     options["norm-order"] = "after";
   if (options["weights"] == "separate" && draw.below(4) == 0) options["gates"] = "yes";
   if (draw.below(4) == 0) options["v-norm"] = "yes";
-  if (kv_heads != heads) sizes["kv-heads"] = kv_heads;
+  const bool has_keys = draw.below(8) != 0;
+  if (!has_keys) {
+    options["keys"] = "no";
+    options["weights"] = "separate";
+    options["cache"] = "no";
+    for (const char* name : {"gates", "v-norm"}) options.erase(name);
+  }
+  if (kv_heads != heads && has_keys) sizes["kv-heads"] = kv_heads;
   if (options["rotation"] != "none") {
     options["angles"] = draw.of({"table", "base", "llama3", "yarn"});
     if (draw.below(3) == 0) sizes["rotary"] = 2 * (1 + draw.below(dim / 2));

@@ -2,9 +2,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "cpu/open.hpp"
 #include "kernels/scale/scale.hpp"
+#include "support/error_of.hpp"
 #include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 
@@ -15,12 +20,15 @@ namespace {
 
 Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const auto [m, h] = draw.matrix(most_elements);
+  std::map<std::string, std::int64_t> sizes{{"m", m}, {"h", h}};
+  const std::string factor = draw.of({"one", "one", "rows", "ids"});
+  if (factor == "ids") sizes["factors"] = 1 + draw.below(40);
   return canonical(scale_op(),
                    {"scale",
                     "fwd",
                     draw.of(scale_op().dtypes(kind)),
-                    {{"m", m}, {"h", h}},
-                    {{"in-place", draw.of({"yes", "no"})}}},
+                    std::move(sizes),
+                    {{"in-place", draw.of({"yes", "no"})}, {"factor", factor}}},
                    kind);
 }
 
@@ -94,6 +102,26 @@ TEST_CASE("the reference of scale is the formula") {
   const auto other = run_reference(scale_op(), apart, {{"x", {1, -2, 3, 0}}, {"factor", {-0.5}}});
   CHECK(other.at("x") == std::vector<double>{1, -2, 3, 0});
   CHECK(other.at("y") == std::vector<double>{-0.5, 1, -1.5, 0});
+}
+
+TEST_CASE("rows, or elements by their ids, may have factors of their own") {
+  const auto problem = [](const char* factor) {
+    Problem problem{"scale", "fwd", DType::f32, {{"m", 2}, {"h", 2}}, {{"in-place", "no"}}};
+    problem.options["factor"] = factor;
+    if (problem.has("factor", "ids")) problem.sizes["factors"] = 3;
+    return canonical(scale_op(), problem, DeviceKind::cpu);
+  };
+  const std::vector<double> x{1, -2, 3, 5};
+  const auto rows = run_reference(scale_op(), problem("rows"), {{"x", x}, {"factor", {2, -1}}});
+  CHECK(rows.at("y") == std::vector<double>{2, -4, -3, -5});
+  const auto ids = run_reference(scale_op(), problem("ids"),
+                                 {{"x", x}, {"factor", {2, -1, 10}}, {"ids", {2, 0, -1, 3}}});
+  CHECK(ids.at("y") == std::vector<double>{10, -4, 0, 0});
+  CHECK(error_of([] {
+          canonical(scale_op(),
+                    {"scale", "fwd", DType::f32, {{"m", 2}, {"h", 2}, {"factors", 3}}, {}},
+                    DeviceKind::cpu);
+        }).find("factors are of factor=ids") != std::string::npos);
 }
 
 TEST_CASE("a factor of 1 copies x where the result is another tensor") {

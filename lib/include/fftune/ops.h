@@ -869,6 +869,8 @@
  *   gates            no, yes                           whether w_q has, behind the rows of each
  *                                                      head, as many of its gate, whose products
  *                                                      are written as they are
+ *   keys             yes, no                           whether there are k and v, or q alone, of
+ *                                                      weights=separate
  *   bias             no, yes                           whether q, k and v have a bias
  *   norm             no, yes, rows, layer              norms of q and k; yes: RMSNorm of each head;
  *                                                      rows: RMSNorm over all heads; layer: layer
@@ -951,6 +953,7 @@
  * with gates=yes: x, w_q, w_k, w_v, q, k, v, gates
  *   1  w_q    input   T  [2 * dim * heads, d]
  *   7  gates  output  T  [m, heads, dim]
+ * with keys=no: x, w_q, q
  * with bias=yes: x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v
  *   4  b_q  input  T  [dim * heads]
  *   5  b_k  input  T  [dim * heads]
@@ -1279,6 +1282,9 @@
  *   shared-h        1 to 16777216, rare                   intermediate size of a network with
  *                                                         weights of its own beside the experts,
  *                                                         for every token; left out: none
+ *   input-h         1 to 16777216, rare                   features of an input of the layer's own
+ *                                                         for each token, which a gate of its
+ *                                                         output takes; left out: none
  *   groups          1 to 32, rare                         groups of experts: a token uses the best
  *                                                         ones; left out: none
  *   top-groups      1 to 32, rare                         groups that a token uses; all if left out
@@ -1311,6 +1317,11 @@
  *                                                         are not
  *   residual-scale  no, yes                               whether a vector multiplies what is added
  *                                                         to the residual; experts have route-scale
+ *   expert-norms    no, yes                               whether the router, the experts and the
+ *                                                         network of shared-h, which is beside
+ *                                                         them, each have norms of their own
+ *   expert-scale    no, yes                               whether the weight of a token's expert is
+ *                                                         multiplied by a number of the expert
  *   layer-scalar    no, yes                               whether one number multiplies the layer's
  *                                                         output
  *   block           serial, parallel, parallel-norms      serial: the feed-forward network follows
@@ -1365,6 +1376,11 @@
  *                                                         or after it
  *   v-norm          no, yes                               whether each head of v has an RMSNorm,
  *                                                         without weights
+ *   keys            own, shared                           whether the layer has keys and values of
+ *                                                         its own, or reads those of another one in
+ *                                                         its caches
+ *   query-scale     no, rows                              whether the queries of each token have a
+ *                                                         factor
  *   sinks           no, yes                               whether each head has a logit that joins
  *                                                         attention's softmax without a value
  *   beta-scale      a number from 0 to 2                  factor of beta in mixer=gated-delta-rule
@@ -1504,6 +1520,12 @@
  *   23  layers.1.w_gate     input    T  [h, d]
  *   24  layers.1.w_up       input    T  [h, d]
  *   25  layers.1.w_down     input    T  [d, h]
+ * with input-h: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   ffn_norm, w_gate, w_up, w_down, w_input_gate, layer_input, w_input_out, input_norm, y
+ *   15  w_input_gate  input  T  [input-h, d]
+ *   16  layer_input   input  T  [batch, input-h]
+ *   17  w_input_out   input  T  [d, input-h]
+ *   18  input_norm    input  T  [d]
  * with norm=layer: x, positions, slots, lengths, attn_norm, attn_norm_bias, w_q, w_k, w_v,
  *   k_cache, v_cache, w_o, ffn_norm, ffn_norm_bias, w_gate, w_up, w_down, y
  *   5   attn_norm_bias  input  T  [d]
@@ -1551,6 +1573,13 @@
  *   9   k_norm       input  T  [dim]
  *   10  q_norm_bias  input  T  [dim]
  *   11  k_norm_bias  input  T  [dim]
+ * with keys=shared: x, positions, lengths, attn_norm, w_q, k_cache, v_cache, w_o, ffn_norm,
+ *   w_gate, w_up, w_down, y
+ *   5  k_cache  input  T  [batch, cache, heads, dim]
+ *   6  v_cache  input  T  [batch, cache, heads, dim]
+ * with query-scale=rows: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, q_factors, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   10  q_factors  input  f32  [batch]
  * with sinks=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   sinks, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   10  sinks  input  f32  [heads]
@@ -1907,16 +1936,20 @@
 
 /* scale: x = factor * x in place, where a factor of 1 moves nothing; or another tensor
  *
- *   m         1 to 2147483647  tokens (any number)
- *   h         1 to 2147483647  elements of a row
- *   in-place  yes, no          whether the result takes the place of x
+ *   m         1 to 2147483647     tokens (any number)
+ *   h         1 to 2147483647     elements of a row
+ *   factors   1 to 1048576, rare  factor=ids: how many there are
+ *   in-place  yes, no             whether the result takes the place of x
+ *   factor    one, rows, ids      one factor; one for each row; or for each element that of its id
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x       updated  T    [m, h]
  *   1  factor  input    f32  [1]
  * with in-place=no: x, factor, y
  *   0  x  input   T  [m, h]
- *   2  y  output  T  [m, h] */
+ *   2  y  output  T  [m, h]
+ * with factor=rows: x, factor
+ *   1  factor  input  f32  [m] */
 
 /* decode: one token of a language model: embedding, layers, head, the next ids, and the state of
  *   the sequences
@@ -1963,6 +1996,9 @@
  *   shared-h        1 to 16777216, rare                   intermediate size of a network with
  *                                                         weights of its own beside the experts,
  *                                                         for every token; left out: none
+ *   input-h         1 to 16777216, rare                   features of an input of the layer's own
+ *                                                         for each token, which a gate of its
+ *                                                         output takes; left out: none
  *   groups          1 to 32, rare                         groups of experts: a token uses the best
  *                                                         ones; left out: none
  *   top-groups      1 to 32, rare                         groups that a token uses; all if left out
@@ -2002,6 +2038,11 @@
  *                                                         are not
  *   residual-scale  no, yes                               whether a vector multiplies what is added
  *                                                         to the residual; experts have route-scale
+ *   expert-norms    no, yes                               whether the router, the experts and the
+ *                                                         network of shared-h, which is beside
+ *                                                         them, each have norms of their own
+ *   expert-scale    no, yes                               whether the weight of a token's expert is
+ *                                                         multiplied by a number of the expert
  *   layer-scalar    no, yes                               whether one number multiplies the layer's
  *                                                         output
  *   block           serial, parallel, parallel-norms      serial: the feed-forward network follows
@@ -2056,6 +2097,11 @@
  *                                                         or after it
  *   v-norm          no, yes                               whether each head of v has an RMSNorm,
  *                                                         without weights
+ *   keys            own, shared                           whether the layer has keys and values of
+ *                                                         its own, or reads those of another one in
+ *                                                         its caches
+ *   query-scale     no, rows                              whether the queries of each token have a
+ *                                                         factor
  *   sinks           no, yes                               whether each head has a logit that joins
  *                                                         attention's softmax without a value
  *   beta-scale      a number from 0 to 2                  factor of beta in mixer=gated-delta-rule
@@ -2218,6 +2264,13 @@
  *   26  layers.1.w_gate     input    T  [h, d]
  *   27  layers.1.w_up       input    T  [h, d]
  *   28  layers.1.w_down     input    T  [d, h]
+ * with input-h: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, w_input_gate, layer_input, w_input_out,
+ *   input_norm, final_norm, w_head, chosen, logit
+ *   18  w_input_gate  input  T  [input-h, d]
+ *   19  layer_input   input  T  [batch, input-h]
+ *   20  w_input_out   input  T  [d, input-h]
+ *   21  input_norm    input  T  [d]
  * with best: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
  *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit,
  *   best_ids, best_logprobs
@@ -2286,6 +2339,10 @@
  *   12  k_norm       input  T  [dim]
  *   13  q_norm_bias  input  T  [dim]
  *   14  k_norm_bias  input  T  [dim]
+ * with query-scale=rows: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, k_cache, v_cache, q_factors, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head,
+ *   chosen, logit
+ *   13  q_factors  input  f32  [batch]
  * with sinks=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
  *   k_cache, v_cache, sinks, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
  *   13  sinks  input  f32  [heads]
