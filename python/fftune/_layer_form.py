@@ -16,25 +16,35 @@ _BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_
                   "w_in", "b_in", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_kv_b",
                   "w_z_low", "w_z", "w_b", "w_a_low", "w_a", "w_conv", "b_conv", "w_conv_q", "w_conv_k", "w_conv_v",
                   "A_log", "dt_bias", "D", "mixer_norm")
-_BEHIND_CACHES = ("k_scale", "v_scale", "sinks", "w_g", "residual_scale", "w_o", "w_o_scale", "w_o_zero", "b_o",
-                  "attn_post_norm", "ffn_norm",
-                  "ffn_norm_bias", "w_router", "b_router", "choice_bias", "w_gate", "w_up",
+_BEHIND_CACHES = ("k_scale", "v_scale", "sinks", "q_factors", "w_g", "residual_scale", "w_o", "w_o_scale", "w_o_zero",
+                  "b_o", "attn_post_norm", "ffn_norm",
+                  "ffn_norm_bias", "w_router", "b_router", "choice_bias", "expert_scale", "router_norm",
+                  "experts_norm", "w_gate", "w_up",
                   "w_gate_up", "w_down", "w_gate_scale", "w_gate_zero", "w_up_scale", "w_up_zero",
                   "w_gate_up_scale", "w_down_scale", "w_down_zero", "b_gate", "b_up", "b_gate_up", "b_down",
                   "w_shared_router", "w_shared_gate", "w_shared_up", "w_shared_down",
-                  "ffn_post_norm", "layer_scalar")
+                  "shared_post_norm", "experts_post_norm", "ffn_post_norm", "w_input_gate", "layer_input",
+                  "w_input_out", "input_norm", "layer_scalar")
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
 # What mixes the tokens of a layer: attention, or what has other tensors in the place of caches. The weights that a
 # mixer needs beside w_o, and those that it may have.
 _OF_ATTENTION = ("w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv", "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm",
-                 "k_norm", "q_norm_bias", "k_norm_bias", "k_scale", "v_scale", "sinks", "w_g")
+                 "k_norm", "q_norm_bias", "k_norm_bias", "k_scale", "v_scale", "sinks", "q_factors", "w_g")
+# Those of q, k and v that a layer has which reads another one's keys and values, and those that it has not.
+_OF_QUERIES = ("w_q", "b_q", "q_norm", "q_norm_bias")
+_OF_KEYS = ("w_k", "w_v", "b_k", "b_v", "w_qkv", "b_qkv", "k_norm", "k_norm_bias", "k_scale", "v_scale")
+# Of layers with an input of their own for each token; and of experts beside a network, with norms of their own.
+OF_INPUT = ("w_input_gate", "layer_input", "w_input_out", "input_norm")
+_OF_EXPERT_NORMS = ("router_norm", "experts_norm", "shared_post_norm", "experts_post_norm")
+# What a call gives for its tokens, in the place of weights.
+GIVEN = ("q_factors", "layer_input")
 _OF_LATENT = ("w_q_a", "q_a_norm", "w_q_b")  # of queries that have a latent too, in the place of w_q
 _OF_DELTA = ("w_z", "w_b", "w_a", "A_log", "dt_bias", "mixer_norm")
 # Weights of q, k and v together, or of each.
 _PACKED_DELTA = ("w_qkv", "w_conv")
 _SEPARATE_DELTA = ("w_q", "w_k", "w_v", "w_conv_q", "w_conv_k", "w_conv_v")
 _OF_MIXERS = {"conv": (("w_in", "w_conv"), ("b_in", "b_conv")),
-              "mla": (("w_kv_a", "kv_a_norm", "w_kv_b"), ("w_q", "w_g", *_OF_LATENT)),
+              "mla": (("w_kv_a", "kv_a_norm", "w_kv_b"), ("w_q", "w_g", "q_factors", *_OF_LATENT)),
               "gated-delta-rule": (_OF_DELTA, (*_PACKED_DELTA, *_SEPARATE_DELTA)),
               "kda": (_OF_DELTA, ("w_z_low", "w_a_low", *_PACKED_DELTA, *_SEPARATE_DELTA)),
               "ssd": (("w_in", "w_conv", "A_log", "dt_bias", "D", "mixer_norm"), ("b_conv",))}
@@ -43,8 +53,8 @@ _DELTA = ("gated-delta-rule", "kda")
 _RECURRENT = (*_DELTA, "ssd")
 # Options that attention alone has, and those that latent attention has too.
 _ATTENTION_OPTIONS = ("kv-heads", "qkv-weights", "qkv-bias", "qk-norm", "qk-norm-order", "sinks", "softcap", "window",
-                      "rotary", "cache-format", "cache-scales", "v-norm")
-_CACHE_OPTIONS = ("scale", "rotation", "angles", "rope-scale")
+                      "rotary", "cache-format", "cache-scales", "v-norm", "keys")
+_CACHE_OPTIONS = ("scale", "rotation", "angles", "rope-scale", "query-scale")
 # Formats of packed weights with codes of 8 bits and float32 scales.
 WIDE_SCALES = ("fp8", "int8")
 # Those that may be packed, all or none, or those of the network alone; and what then stands beside them.
@@ -60,7 +70,8 @@ _SCALES = tuple(f"{name}_scale" for name in ROUNDED)
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
               "ffn_norm_bias", "ffn_post_norm")
 # As the kernels read them.
-FLOAT32 = ("k_scale", "v_scale", "sinks", "choice_bias", "residual_scale", "A_log", "dt_bias", "D", "layer_scalar")
+FLOAT32 = ("k_scale", "v_scale", "sinks", "choice_bias", "residual_scale", "A_log", "dt_bias", "D", "layer_scalar",
+           "expert_scale", "q_factors")
 
 
 @dataclass(frozen=True)
@@ -132,6 +143,11 @@ class LayerForm:
     def is_latent(self) -> bool:
         """Whether it attends to a cache of latents and rotated keys, [batch, cache, rank + rope]."""
         return self.mixer == "mla"
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether it reads the keys and values of another layer, and has none of its own."""
+        return self.get("keys") == "shared"
 
     @property
     def attends(self) -> bool:
@@ -220,12 +236,19 @@ def parse(form: str) -> LayerForm:
                      tuple(n for n in _BEHIND_CACHES if n in names), constants, found)
 
 
+def shares_keys(names: Sequence[str] | set[str], mixer: str = "attention") -> bool:
+    """Whether a layer with weights of these names has no keys and values of its own."""
+    return mixer == "attention" and not {"w_k", "w_v", "w_qkv"} & {*names}
+
+
 def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer: str) -> None:
     """That a layer has these tensors, and no others."""
     packed = "w_gate_up" in names
-    of_mixer, may_have = _OF_MIXERS.get(mixer, ((("w_qkv",) if "w_qkv" in names else ("w_q", "w_k", "w_v")), ()))
+    shares = shares_keys(names, mixer)
+    of_mixer, may_have = _OF_MIXERS.get(mixer, ((("w_qkv",) if "w_qkv" in names else ("w_q",) if shares else
+                                                 ("w_q", "w_k", "w_v")), ()))
     others = {name for own in _OF_MIXERS.values() for group in own for name in group} | {*_OF_ATTENTION}
-    others -= {*of_mixer, *may_have} if mixer in _OF_MIXERS else {*_OF_ATTENTION}
+    others -= {*of_mixer, *may_have} if mixer in _OF_MIXERS else {*_OF_ATTENTION} - {*(_OF_KEYS if shares else ())}
     if mixer in _DELTA and names & {"b_q", "b_k", "b_v"}:
         raise Error(f"layer: {mixer} has no biases of q, k and v")
     unknown = sorted(names - set(WEIGHTS) | names & others)
@@ -248,7 +271,8 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
     if others:
         raise Error(f"layer: {others[0]} does not go with {'w_qkv' if 'w_qkv' in names else 'w_q'}: "
                     "give q, k and v packed, or each")
-    for group in (("b_q", "b_k", "b_v"), ("q_norm", "k_norm"), ("q_norm_bias", "k_norm_bias"), ("k_scale", "v_scale"),
+    of_heads = () if shares else (("b_q", "b_k", "b_v"), ("q_norm", "k_norm"), ("q_norm_bias", "k_norm_bias"))
+    for group in (*of_heads, ("k_scale", "v_scale"), OF_INPUT, _OF_EXPERT_NORMS,
                   ("attn_post_norm", "ffn_post_norm"), ("w_z_low", "w_a_low"),
                   ("w_shared_gate", "w_shared_up", "w_shared_down")):
         if 0 < sum(name in names for name in group) < len(group):
@@ -263,11 +287,16 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
                     + (", or w_gate and w_up in the place of w_gate_up" if packed else ""))
     if choice and not gated:
         raise Error("layer: experts have gates: give w_gate too")
-    of_experts = sorted(names & {"b_router", "choice_bias", "w_shared_gate", "w_shared_router"})
+    of_experts = sorted(names & {"b_router", "choice_bias", "w_shared_gate", "w_shared_router", "expert_scale",
+                                 "router_norm"})
     if of_experts and not choice:
         raise Error(f"layer: {of_experts[0]} is of a mixture of experts: there is no w_router")
     if "w_shared_router" in names and "w_shared_gate" not in names:
         raise Error("layer: w_shared_router without w_shared_gate: give the network that it weighs")
+    if "router_norm" in names and ("w_shared_gate" not in names or "w_shared_router" in names
+                                   or not {"attn_post_norm", "ffn_norm"} <= names):
+        raise Error("layer: router_norm is of experts beside w_shared_gate, without w_shared_router, in layers with "
+                    "norms before and behind")
     if "ffn_norm" in names and ("ffn_norm_bias" in names) != ("attn_norm_bias" in names):
         raise Error("layer: give biases of both norms, or of none")
     if choice:
@@ -361,6 +390,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             ("qkv-bias", bool({"b_q", "b_qkv"} & names), "yes"),
             ("qk-norm", "q_norm" in names,
              "rows" if norm_rows else "layer" if "q_norm_bias" in names else "yes"),
+            ("keys", shares_keys(names, mixer), "shared"), ("query-scale", "q_factors" in names, "rows"),
             ("qk-norm-order", norm_last, "after"), ("v-norm", v_norm, "yes"),
             ("layer-scalar", "layer_scalar" in names, "yes"),
             ("residual-scale", "residual_scale" in names, "yes"),
@@ -386,6 +416,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
                 ("top-groups", choice.groups and choice.top_groups, choice.top_groups),
                 ("group-score", choice.groups, choice.group_score),
                 ("choice-bias", "choice_bias" in names, "yes"),
+                ("expert-norms", "router_norm" in names, "yes"), ("expert-scale", "expert_scale" in names, "yes"),
                 ("router-bias", "b_router" in names, "yes"),
                 ("route-scale", choice.scale * multiplier != 1, float(choice.scale * multiplier)),
                 ("sum-eps", choice.sum_eps, choice.sum_eps), ("logits", choice.wide, "f32"),
@@ -510,9 +541,12 @@ def _shapes_of_scales(form: LayerForm, shapes: Mapping[str, tuple[int, ...]]) ->
     return found
 
 
-def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str, tuple[int, ...]]:
+def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None, input_h: int = 0,
+              tokens: tuple[int, int] = (1, 1)) -> dict[str, tuple[int, ...]]:
     heads, kv_heads, dim = form.get("heads"), form.get("kv-heads", form.get("heads")), form.get("dim", 0)
     shapes = dict.fromkeys(WEIGHTS, (d,))
+    shapes |= dict(q_factors=tokens, layer_input=(*tokens, input_h), w_input_gate=(input_h, d),
+                   w_input_out=(d, input_h))
     if form.mixer == "conv":
         shapes |= dict(w_in=(3 * heads * dim, d), b_in=(3 * heads * dim,), w_conv=(heads * dim, form.get("width")),
                        b_conv=(heads * dim,))
@@ -540,7 +574,7 @@ def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None) -> dict[str
     experts = (form.get("own-experts"),) if form.get("own-experts") else routed
     shapes |= dict.fromkeys(("w_gate", "w_up"), (*experts, h, d))
     shapes |= dict.fromkeys(("b_gate", "b_up"), (*experts, h))
-    shapes |= dict.fromkeys(("b_router", "choice_bias"), routed)
+    shapes |= dict.fromkeys(("b_router", "choice_bias", "expert_scale"), routed)
     if experts:
         shapes |= dict(b_down=(*experts, d), b_gate_up=(*experts, 2 * h))
     shapes |= dict(w_g=(heads * (1 if form.get("output-gate") == "heads" else dim), d))

@@ -14,7 +14,12 @@ SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_lay
              layer_types=["sliding_attention", "sliding_attention", "full_attention"], max_position_embeddings=128,
              hidden_size_per_layer_input=0, final_logit_softcapping=30.0, bos_token_id=1, eos_token_id=None,
              pad_token_id=0)
-MODELS = {"dense": {}, "keys-as-values": dict(attention_k_eq_v=True)}
+INPUTS = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=96)
+MODELS = {"dense": {}, "keys-as-values": dict(attention_k_eq_v=True),
+          "experts": dict(enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=24),
+          "inputs": INPUTS,
+          "shared-keys": dict(INPUTS, num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2,
+                              num_kv_shared_layers=2, use_double_wide_mlp=True)}
 STATIC = dict(max_new_tokens=8, min_new_tokens=8, do_sample=False, cache_implementation="static", disable_compile=True)
 
 
@@ -55,13 +60,17 @@ def test_tokens_are_the_models(name):
     ids = inputs("llama")["input_ids"]
     before = model.generate(ids, **STATIC)
     patched, words = patched_layers(model)
-    assert [w for w in words if "3 layers" in w], words
+    assert [w for w in words if f"{len(model.model.layers)} layers" in w], words
     found = {}
     with _run.listening(found):
         assert torch.equal(patched.generate(ids, **STATIC), before)
     ran = [problem for _, problem in found.values() if problem["op"] == "layer"]
     assert {problem["dim"] for problem in ran} == {8, 16}
-    assert all((problem["v-norm"], problem["layer-scalar"], problem["scale"]) == ("yes", "yes", "1") for problem in ran)
+    assert all((problem["layer-scalar"], problem["scale"]) == ("yes", "1") for problem in ran)
+    assert {problem["v-norm"] for problem in ran if problem.get("keys") != "shared"} == {"yes"}
+    assert any(problem.get("keys") == "shared" for problem in ran) == (name == "shared-keys")
+    assert all(problem.get("expert-norms", "no") == ("yes" if name == "experts" else "no") for problem in ran)
+    assert all((problem.get("input-h") == 8) == (name in ("inputs", "shared-keys")) for problem in ran)
     assert torch.equal(fftune.generate(patched, ids, max_new_tokens=8), before)
     for options in (dict(cache_implementation="dynamic"), dict(cache_implementation=None, use_cache=False)):
         assert torch.equal(patched.generate(ids, **STATIC | options), before)
@@ -83,6 +92,9 @@ def test_caches_are_the_models(name):
         ours, own = run_over_cache(model if at % 2 else patched, ids[:, at:at + 1], own)
         assert error(ours, right) < 1e-5
         for a, b in zip(own.layers, theirs.layers):
+            if b.keys is None:  # of a layer that takes another one's
+                assert a.keys is None
+                continue
             assert error(a.keys, b.keys) < 1e-5 and error(a.values, b.values) < 1e-5
             assert not torch.equal(a.keys, a.values)
 
@@ -116,19 +128,61 @@ def test_other_norms_of_values_stay_the_models(change):
     assert error(run_over_cache(patched, ids)[0], run_over_cache(model, ids)[0]) < 1e-5
 
 
-PER_LAYER = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=96)
+def in_sequences(model):
+    """Of two sequences, one padded on the left."""
+    ids = torch.randint(1, 90, (2, 7), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    with torch.no_grad():
+        return model.generate(ids, attention_mask=mask, **STATIC)
 
 
-@pytest.mark.parametrize("changes, reason", [
-    (dict(enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=24),
-     "norms, attention and MLP in an order that is not known"),
-    (PER_LAYER, "does not run with embeddings of tokens alone"),
-    (dict(PER_LAYER, num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2,
-          num_kv_shared_layers=2, use_double_wide_mlp=True), "does not run with embeddings of tokens alone")])
-def test_other_forms_stay_the_models(changes, reason):
-    model = make("dense", **changes)
-    ids = inputs("llama")["input_ids"]
-    before = model.generate(ids, **STATIC)
+@pytest.mark.parametrize("name", ["experts", "shared-keys"])
+def test_padded_sequences_and_full_windows(name):
+    model = make(name, sliding_window=9)
+    patched, words = patched_layers(model)
+    assert "by layer in" in words[0], words
+    assert torch.equal(in_sequences(patched), in_sequences(model))
+    ids = torch.randint(1, 90, (2, 12))
+    right, theirs = run_over_cache(model, ids[:, :6])
+    ours, own = run_over_cache(patched, ids[:, :6])
+    for at in range(6, 12):  # the last ones do not find all keys in the window's cache
+        right, theirs = run_over_cache(model, ids[:, at:at + 1], theirs)
+        ours, own = run_over_cache(patched, ids[:, at:at + 1], own)
+        assert error(ours, right) < 1e-5
+
+
+def test_the_last_logits_alone():
+    """Layers that take another one's keys are then given the last tokens alone."""
+    model = make("shared-keys")
+    patched, _ = patched_layers(model)
+    ids = torch.randint(1, 90, (2, 9))
+    for keep in (0, 1, 4, torch.tensor([2, 8])):
+        results = []
+        for own in (patched, model):
+            past = transformers.StaticCache(config=model.config, max_cache_len=16)
+            with torch.no_grad():
+                results.append([own(given, past_key_values=past, logits_to_keep=kept).logits
+                                for given, kept in ((ids, keep), (ids[:, -1:], 0))])
+        for ours, right in zip(*results):
+            assert error(ours, right) < 1e-5
+
+
+def with_an_own_scale(model):
+    model.model.layers[1].router.scalar_root_size *= 2
+
+
+def with_a_bias(model):
+    model.model.layers[1].per_layer_input_gate.bias = torch.nn.Parameter(torch.ones(8))
+
+
+@pytest.mark.parametrize("name, change, reason", [
+    ("experts", with_an_own_scale, "another factor than one by its features"),
+    ("inputs", with_a_bias, "an input of its own with biases")])
+def test_other_parts_stay_the_models(name, change, reason):
+    model = make(name)
+    change(model)
     patched, words = patched_layers(model)
     assert len(words) == 1 and reason in words[0], words
-    assert torch.equal(patched.generate(ids, **STATIC), before)
+    ids = inputs("llama")["input_ids"]
+    assert error(run_over_cache(patched, ids)[0], run_over_cache(model, ids)[0]) < 1e-5

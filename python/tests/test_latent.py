@@ -20,7 +20,7 @@ SIZES = dict(vocab_size=96, hidden_size=48, intermediate_size=64, moe_intermedia
 MODELS = {"DeepseekV2": dict(topk_method="greedy"), "DeepseekV3": {}, "Glm4MoeLite": dict(v_head_dim=24),
           "MiniCPM3": {},
           "Mistral4": dict(rope_parameters=dict(
-              rope_type="yarn", rope_theta=1e4, factor=2.0, original_max_position_embeddings=32, beta_fast=32.0,
+              rope_type="yarn", rope_theta=1e4, factor=8.0, original_max_position_embeddings=8, beta_fast=32.0,
               beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1))}
 
 
@@ -80,7 +80,7 @@ def test_latent_attention_over_a_static_cache(name):
 
 
 STATIC = dict(max_new_tokens=6, min_new_tokens=6, do_sample=False, cache_implementation="static", disable_compile=True)
-WHOLE = [name for name in MODELS if name != "Mistral4"]
+WHOLE = list(MODELS)
 
 
 def patched_layers(model):
@@ -110,6 +110,7 @@ def test_whole_layers_are_as_before(name):
         assert torch.equal(patched.generate(ids, **STATIC), before)
     ran = [problem for _, problem in found.values() if problem["op"] == "layer"]
     assert ran and all(problem["mixer"] == "mla" for problem in ran)
+    assert all((problem.get("query-scale") == "rows") == (name == "Mistral4") for problem in ran)
     # Without a static cache, and without any, it is the model's own.
     for options in (dict(cache_implementation="dynamic"), dict(cache_implementation=None, use_cache=False)):
         assert torch.equal(patched.generate(ids, **STATIC | options), before)
@@ -147,7 +148,7 @@ def test_whole_layers_take_the_cache_of_a_prompt_that_the_model_ran():
     assert error(run_over_cache(patched, one, own)[0], run_over_cache(model, one, theirs)[0]) < 1e-5
 
 
-def test_queries_that_are_scaled_by_their_position_stay_the_models():
+def test_queries_are_scaled_by_their_position():
     """Those of other attention too: Ministral 3 scales the queries behind its first positions."""
     if not hasattr(transformers, "Ministral3Config"):
         pytest.skip("this transformers has no Ministral3")
@@ -157,8 +158,18 @@ def test_queries_that_are_scaled_by_their_position_stay_the_models():
         vocab_size=96, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=12, max_position_embeddings=64, rope_parameters=rope)).eval()
     patched, words = patched_layers(model)
-    assert len(words) == 1 and words[0].startswith("layers: Ministral3DecoderLayer "), words
-    ids = torch.randint(1, 90, (1, 20))
+    assert len(words) == 1 and "2 layers" in words[0], words
+    ids = torch.randint(1, 90, (2, 20))
+    found = {}
+    with _run.listening(found):
+        ours, own = run_over_cache(patched, ids)
+        right, theirs = run_over_cache(model, ids)
+        assert error(ours, right) < 1e-5
+        one = ids[:, :1]
+        assert error(run_over_cache(patched, one, own)[0], run_over_cache(model, one, theirs)[0]) < 1e-5
+    assert any(problem.get("query-scale") == "rows" for _, problem in found.values())
+    for own in (patched, model):  # another factor
+        own.config.rope_parameters["llama_4_scaling_beta"] = 2.0
     assert error(run_over_cache(patched, ids)[0], run_over_cache(model, ids)[0]) < 1e-5
 
 
@@ -177,8 +188,6 @@ def test_caches_of_latents_are_copied_and_reordered():
 
 
 @pytest.mark.parametrize("name,changes,reason", [
-    # Queries of far positions are scaled.
-    ("Mistral4", {}, "Mistral4DecoderLayer computes nothing that is known"),
     ("DeepseekV3", dict(attention_bias=True), "a bias in front of its latents"),
     ("DeepseekV3", dict(rms_norm_eps=1e-3), None)])  # latents' norms have an eps of their own
 def test_latent_attention_of_other_forms_stays_the_models(name, changes, reason):

@@ -48,6 +48,13 @@ FORMS = {
     "gated-features": dict(output_gate="features", norms_of_heads=True, post_norms=True),
     "gemma4": dict(norms_of_heads=True, post_norms=True, act="gelu-tanh", scale=1.0, v_norm=True,
                    layer_scalar=True),
+    "gemma4-experts": dict(norms_of_heads=True, post_norms=True, act="gelu-tanh", scale=1.0, v_norm=True,
+                           layer_scalar=True, experts=6, top_k=2, packed=True, renormalise=True, shared=24,
+                           expert_norms=True),
+    "gemma4-inputs": dict(norms_of_heads=True, post_norms=True, act="gelu-tanh", scale=1.0, input_h=12),
+    "shared-keys": dict(norms_of_heads=True, post_norms=True, window=5, input_h=12, layer_scalar=True,
+                        drop=("w_k", "w_v", "k_norm")),
+    "scaled-queries": dict(q_factors=True),
     "gated-heads": dict(output_gate="heads", bias=True),
     "gpt-oss": dict(bias=True, sinks=True, experts=5, top_k=2, packed=True, packing="interleaved",
                     order="after", act="swiglu-oai"),
@@ -68,7 +75,7 @@ def make_layers(dtype=torch.float32, batch=2, s=1, layers=2, rotary=8, bias=Fals
                 gated=True, norms_of_heads=False, post_norms=False, parallel=False, experts=0,
                 packed=False, two_norms=False, sinks=False, shared=0, shared_gate=False,
                 choice_bias=False, qkv="", layer_scale=False, drop=(), heads=4, kv_heads=2, output_gate="",
-                layer_scalar=False, **options):
+                layer_scalar=False, expert_norms=False, input_h=0, q_factors=False, **options):
     """Arguments of ops.layer."""
     constants = options.get("constants", ())
     norms_first = post_norms != "only"
@@ -97,6 +104,15 @@ def make_layers(dtype=torch.float32, batch=2, s=1, layers=2, rotary=8, bias=Fals
             yield "w_g", random(heads if output_gate == "heads" else heads * dim, d)
         if experts:
             yield "w_router", random(experts, d)
+        if expert_norms:
+            for name in ("router_norm", "experts_norm", "shared_post_norm", "experts_post_norm"):
+                yield name, random(d, about=1)
+            yield "expert_scale", random(experts, about=1).float()
+        if input_h:
+            yield from (("w_input_gate", random(input_h, d)), ("layer_input", random(batch, s, input_h, about=1)),
+                        ("w_input_out", random(d, input_h)), ("input_norm", random(d, about=1)))
+        if q_factors:
+            yield "q_factors", random(batch, s, about=1).float()
         if choice_bias:
             yield "choice_bias", random(experts).float()
         if shared:

@@ -536,6 +536,9 @@ NEXT = dict(TWO, head_dim=8, num_experts=4, moe_intermediate_size=16, shared_exp
      "a mixture of experts, router, shared_experts has a router that was not replaced"),
     ("BitNetConfig", TWO, "BitNetAttention has other parts than q, k, v and an output: attn_sub_norm"),
     ("ArceeConfig", TWO, "ArceeMLP is no MLP that was replaced"),
+    ("DeepseekV32Config", dict(LATENT, num_key_value_heads=4),
+     "DeepseekV32Indexer chooses the keys that a token sees, for which the op has no kernel: nothing tells in advance "
+     "that sequences stay so short that it chooses all"),
     ("BertGenerationConfig", dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                                   num_attention_heads=4, is_decoder=True),
      "no decoder in it makes its mask by transformers' create_causal_mask alone")], ids=lambda value: value

@@ -42,10 +42,10 @@ def _values(options, x, positions, angles, slots, lengths, pages, memory, first_
     states = form.library_state_count
     count = len(form.before + form.behind) + states
     layers = len(own) // count
-    h, shared_h = (own[before + states + form.behind.index(name)].shape[-1]
-                   if name in form.behind else None for name in ("w_down", "w_shared_down"))
+    h, shared_h, input_h = (own[before + states + form.behind.index(name)].shape[-1]
+                            if name in form.behind else None for name in ("w_down", "w_shared_down", "w_input_out"))
     h = form.get("h", h)
-    shapes = shapes_of(form, d, h, shared_h)
+    shapes = shapes_of(form, d, h, shared_h, input_h or 0, (batch, s))
     if (memory is None) != (form.get("ranks") is None):
         raise Error("layer: the form has ranks without a group's memory, or that is given without ranks")
     if (first_expert is None) != (form.get("own-experts") is None):
@@ -63,8 +63,9 @@ def _values(options, x, positions, angles, slots, lengths, pages, memory, first_
             raise Error(f"layer: slots are {'of other mixers than conv' if slots is not None else 'missing'}")
         if slots is not None:
             expect("layer", "slots", slots, (batch,), torch.int32)
-    elif slots is None or lengths is None:
-        raise Error("layer: no slots and lengths: give both")
+    elif lengths is None or (slots is None) != form.shares_keys:
+        raise Error("layer: layers without keys of their own have no slots" if form.shares_keys and lengths is not None
+                    else "layer: no slots and lengths: give both")
     elif pages is None:
         cache = first.shape[1 if form.is_latent else 2]
         of_states = [(batch, cache, form.get("rank") + form.get("rope"))] if form.is_latent else \
@@ -89,7 +90,8 @@ def _values(options, x, positions, angles, slots, lengths, pages, memory, first_
                    torch.float32 if wide else form.cache_dtype(x.dtype))
     if form.attends:
         expect("layer", "lengths", lengths, (batch,), torch.int32)
-        expect("layer", "slots", slots, (batch, s), torch.int32)
+        if slots is not None:
+            expect("layer", "slots", slots, (batch, s), torch.int32)
     rotates = form.rotates
     if rotates and (positions is None or angles is None):
         raise Error("layer: no positions and angles: give both")
@@ -98,7 +100,7 @@ def _values(options, x, positions, angles, slots, lengths, pages, memory, first_
         expect("layer", "angles", angles, (angles.shape[0], form.rotary), torch.float32)
     if not x.numel():
         return None
-    sizes = {"batch": batch, "s": s if s > 1 else None, "d": d, "h": h, "shared-h": shared_h,
+    sizes = {"batch": batch, "s": s if s > 1 else None, "d": d, "h": h, "shared-h": shared_h, "input-h": input_h,
              "cache": cache, "page": page, "pages": count_of_pages,
              "kv-head": kv_head,
              "layers": layers if layers > 1 else None,
@@ -138,7 +140,8 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     rows = torch.empty(1, 1, dtype=torch.int32, device="meta")
     rotates = parsed.rotates
     angles = torch.empty(1, parsed.rotary, device="meta") if rotates else None
-    places = (rows, rows[0]) if parsed.attends else (rows[0] if parsed.is_recurrent else None, None)
+    places = (None if parsed.shares_keys else rows, rows[0]) if parsed.attends else (
+        rows[0] if parsed.is_recurrent else None, None)
     memory = torch.empty(Group.TABLE_WORDS, dtype=torch.int64, device="meta") if parsed.get("ranks") else None
     first = torch.empty(1, dtype=torch.int32, device="meta") if parsed.get("own-experts") else None
     inputs = (x, rows if rotates else None, angles, *places, None, memory, first,
@@ -382,6 +385,19 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
       A shared MLP beside the experts: w_shared_gate and w_shared_up [n, d], w_shared_down [d, n],
       weighted by ``sigmoid(x w_shared_routerᵀ)`` if w_shared_router [1, d] is there.
 
+    * experts beside a network, each with norms of their own, in layers with norms before and behind: the
+      shared MLP takes what ffn_norm gives, the router what router_norm, and the experts what experts_norm
+      gives. What shared_post_norm and experts_post_norm make of their results is added, in front of
+      ffn_post_norm. expert_scale [experts] multiplies the weights of a token's experts.
+
+    * keys of another layer: without w_k and w_v, and without k_norm, a layer attends to what is in its
+      caches, and writes nothing there.
+
+    * an input of the layer's own: with layer_input [batch, tokens, p], w_input_gate [p, d], w_input_out
+      [d, p] and input_norm [d], ``norm((act(y w_input_gateᵀ) * layer_input) w_input_outᵀ)`` is added to y.
+
+    * q_factors: float32 [batch, tokens], a factor of the queries of each token.
+
     * residual_scale: float32 [d], a factor per feature of what is added to the residual.
 
     * layer_scalar: float32 [1], a factor of the layer's output.
@@ -452,13 +468,14 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         group_score=group_score, route_scale=route_scale, parallel=parallel, rotation=rotation,
         constants=constants, grouped=grouped, norm_last=norm_last, multiplier=multiplier,
         wide_logits=wide_logits, window=window, v_norm=v_norm, ranks=0 if group is None else group.ranks, link=link)
-    if slots is None or positions is None:
+    shares = parse(form).shares_keys
+    if (slots is None and not shares) or positions is None:
         batch, s, _ = x.shape
         places = (lengths[:, None] - s
                   + torch.arange(s, dtype=torch.int32, device=x.device)).to(torch.int32)
         if positions is None and angles is not None:
             positions = places
-        if slots is None:
+        if slots is None and not shares:
             page = caches[0][0].shape[1]
             room = caches[0][0].shape[2] if pages is None else pages.shape[1] * page
             at = places.clamp(0, room - 1).long()

@@ -63,6 +63,8 @@ def _latent_attention(x, positions, angles, slots, lengths, pages, w, cache, for
         q = F.linear(x, w["w_q"])
     q = q.unflatten(-1, (-1, nope + rope))
     kv, rows = F.linear(x, w["w_kv_a"]), cache.view(-1, rank + rope)
+    if "q_factors" in w:
+        q = (_wide(q) * w["q_factors"][..., None, None]).to(x.dtype)
     q_rope = mla_rope(q, kv, w["kv_a_norm"], positions, angles, rows, slots,
                       form.get("rotation", "halves"), form.get("rope-order", "same"), eps, "table",
                       [0.0] * 7 + [form.get("rope-scale", 0.0)])
@@ -118,6 +120,9 @@ def _state_space(x, w, states, slots, form):
 
 def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
     y = _unscaled(x, positions, angles, slots, lengths, pages, w, caches, form)
+    if "layer_input" in w:
+        mixed = act_mul(F.linear(y, w["w_input_gate"]), w["layer_input"], form.get("act"))
+        y = y + rmsnorm(F.linear(mixed, w["w_input_out"]), w["input_norm"], form.get("eps"), form.get("convention"))
     return (_wide(y) * w["layer_scalar"].to(_wide(y).dtype)).to(x.dtype) if "layer_scalar" in w else y
 
 
@@ -154,7 +159,10 @@ def _unscaled(x, positions, angles, slots, lengths, pages, w, caches, form):
     else:
         inner = normed if form.get("block") == "parallel" else mid
     if "w_router" in w:
-        return added(_experts(inner, w, form, scaled), "ffn_post_norm", mid)
+        normed = (inner, inner)
+        if "router_norm" in w:
+            normed = norm(mid, "router_norm"), norm(mid, "experts_norm")
+        return added(_experts(inner, w, form, scaled, *normed, norm), "ffn_post_norm", mid)
     hidden = ACTIVATIONS[form.get("act")](_product(inner, w, "w_gate" if "w_gate" in w else "w_up", "b_up"))
     if "w_gate" in w:
         hidden = hidden * _product(inner, w, "w_up")
@@ -176,7 +184,11 @@ def _attended(x, positions, angles, slots, lengths, pages, w, caches, form):
             t = t.flatten(2)
         return rmsnorm(t, w[name], eps, convention).view(shape)
 
-    q, k, v = _heads(x, w, form)
+    if form.shares_keys:
+        heads = F.linear(x, w["w_q"], w.get("b_q")).unflatten(-1, (-1, form.get("dim")))
+        q, k, v = heads, heads[:, :0], heads[:, :0]
+    else:
+        q, k, v = _heads(x, w, form)
     gates = None
     if form.get("output-gate") == "q-rows":
         q, gates = q.unflatten(2, (-1, 2)).unbind(3)
@@ -185,6 +197,8 @@ def _attended(x, positions, angles, slots, lengths, pages, w, caches, form):
     norms_last = form.get("qk-norm-order") == "after"
     if not norms_last:
         q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
+    if form.get("rotation") != "none" and form.shares_keys:
+        k = q
     if form.get("rotation") != "none":
         rotation = form.get("rotation", "halves")
         angle, factor = angles_at(positions, angles, rotation, None, "table",
@@ -192,12 +206,14 @@ def _attended(x, positions, angles, slots, lengths, pages, w, caches, form):
         q, k = (_rotated(t, angle.unsqueeze(-2), factor, rotation, False) for t in (q, k))
     if norms_last:
         q, k = norm_heads(q, "q_norm"), norm_heads(k, "k_norm")
+    if "q_factors" in w:
+        q = (_wide(q) * w["q_factors"][..., None, None]).to(x.dtype)
     keys, values = caches if pages is not None else (cache.transpose(1, 2) for cache in caches)
     quantised = form.get("cache-format") == "e4m3"
     if quantised:  # a cast to float8_e4m3fn does not saturate
         k, v = ((_wide(t) / _wide(w[scale])[:, None]).clamp(-448, 448) for t, scale in ((k, "k_scale"), (v, "v_scale")))
         k, v = (t.to(torch.float8_e4m3fn) for t in (k, v))
-    for cache, rows in ((keys, k), (values, v)):
+    for cache, rows in () if form.shares_keys else ((keys, k), (values, v)):
         if quantised:
             cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)
         own, to = cache.view(-1, *cache.shape[2:]), slots.flatten().long()
@@ -256,10 +272,11 @@ def _heads(x, w, form):
     return q.flatten(-3, -2), k.flatten(-3, -2), v.flatten(-3, -2)
 
 
-def _experts(x, w, form, scaled):
-    """The experts of a layer; if the residual's summands have a factor, route-scale includes it."""
+def _experts(x, w, form, scaled, of_router, of_experts, norm):
+    """The experts of a layer, and the network beside them, of x; if the residual's summands have a factor, route-scale
+    includes it."""
     router = [None if t is None else _wide(t) if form.get("logits") == "f32" else t
-              for t in (x, w["w_router"], w.get("b_router"))]
+              for t in (of_router, w["w_router"], w.get("b_router"))]
     scale, added = form.get("route-scale", 1.0), form.get("sum-eps")
     weights, ids = moe_route(F.linear(*router), w.get("choice_bias"),
                              form.get("top-k"), form.get("score"), form.get("order"),
@@ -268,16 +285,18 @@ def _experts(x, w, form, scaled):
                              1.0 if added else scale)
     if added:
         weights = weights / (weights.sum(-1, keepdim=True) + added) * scale
+    if "expert_scale" in w:
+        weights = weights * w["expert_scale"].to(weights.dtype)[ids.long()]
     if form.get("quantise"):
         first = "w_gate_up" if "w_gate_up" in w else "w_gate"
         return (moe_ffn_fp8_token if form.get("quantise") == "token" else moe_ffn_fp8_block)(
-            x, ids, weights, w[first], w.get("w_up"), w["w_down"], w[f"{first}_scale"], w.get("w_up_scale"),
+            of_experts, ids, weights, w[first], w.get("w_up"), w["w_down"], w[f"{first}_scale"], w.get("w_up_scale"),
             w["w_down_scale"], form.get("act"), form.get("gate-up", "halves"), 0, "")
     w_gate_up, b_gate_up = w.get("w_gate_up"), w.get("b_gate_up")
     if w_gate_up is None:
         w_gate_up = torch.cat((w["w_gate"], w["w_up"]), 1)
         b_gate_up = torch.cat((w["b_gate"], w["b_up"]), 1) if "b_gate" in w else None
-    y = moe_ffn(x, ids, weights, w_gate_up, None, w["w_down"], b_gate_up, w.get("b_down"),
+    y = moe_ffn(of_experts, ids, weights, w_gate_up, None, w["w_down"], b_gate_up, w.get("b_down"),
                 form.get("act"), form.get("gate-up", "halves"), "after", 0, "")
     if "w_shared_gate" not in w:
         return y
@@ -285,4 +304,6 @@ def _experts(x, w, form, scaled):
     shared = F.linear(hidden, w["w_shared_down"])
     if "w_shared_router" in w:
         shared = shared * torch.sigmoid(F.linear(x, w["w_shared_router"]))
+    if "router_norm" in w:
+        return norm(shared, "shared_post_norm") + norm(y, "experts_post_norm")
     return y + scaled(shared)

@@ -250,6 +250,8 @@ def whole_of(head: Head) -> Whole:
         raise Unfit("its layers are of several kinds")
     if layers.groups[0].specs[0].states or layers.groups[0].specs[0].is_latent:
         raise Unfit("its layers have states or latents in the place of keys and values")
+    if layers.groups[0].specs[0].given or layers.shares:
+        raise Unfit("its layers have inputs of their own, factors of queries, or keys of other layers")
     group, embedding = layers.groups[0], decoder.get_input_embeddings()
     norms = [child for child in decoder.children() if _is_norm(child)]
     weight = getattr(embedding, "weight", None)

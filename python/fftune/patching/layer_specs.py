@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import reference
-from .._layer_form import (PACKED, ROUNDED, Choice, Latent, constant, form_of, packed_experts_form, packed_form, parse,
-                           rounded_form)
+from .._layer_form import (FLOAT32, PACKED, ROUNDED, Choice, Latent, constant, form_of, packed_experts_form,
+                           packed_form, parse, rounded_form)
 from .._custom import OPS, call
 from .._ops.layer import expect_runs
 from .._ops.packed import packed_word
@@ -28,6 +28,9 @@ from .analytic import INTEGERS, PATCHED, ROOTS, Trace
 from .experts import ExpertsFound, experts_of, router_of
 from .inline_mlps import chain_of
 from .fp8_experts import is_rounded_experts
+from .layer_extras import (INPUT_ARGUMENT, STATES_ARGUMENT, AffineExperts, AffineRouter, Extras, KeySharing,
+                           QueryFactors, SharedStates, expect_router, extras_of, query_factors_of, sharing_of, source_of,
+                           with_experts, with_input)
 from .layer_mixers import (DeltaNet, ShortConv, StateSpace, delta_net_of, expect_no_limits, expect_not_on_gpu,
                            has_cache, heads_of, kimi_delta_of, new_cache_layer, short_conv_of, slots_of, state_space_of, states_of)
 from .fp8_linear import MERGED, expect_scales_of_op, is_rounded_fp8, merge_fp8
@@ -55,9 +58,15 @@ class Weight:
     flat: bool = False  # the module has a dimension more
     part: tuple[int, int, int] | None = None  # of each block of so many rows, from which one on, and how many
     taps: bool = False  # of a convolution of each channel by itself, which has a dimension more
+    factor: float = 1.0  # of its elements
+    given: tuple[int, ...] | None = None  # of a call's tokens: the shape of one; here zeros or ones in the place of it
 
     def of(self, layer: nn.Module) -> Tensor:
         module = layer
+        if self.given is not None:
+            like = next(layer.parameters())
+            dtype = torch.float32 if self.name in FLOAT32 else like.dtype
+            return torch.ones(1, 1, *self.given, dtype=dtype, device=like.device)
         for name in self.path:
             module = module._modules[name]
         if self.zeros:
@@ -73,6 +82,8 @@ class Weight:
             tensor = tensor.reshape(-1)
         if self.taps:
             tensor = tensor.squeeze(1)
+        if self.factor != 1:
+            tensor = tensor.detach() * self.factor
         return tensor if self.rows is None else tensor[self.rows[0]:self.rows[1]]
 
 
@@ -149,6 +160,18 @@ class Spec:
     rounded: frozenset[tuple[str, ...]] = frozenset()  # modules that round activations to fp8
     is_latent: bool = False  # whether its keys and values in a cache are latents and rotated keys
     states: tuple[tuple[int, ...], ...] = ()  # shapes of a sequence's, where the mixer is no attention
+    sharing: KeySharing | None = None  # of its keys and values with other layers
+    factors: QueryFactors | None = None
+
+    @property
+    def takes_keys(self) -> bool:
+        """Whether its keys and values are those of the layer with its index."""
+        return self.sharing is not None and self.sharing.takes
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """What a call gives in the place of weights."""
+        return tuple(weight.name for weight in self.weights if weight.given is not None)
 
 
 # the order of its parts
@@ -183,6 +206,7 @@ class _Order:
     factor: float = 1.0  # of what is added to a residual
     beside: str = ""  # another MLP, whose result is added to the first one's
     scalar: str = ""  # a buffer of one number, which multiplies the layer's output
+    extras: Extras = Extras()
 
 
 # The roles of norms; and y of x by the norms n, attention, MLP, and what adds to a residual.
@@ -228,8 +252,10 @@ def _order_of(layer: nn.Module) -> _Order:
     inline = {path[0] for path in chain.paths} if chain else set()
     if chain and any(len(path) > 1 for path in chain.paths):
         raise Unfit(f"layers: the MLP of {type(layer).__name__} is in two modules")
-    norms = [name for name, child in children.items() if _is_norm(child)]
-    large = [name for name, child in children.items() if _has_matrices(child) and name not in inline]
+    extras = extras_of(layer)
+    norms = [name for name, child in children.items() if _is_norm(child) and name not in extras.names]
+    large = [name for name, child in children.items()
+             if _has_matrices(child) and name not in inline and name not in extras.names]
     attentions_ = [name for name in large if has_cache(children[name])]
     mlps = [INLINE] if chain else [name for name in large if name not in attentions_]
     described = ", ".join(sorted(n for n in children if next(children[n].parameters(), None) is not None))
@@ -246,6 +272,8 @@ def _order_of(layer: nn.Module) -> _Order:
         stubs: dict[str, nn.Module] = {name: _Affine() for name in norms}
         stubs |= {name: _Affine(count if name in attentions_ else pair) for name in large}
         stubs |= {INLINE: _Affine()} if chain else {}
+        stubs |= {name: _Affine() for name in (*extras.norms, *extras.input[:1], *extras.input[2:])}
+        stubs |= dict(zip(extras.experts, (AffineRouter(), AffineExperts())))
         own = stand_in(layer, dtype=torch.float64, parts={
             **{name: stub for name, stub in stubs.items() if name},
             **{path[0]: _Same() for path in (chain.paths if chain else ())
@@ -254,16 +282,39 @@ def _order_of(layer: nn.Module) -> _Order:
             for path, part in zip(chain.paths, (stubs[INLINE], _Same(), _Same())):
                 (own._modules if path[0] in own._modules else vars(own))[path[0]] = part
 
-        def draw(numbers: Numbers) -> Tensor:
+        def draw(numbers: Numbers) -> tuple[Tensor, ...]:
             for stub in stubs.values():
-                stub.line.copy_(numbers(2))
+                stub.line.copy_(numbers(len(stub.line)))
             for name in scalars:
                 own._buffers[name].copy_(numbers(1))
-            return numbers(1, 2, 3).double()
+            return tuple(numbers(1, 2, 3).double() for _ in range(2 if extras.input else 1))
 
-        def theirs(x: Tensor) -> Tensor:
-            y = own(x, *given)
+        def theirs(inputs: tuple[Tensor, ...]) -> Tensor:
+            x, *of_layer = inputs
+            y = own(x, *given, **{INPUT_ARGUMENT: own_input for own_input in of_layer})
             return y[0] if isinstance(y, tuple) else y
+
+        def whole(kind: str, compute: Callable, chosen: tuple, attention: str, mlps: tuple, c: float, by: str):
+            n = [stubs[name] for name in chosen]
+
+            def of(inputs: tuple[Tensor, ...]) -> Tensor:
+                x, *of_layer = inputs
+
+                def attended(t: Tensor) -> Tensor:
+                    return _first(stubs[attention](t))
+
+                def network(t: Tensor) -> Tensor:
+                    return sum(_first(stubs[name](t)) for name in mlps)
+
+                if extras.experts and kind == "sandwich":
+                    mid = x + c * n[1](attended(n[0](x)))
+                    y = mid + c * n[3](with_experts(own, extras, mid, network(n[2](mid))))
+                else:
+                    y = compute(x, n, attended, network, lambda s, t: s + t * c)
+                for own_input in of_layer:
+                    y = with_input(own, extras, y, own_input)
+                return y * (own._buffers[by] if by else 1.0)
+            return of
 
         try:
             with torch.no_grad():
@@ -278,11 +329,9 @@ def _order_of(layer: nn.Module) -> _Order:
                 for attention, own_mlps, factor, scalar in itertools.product(
                         attentions_, [(mlp,) for mlp in mlps] + [*itertools.combinations(mlps, 2)], factors,
                         ("", *scalars)):
-                    known[_Order(kind, chosen, attention, own_mlps[0], factor, *(own_mlps[1:] or ("",)), scalar)] = (
-                        lambda x, compute=compute, n=chosen, a=attention, m=own_mlps, c=factor, by=scalar: compute(
-                            x, [stubs[name] for name in n], lambda t: _first(stubs[a](t)),
-                            lambda t: sum(_first(stubs[name](t)) for name in m), lambda s, t: s + t * c)
-                        * (own._buffers[by] if by else 1.0))
+                    order = _Order(kind, chosen, attention, own_mlps[0], factor, *(own_mlps[1:] or ("",)), scalar,
+                                   extras)
+                    known[order] = whole(kind, compute, chosen, attention, own_mlps, factor, scalar)
         try:
             return identify(theirs, known, draw, subject=f"layers: {type(layer).__name__}",
                             agrees=lambda ours, right: is_close(ours, right, 1e-11),
@@ -502,6 +551,12 @@ def _record_rotary_calls(rotary: nn.Module, path: str, rotary_calls: list[_Rotar
     rotary.__dict__["forward"] = recorded
 
 
+def _is_same_tensor(one: Tensor, other: Tensor) -> bool:
+    """Whether it is the other tensor, or all of it by another object: a slice without ends."""
+    return one is other or (one.data_ptr() == other.data_ptr() and one.shape == other.shape
+                            and one.stride() == other.stride() and one.dtype == other.dtype)
+
+
 def calls_of_layers(decoder: nn.Module, name: str, rotaries: Iterable[str], **options
                     ) -> tuple[list[dict], list[_RotaryCall], bool]:
     """The arguments that a decoder gives each of its layers in a call with these options, the calls of its
@@ -510,10 +565,14 @@ def calls_of_layers(decoder: nn.Module, name: str, rotaries: Iterable[str], **op
     layers, embedding = decoder._modules[name], decoder.get_input_embeddings()
     width = embedding.weight.shape[-1]
     reason = ""
+    inputs = "per_layer_inputs" in inspect.signature(type(decoder).forward).parameters and \
+        getattr(decoder, "hidden_size_per_layer_input", 0)
+    if inputs:  # those by ids cannot be told from embeddings
+        options["per_layer_inputs"] = Numbers(1)(2, 3, len(layers), inputs)
     for pair in (False, True):
         recorders = nn.ModuleList(_Recorder(layer, pair) for layer in layers)
-        parts = {part: nn.Embedding(8, width) for part, child in decoder.named_children()
-                 if child is embedding}
+        parts = {part: nn.Embedding(8, child.weight.shape[-1]) for part, child in decoder.named_children()
+                 if child is embedding or inputs and isinstance(child, nn.Embedding)}
         own, rotary_calls = stand_in(decoder, parts={name: recorders, **parts}), []
         for path in rotaries:
             _record_rotary_calls(own.get_submodule(path), path, rotary_calls)
@@ -525,7 +584,7 @@ def calls_of_layers(decoder: nn.Module, name: str, rotaries: Iterable[str], **op
             continue
         calls = [recorder.calls for recorder in recorders]
         if all(len(own_calls) == 1 for own_calls in calls) and all(
-                after[0][0] is before[0][1] for before, after in itertools.pairwise(calls)):
+                _is_same_tensor(after[0][0], before[0][1]) for before, after in itertools.pairwise(calls)):
             return [given for ((_, _, given),) in calls], rotary_calls, pair
         reason = "it does something between its layers"
     raise Unfit(f"layers: {type(decoder).__name__} calls its layers in a way that is not known: {reason}")
@@ -535,7 +594,7 @@ class Recogniser:
     """Finds the specs of a decoder's layers."""
 
     def __init__(self, decoder: nn.Module, name: str, known: dict):
-        self.decoder, self.known = decoder, known
+        self.decoder, self.known, self.layers = decoder, known, decoder._modules[name]
         self.dtype = decoder.get_input_embeddings().weight.dtype
         self.rotaries = {path: m for path, m in decoder.named_modules() if hasattr(m, "rope_type")}
         self.calls, rotary_calls, self.takes_pairs = calls_of_layers(decoder, name, self.rotaries)
@@ -553,8 +612,8 @@ class Recogniser:
         for call in rotary_calls:
             if isinstance(embeddings, Tensor) and embeddings is call.result:
                 return call  # cosines and sines are complex numbers
-            if isinstance(embeddings, tuple) and len(embeddings) == 2 and all(
-                    map(operator.is_, embeddings, call.result)):
+            if isinstance(embeddings, tuple) and len(embeddings) == 2 and isinstance(call.result, tuple) and all(
+                    map(_is_same_tensor, embeddings, call.result)):
                 return call
         raise Unfit(f"layers: {type(self.decoder).__name__} gives its layers angles of no rotary embedding "
                     "that is known")
@@ -692,6 +751,8 @@ class Recogniser:
                 parts.norm((name,), role, self.known)
             if order.scalar:
                 parts.weights["layer_scalar"] = Weight((), order.scalar)
+            if order.extras.input:
+                self._layer_input(parts, layer, order.extras)
             attention = layer._modules[order.attention]
             # Another attention of the layer, to an encoder's states, has none to read.
             if any(getattr(m, "is_causal", True) is not True for m in attention.modules()):
@@ -703,12 +764,13 @@ class Recogniser:
             if heads is None:
                 continue
             ffn = self._inline(parts) if order.mlp == INLINE else \
+                self._normed_experts(parts, layer, order) if order.extras.experts else \
                 self._mixture_beside(parts, layer, order) if order.beside else \
                 self._mlp(parts, (order.mlp,), layer._modules[order.mlp])
             if len(parts.norms) > 1:
                 raise Unfit("layers: norms that differ in their eps, or in how they round")
             dtypes = {weight.of(layer).dtype for name, weight in parts.weights.items()
-                      if name not in ("sinks", "choice_bias", "A_log", "dt_bias", "D", "layer_scalar")}
+                      if name not in ("sinks", "choice_bias", "A_log", "dt_bias", "D", "layer_scalar", "q_factors")}
             if len(dtypes) > 1:
                 raise Unfit("layers: weights of several types")
             parts.module((order.attention,))
@@ -731,6 +793,11 @@ class Recogniser:
         index = getattr(attention, "layer_idx", None)
         if not isinstance(index, int):
             raise Unfit(f"layers: {type(attention).__name__} has no number")
+        sharing = sharing_of(attention)
+        if sharing is not None:
+            self._expect_shared_states(attention)
+            index = source_of(attention, self.layers, order.attention) if sharing.takes else index
+        factors = self._query_factors(parts, at)
         angles, dim = self.angles[at], heads["dim"]
         rotary = 0 if angles is None else self._rotary_features(angles)
         scales = {0.0: None}  # of scores: the usual one first
@@ -766,8 +833,66 @@ class Recogniser:
             weights = tuple(parts.weights[name] for name in parse(form).weights)
             found[rotation, scale, last] = Spec(form, (heads["kv_heads"], dim), rotation, weights,
                                                 _parts_of(parts.layer), index, window, angles,
-                                                not rotary or self.calls[at].get("position_ids") is not None)
+                                                not rotary or self.calls[at].get("position_ids") is not None,
+                                                sharing=sharing, factors=factors)
         return found
+
+    def _query_factors(self, parts: _Parts, at: int) -> QueryFactors | None:
+        """Those of the queries, by their positions, where the configuration has them."""
+        factors = query_factors_of(self.decoder.config)
+        if factors is None:
+            return None
+        expect_not_on_gpu(parts.layer, "a layer with factors of queries")
+        if self.calls[at].get("position_ids") is None:
+            raise Unfit(f"layers: {type(self.decoder).__name__} does not tell its layers the positions of their "
+                        "factors")
+        parts.weights["q_factors"] = Weight((), "q_factors", given=())
+        return factors
+
+    def _expect_shared_states(self, attention: nn.Module) -> None:
+        given = [call.get(STATES_ARGUMENT) for call in self.calls]
+        if given[0] is None or any(one is not given[0] for one in given):
+            raise Unfit(f"layers: {type(self.decoder).__name__} does not hand what {type(attention).__name__} shares "
+                        "from layer to layer")
+
+    def _layer_input(self, parts: _Parts, layer: nn.Module, extras: Extras) -> None:
+        """The layer's own input for each token: a gate of it, a projection and a norm."""
+        expect_not_on_gpu(layer, f"an input of a layer's own, as {type(layer).__name__} has it,")
+        gate, act, projection, norm = extras.input
+        features = parts.linear((gate,), ("input_gate",)).out_features
+        parts.linear((projection,), ("input_out",))
+        parts.module((act,))
+        parts.norm((norm,), "input_norm", self.known)
+        if {"b_input_gate", "b_input_out"} & {*parts.weights} or "input_norm" in parts.constants:
+            raise Unfit(f"layers: {type(layer).__name__} has an input of its own with biases, or a norm without "
+                        "weights")
+        parts.weights["layer_input"] = Weight((), "layer_input", given=(features,))
+
+    def _normed_experts(self, parts: _Parts, layer: nn.Module, order: _Order) -> dict:
+        """Experts beside an MLP, with norms of their own, and a router with a norm in front of it."""
+        expect_not_on_gpu(layer, f"experts beside an MLP, as {type(layer).__name__} has them,")
+        (at, own), (behind_mlp, before, behind) = order.extras.experts, order.extras.norms
+        for name, role in ((behind_mlp, "shared_post_norm"), (before, "experts_norm"), (behind, "experts_post_norm")):
+            parts.norm((name,), role, self.known)
+        router, found = parts.module((at,)), experts_of(parts.module((own,)))
+        shared = layer._modules[order.mlp]
+        gated = gated_of(shared)
+        if found is None or gated is None or gated.act != found.act or order.beside:
+            raise Unfit(f"layers: {type(layer).__name__} has experts or an MLP that were not replaced, or of different "
+                        "activations")
+        eps, top_k = remembered(self.known, ("router with a norm", kind_of(router)), lambda: expect_router(router))
+        if {eps} != {norm.eps for norm in parts.norms}:
+            raise Unfit(f"layers: {type(router).__name__} has a norm with another eps than the layer's")
+        parts.weights["w_router"] = Weight((at, "proj"), "weight")
+        parts.weights["router_norm"] = Weight((at,), "scale", factor=router.scalar_root_size)
+        parts.weights["expert_scale"] = Weight((at,), "per_expert_scale")
+        parts.weights["w_gate_up"] = Weight((own,), "gate_up_proj", None, found.transposed)
+        parts.weights["w_down"] = Weight((own,), "down_proj", None, found.transposed)
+        if found.biased or {"shared_post_norm", "experts_norm", "experts_post_norm"} & {*parts.constants}:
+            raise Unfit(f"layers: {type(layer).__name__} has experts with biases, or norms without weights")
+        self._gated(parts, (order.mlp,), shared, gated, "shared_")
+        return dict(act=found.act, choice=Choice(router.proj.weight.shape[0], top_k, renormalise=True,
+                                                 packing=found.packing))
 
     def _latent_forms(self, parts: _Parts, attention: nn.Module, order: _Order, at: int, heads: dict,
                       ffn: dict) -> dict[tuple, Spec]:
@@ -784,6 +909,7 @@ class Recogniser:
             raise Unfit(f"layers: {name} rotates {rotary} features, and has {latent.rope} behind its latents")
         if rotary and self.calls[at].get("position_ids") is None:
             raise Unfit(f"layers: {type(self.decoder).__name__} does not tell its layers the positions")
+        factors = self._query_factors(parts, at)
         usual = (latent.nope + latent.rope) ** -0.5
         scales = dict.fromkeys((0.0, *(value for own in ("scaling", "scale", "softmax_scale") if isinstance(
             value := getattr(attention, own, None), float) and abs(value / usual - 1) > 1e-9)))
@@ -801,7 +927,8 @@ class Recogniser:
                            head_gates=heads["head_gates"], latent=replace(latent, order=stored), **ffn)
             weights = tuple(parts.weights[own] for own in parse(form).weights)
             found[rotation, stored, scale] = Spec(form, (latent.rank, latent.rope), rotation, weights,
-                                                  _parts_of(parts.layer), index, None, angles, is_latent=True)
+                                                  _parts_of(parts.layer), index, None, angles, is_latent=True,
+                                                  factors=factors)
         return found
 
     def _latent_attention(self, parts: _Parts, at: str, attention: nn.Module, children: set[str], output: str | None,
@@ -961,14 +1088,28 @@ class Recogniser:
         inputs = children - {output, *norms}
         gate = next((name for name in sorted(inputs) if name in _OUTPUT_GATES), None)
         v_norm = "v_norm" in inputs
-        inputs -= {gate, "v_norm"}
+        sharing = sharing_of(attention)
+        takes = sharing is not None and sharing.takes
+        if takes and "q_norm" in inputs:  # which has no k_norm beside it
+            norms = ("q_norm",)
+        inputs -= {gate, "v_norm", *norms}
         if v_norm:
             self._norm_of_values(parts, (at, "v_norm"), attention)
         parts.linear((at, output), ("o",))
         heads = parts.weights["w_o"].of(parts.layer).shape[1] // dim
         head_gates = gate is not None and self._output_gate(parts, (at, gate), attention, heads, dim)
         gated_rows = False
-        if inputs in ({"q_proj", "k_proj", "v_proj"}, {"q_proj", "k_proj"}):
+        if takes:
+            groups = getattr(attention, "num_key_value_groups", None)
+            if grouped:
+                return None
+            expect_not_on_gpu(parts.layer, f"attention to keys of another layer, as {type(attention).__name__} has it,")
+            if inputs != {"q_proj"} or not isinstance(groups, int) or groups < 1 or heads % groups:
+                raise Unfit(f"layers: {type(attention).__name__} takes keys of another layer, and has other parts than q "
+                            f"and an output: {', '.join(sorted(inputs))}")
+            parts.linear((at, "q_proj"), ("q",))
+            kv_heads = heads // groups
+        elif inputs in ({"q_proj", "k_proj", "v_proj"}, {"q_proj", "k_proj"}):
             if grouped:
                 return None
             for name in "qkv":  # without v_proj, values are keys before their norm and RoPE
@@ -999,7 +1140,7 @@ class Recogniser:
             others = inputs - {"q_proj", "k_proj", "v_proj"}
             raise Unfit(f"layers: {type(attention).__name__} has other parts than q, k, v and an "
                         f"output: {', '.join(sorted(others or inputs))}")
-        if any(f"b_{name}" in parts.weights for name in "qkv"):
+        if any(f"b_{name}" in parts.weights for name in "qkv") and not takes:
             for name in "qkv":
                 weight = parts.weights[f"w_{name}"]
                 parts.weights.setdefault(f"b_{name}", Weight(
@@ -1010,7 +1151,7 @@ class Recogniser:
             weight = attention._modules[name]._parameters.get("weight")
             sizes.append(dim if weight is None else weight.numel())
         norm_rows = bool(sizes) and sizes[0] != dim
-        if sizes and sizes != ([heads * dim, kv_heads * dim] if norm_rows else [dim, dim]):
+        if sizes and sizes != ([heads * dim, kv_heads * dim] if norm_rows else [dim, dim])[:len(sizes)]:
             raise Unfit("layers: norms of q and k that are neither of heads nor of all of them together")
         others = set(attention._parameters) | set(attention._buffers)
         if others == {"sinks"}:
@@ -1171,13 +1312,14 @@ class Recogniser:
         spec = next(iter(candidates.values()))
         own = stand_in(layer, sizes)
         rotary = None if spec.angles is None else stand_in(self._rotary_of(spec.angles))
-        config = self.decoder.config
+        config, of_call = self.decoder.config, {}
         # Some models scale the queries of far positions. Others have tables of so many positions.
         most = 100_000 if spec.is_latent else max(0, (getattr(config, "max_position_embeddings", 0) or 0) - _PLACES)
 
         def draw(numbers: Numbers) -> tuple:
             numbers.fill(own, buffers=[w.name for w in spec.weights if w.name not in own._parameters])
             like = spec.weights[0].of(own)
+            of_call["layer_input"] = [numbers(2, 2, *w.given) for w in spec.weights if w.name == "layer_input"]
             if spec.states:  # one token or two, in every other pair for sequences without a state
                 x = numbers(2, 1 + numbers.seed % 2, like.shape[-1])
                 past = [numbers(2, *shape) * (numbers.seed % 4 > 1) for shape in spec.states]
@@ -1191,13 +1333,14 @@ class Recogniser:
             *right, x = theirs
             return all(map(_is_near, ours, right, (x, *[None] * (len(right) - 1))))
 
-        run = lambda given: _run_layer(own, rotary, spec, config, *given)
+        run = lambda given: _run_layer(own, rotary, spec, config, of_call["layer_input"], *given)
         # All but its attention was traced before.
-        found = identify(run, {key: _run_reference(own, rotary, other) for key, other in candidates.items()},
+        found = identify(run, {key: _run_reference(own, rotary, other, of_call) for key, other in candidates.items()},
                          draw, subject=f"layers: {type(layer).__name__}", agrees=agrees, free=None)
         for dtype in CUDA_TYPES:
             with of_type(own, dtype):
-                _expect_analytic(own._modules[order.attention], dtype, lambda: run(cast(draw(Numbers(0)), dtype)))
+                _expect_analytic(own._modules[order.attention], dtype, lambda: run(cast(draw(Numbers(0)), dtype)),
+                                 () if spec.factors is None else ("floor", "log"))
         return found
 
     def _small(self, layer: nn.Module, spec: Spec) -> dict[int, int]:
@@ -1213,13 +1356,15 @@ class Recogniser:
 
 
 @torch.no_grad()
-def _expect_analytic(attention: nn.Module, dtype: torch.dtype, run: Callable) -> None:
+def _expect_analytic(attention: nn.Module, dtype: torch.dtype, run: Callable, of_positions: tuple[str, ...] = ()
+                     ) -> None:
     """That all that the attention uses in run() is analytic, but its masks, the roots of its norms, and the maximum
     that a softmax with sinks subtracts."""
     of_rule = ("linalg_solve_triangular",) if delta_net_of(attention) else ()
-    trace = Trace({INTEGERS, PATCHED, *of_rule, *(ROOTS if any(map(_is_norm, attention.children())) else ()),
+    trace = Trace({INTEGERS, PATCHED, *of_rule, *of_positions,
+                   *(ROOTS if any(map(_is_norm, attention.children())) else ()),
                    # Gemma's norms without weights, which were compared by themselves, have powers for roots.
-                   *(("pow",) if "v_norm" in attention._modules else ()),
+                   *(("pow",) if "v_norm" in attention._modules or sharing_of(attention) else ()),
                    *(("max",) if "sinks" in attention._parameters else ())})
 
     def forward(*arguments, **options):
@@ -1269,7 +1414,8 @@ def _run_token(spec: Spec, weights: list[Tensor], dtype: torch.dtype) -> None:
         [torch.zeros(1, 8, heads, dim, dtype=dtype).transpose(1, 2) for _ in range(2)]
     place = torch.zeros(1, 1, dtype=torch.int32)
     rows, angles = (None, None) if spec.rotation is None else (place, torch.zeros(1, form.rotary))
-    call(OPS.layer, x, rows, angles, place, place[0] + 1, None, weights, caches, spec.form, None, None)
+    slots = None if spec.takes_keys else place
+    call(OPS.layer, x, rows, angles, slots, place[0] + 1, None, weights, caches, spec.form, None, None)
 
 
 _PLACES, _BEFORE = 8, 3
@@ -1284,7 +1430,7 @@ def _is_near(ours: Tensor, theirs: Tensor, x: Tensor | None) -> bool:
     return bool(error <= torch.finfo(torch.float32).eps * (64 * change + 2 * theirs.double().norm()))
 
 
-def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, x: Tensor,
+def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, layer_input: list[Tensor], x: Tensor,
                past: tuple | list[Tensor] | None) -> tuple[Tensor, ...]:
     """(y, keys, values, x) of the layer itself over a static cache; or its states in the place of keys and values."""
     from transformers import StaticCache
@@ -1315,10 +1461,16 @@ def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, x: 
     if config._attn_implementation == attentions.EAGER:
         mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)
     options = {"attention_mask": mask, "use_cache": True, "position_ids": position_ids, **as_option(cache, own)}
+    states = SharedStates(spec.sharing, kv.keys, kv.values)
+    if STATES_ARGUMENT in inspect.signature(type(own).forward).parameters:
+        options[STATES_ARGUMENT] = states
+    if layer_input:
+        options[INPUT_ARGUMENT] = layer_input[0].to(x.dtype)
     if rotary is not None:
         options["position_embeddings"] = rotary(
             x, position_ids, *(() if spec.angles.kind is None else (spec.angles.kind,)))
     y = _first(own(x, **_accepted(own, options)))
+    states.expect_as_known(type(own).__name__)
     return y, kv.keys, kv.values, x
 
 
@@ -1330,7 +1482,7 @@ def _accepted(own: nn.Module, options: dict) -> dict:
     return {name: value for name, value in options.items() if name in parameters}
 
 
-def _run_reference(own: nn.Module, rotary: nn.Module | None, spec: Spec):
+def _run_reference(own: nn.Module, rotary: nn.Module | None, spec: Spec, of_call: dict):
     def compute(given) -> tuple[Tensor, ...]:
         x, past = given
         batch, s = x.shape[:2]
@@ -1351,7 +1503,10 @@ def _run_reference(own: nn.Module, rotary: nn.Module | None, spec: Spec):
             rows = torch.arange(s, dtype=torch.int32).expand(batch, -1)
         slots = places + torch.arange(batch, dtype=torch.int32)[:, None] * _PLACES
         lengths = torch.full((batch,), _BEFORE + s, dtype=torch.int32)
-        y = reference.layer(x, rows, angles, slots, lengths, None, [w.of(own) for w in spec.weights], caches,
-                            spec.form)
+        given = {"layer_input": of_call["layer_input"][0]} if of_call["layer_input"] else {}
+        if spec.factors is not None:
+            given["q_factors"] = spec.factors.of((places + first).expand(batch, -1), x.dtype)
+        weights = [given[w.name] if w.given is not None else w.of(own) for w in spec.weights]
+        y = reference.layer(x, rows, angles, slots, lengths, None, weights, caches, spec.form)
         return y, *([t[:, None] for t in caches[0].split(spec.heads, -1)] if spec.is_latent else caches)
     return compute

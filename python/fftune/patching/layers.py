@@ -89,8 +89,13 @@ class _Group:
                 return False
         return True
 
-    def run(self, x: Tensor, kv: list, embeddings, position_ids: Tensor | None) -> Tensor:
+    def run(self, x: Tensor, kv: list, embeddings, position_ids: Tensor | None,
+            layer_input: Tensor | None = None) -> Tensor:
         first = self.specs[0]
+        of_call = {} if layer_input is None else {"layer_input": layer_input.contiguous()}
+        if first.factors is not None:
+            positions = position_ids[:, -x.shape[1]:].expand(x.shape[0], -1)
+            of_call["q_factors"] = first.factors.of(positions, x.dtype).contiguous()
         batch, s, _ = x.shape
         if first.states:
             return self._run_with_states(x, [kv[spec.index] for spec in self.specs])
@@ -102,24 +107,30 @@ class _Group:
             while end < len(caches) and (caches[end].keys.shape[2], attentions.format_of(caches[end])) == (size, kind):
                 end += 1
             own = caches[start:end]
-            lengths, slots = _places(own[0].cumulative_length, batch, s, size)
-            form, weights = self.given(start, own)
+            if first.takes_keys:  # they have the new tokens already
+                lengths, slots = own[0].cumulative_length.to(torch.int32).expand(batch).contiguous(), None
+            else:
+                lengths, slots = _places(own[0].cumulative_length, batch, s, size)
+            form, weights = self.given(start, own, of_call)
             start = end
             tensors = [_rows_of(cache) for cache in own] if first.is_latent else \
                 [t for cache in own for t in (cache.keys, cache.values)]
             x = call(OPS.layer, x, rows, angles, slots, lengths, None, weights, tensors, form, None, None)
+            if first.takes_keys:
+                continue
             torch._foreach_add_([cache.cumulative_length for cache in own], s)
             for cache in own:
                 if hasattr(cache, "cumulative_length_int"):
                     cache.cumulative_length_int += s
         return x
 
-    def given(self, start: int, caches: list) -> tuple[str, list[Tensor]]:
-        """The form and the weights of the layers from `start` on that have these caches, all of one format."""
+    def given(self, start: int, caches: list, of_call: dict[str, Tensor] | None = None) -> tuple[str, list[Tensor]]:
+        """The form and the weights of the layers from `start` on that have these caches, all of one format. `of_call`:
+        what a call gives in the place of weights."""
         form, scales, weights = self.specs[start].form, attentions.format_of(caches[0]), []
         form, at = self.float8[scales] if scales else (form, 0)
         for layer, spec, cache in zip(self.layers[start:], self.specs[start:], caches):
-            own = [w.of(layer) for w in spec.weights]
+            own = [w.of(layer) if w.given is None else of_call[w.name] for w in spec.weights]
             weights += [*own[:at], cache.k_scale, cache.v_scale, *own[at:]] if scales else own
         return form, weights
 
@@ -129,7 +140,7 @@ class _Group:
         scales = attentions.format_of(cache)
         if not scales:
             return scales is not None
-        if spec.is_latent or like.is_cuda or not cache.has_scales:
+        if spec.is_latent or spec.takes_keys or spec.given or like.is_cuda or not cache.has_scales:
             return False
         if scales not in self.float8 and not torch.compiler.is_compiling():
             self.float8[scales] = self._float8_form(scales, like)
@@ -162,7 +173,7 @@ class _Group:
         batch, s, _ = x.shape
         if spec.rotation == rotation_of(self.rotary) and (rope := rope_of(embeddings)) is not None:
             return rope.rows, rope.angles.flatten(0, 1)
-        pairs = position_ids[..., None].float() * frequencies(self.rotary, spec.angles.kind)
+        pairs = position_ids[:, -s:, None].float() * frequencies(self.rotary, spec.angles.kind)
         angles = angles_of(pairs, spec.rotation).flatten(0, 1)
         rows = torch.arange(angles.shape[0], dtype=torch.int32, device=x.device)
         return rows.view(-1, s).expand(batch, -1).contiguous(), angles
@@ -194,6 +205,8 @@ class Layers:
                  masks: tuple[str, ...] = ()):
         self.masks = masks  # the kinds of layers by which the decoder takes masks, where one mask does not reach all
         self.groups, self.own, self.count, self.inner = groups, own, len(own), inner
+        self.caches = 1 + max(spec.index for group in groups for spec in group.specs)
+        self.shares = any(spec.takes_keys for group in groups for spec in group.specs)
         self.attention = decoder.config._attn_implementation
         self.config = attentions.config_read_by(decoder)
         self.causal = [m for m in own.modules() if getattr(m, "is_causal", None) is True]
@@ -220,9 +233,14 @@ class Layers:
         positions = options.get("position_ids")
         if positions is not None and positions.dim() != 2:
             return False
+        # Layers that take another one's keys are then given the last tokens alone.
+        kept = options.get("logits_to_keep")
+        if self.shares and kept is not None and not (isinstance(kept, int) and kept == 0) \
+                and not is_known(given.shape[1] == 1):
+            return False
         cache = cache_of(options)
         kv = getattr(cache, "layers", None)
-        if (torch.is_grad_enabled() or decoder.training or kv is None or len(kv) < self.count
+        if (torch.is_grad_enabled() or decoder.training or kv is None or len(kv) < self.caches
                 or getattr(cache, "offloading", False) or options.get("use_cache") is False
                 or options.get("encoder_hidden_states") is not None
                 or options.get("is_causal") not in (None, True)
@@ -397,8 +415,8 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
     bound = {**dict(zip(names, arguments)), **options}
     if _is_mark(bound.get("attention_mask")):
         if runs:
-            hidden_states = group.run(hidden_states, cache_of(bound).layers,
-                                      bound.get("position_embeddings"), bound.get("position_ids"))
+            hidden_states = group.run(hidden_states, cache_of(bound).layers, bound.get("position_embeddings"),
+                                      bound.get("position_ids"), bound.get("per_layer_input"))
         return (hidden_states, None) if group.gives_pairs else hidden_states
     return (inner or type(self).forward)(self, hidden_states, *arguments, **options)
 
@@ -431,7 +449,7 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
     groups: list[_Group] = []
     for at, (layer, spec) in enumerate(zip(layers, specs)):
         last = groups[-1].specs[-1] if groups else None
-        if last is None or (last.form, last.angles) != (spec.form, spec.angles):
+        if last is None or (last.form, last.angles) != (spec.form, spec.angles) or "layer_input" in spec.given:
             rotary = recogniser.rotaries[spec.angles.path] if spec.angles else None
             groups.append(_Group(rotary, recogniser.takes_pairs))
         groups[-1].add(layer, spec)
@@ -499,7 +517,11 @@ def _parameters_of(module: nn.Module) -> list[str]:
 def patch_whole_layers(model: nn.Module, report: PatchReport) -> None:
     decoders = [(name, m) for name, m in model.named_modules() if attentions.makes_causal_mask(m)]
     if not decoders:
-        report.left.append(("", "layers: no decoder in it makes its mask by transformers' create_causal_mask alone"))
+        indexers = sorted({type(m).__name__ for name, m in model.named_modules() if name.rpartition(".")[2] == "indexer"})
+        reason = f"{indexers[0]} chooses the keys that a token sees, for which the op has no kernel: nothing tells in " \
+                 "advance that sequences stay so short that it chooses all" if indexers else \
+                 "no decoder in it makes its mask by transformers' create_causal_mask alone"
+        report.left.append(("", f"layers: {reason}"))
     if not decoders or not attentions.is_available():
         return
     before = {m: m.config for m in model.modules() if hasattr(m, "config")}
