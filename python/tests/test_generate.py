@@ -425,6 +425,33 @@ def test_methods_of_a_user_are_called(change, when, options):
         assert torch.equal(found, exact) and not torch.equal(exact, plain)
 
 
+@pytest.mark.skipif(not hasattr(transformers, "ContinuousBatchingConfig"), reason="transformers has no such manager")
+@pytest.mark.parametrize("options", [{}, dict(attention=True), dict(whole_layers=True)], ids=str)
+def test_continuous_batching_runs_by_the_attention_that_the_model_had(options):
+    """transformers knows attentions by their names."""
+    model = make("llama", device=DEVICE)
+    own = copy.deepcopy(model)
+    fftune.patch(own, **options)
+    name = own.config._attn_implementation
+
+    def ids_of(model, **more):
+        found = model.generate_batch(
+            [[3, 4, 5, 6], [7, 8, 9]], progress_bar=False, **more,
+            generation_config=transformers.GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1,
+                                                            pad_token_id=0),
+            continuous_batching_config=transformers.ContinuousBatchingConfig(
+                num_blocks=8, max_batch_tokens=16, auto_switch_to_flash=False))
+        return [one.generated_tokens for one in found.values()]
+
+    right = ids_of(model)
+    for more in ({}, dict(persistent_manager=True), dict(persistent_manager=True)):
+        assert ids_of(own, **more) == right
+        assert own.config._attn_implementation == own.model.config._attn_implementation == name != "sdpa"
+    own.destroy_cached_continuous_batching_manager()
+    fftune.unpatch(own)
+    assert "init_continuous_batching" not in vars(own) and own.config._attn_implementation == "sdpa"
+
+
 def test_ids_of_32_bits_give_what_transformers_gives():
     model, own = patched("llama")
     ids = inputs("llama", 2, 9, DEVICE)["input_ids"].int()

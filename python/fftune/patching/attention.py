@@ -440,6 +440,20 @@ def _choose(model: nn.Module, names: dict[str, str]) -> bool:
     return bool(own)
 
 
+def name_the_first(model: nn.Module) -> list[tuple[object, str]]:
+    """Gives configurations the attention that they named before choose(); with each, the name that it had now."""
+    found: dict = {}
+    for module in model.modules():
+        first, *chosen = module.__dict__.get("_fftune_attention", (None,))
+        config = getattr(module, "config", None)
+        name = getattr(config, "_attn_implementation", None)
+        if name in chosen and id(config) not in found:
+            found[id(config)] = config, name, first
+    for config, _, first in found.values():
+        config._attn_implementation = first
+    return [(config, name) for config, name, _ in found.values()]
+
+
 def restore(model: nn.Module) -> None:
     """Gives configurations the attention that they named, unless the user chose another one since."""
     for module in model.modules():

@@ -29,7 +29,7 @@ def restore(module: nn.Module) -> None:
     """Takes back what patch() put into the module, but for the order of its weights in memory and its
     configuration."""
     restore_quantised(module)
-    for name in ("forward", "generate", "_get_logits_processor"):
+    for name in ("forward", "generate", "_get_logits_processor", "init_continuous_batching"):
         if hasattr(module.__dict__.get(name), "_fftune"):
             delattr(module, name)
     for name in _OWN:

@@ -1,10 +1,12 @@
-"""generate(): the blocking of repeated n-grams by ngram-block."""
+"""generate(): the blocking of repeated n-grams by ngram-block; and generate_batch(), which runs by the attention that
+the model had."""
 import types
 
 import torch
 from torch import Tensor, nn
 
 from .. import ops
+from . import attention as attentions
 from .recognise import PatchReport, expect_methods, undoable
 
 
@@ -14,6 +16,9 @@ def patch_generation(model: nn.Module, report: PatchReport) -> None:
     expect_methods(model, "_get_logits_processor")
     model.__dict__["_get_logits_processor"] = types.MethodType(_logits_processor, model)
     report.replaced.append(("generate", "no_repeat_ngram_size by ngram-block"))
+    if hasattr(type(model), "init_continuous_batching"):
+        expect_methods(model, "init_continuous_batching")
+        model.__dict__["init_continuous_batching"] = types.MethodType(_init_continuous_batching, model)
 
 
 @undoable
@@ -25,6 +30,32 @@ def _logits_processor(self, *arguments, **options):
         if type(processor) is NoRepeatNGramLogitsProcessor:
             processors[i] = _NgramBlocking(processor.ngram_size)
     return processors
+
+
+@undoable
+def _init_continuous_batching(self, *arguments, **options):
+    """Continuous batching knows attentions of transformers by their names, and has a cache that others do not read. The
+    model names them until its manager stops."""
+    names = attentions.name_the_first(self)
+
+    def give_back() -> None:
+        for config, name in names:
+            config._attn_implementation = name
+
+    try:
+        manager = type(self).init_continuous_batching(self, *arguments, **options)
+    except BaseException:
+        give_back()
+        raise
+    if names:
+        def stop(*arguments, **options):
+            try:
+                return type(manager).stop(manager, *arguments, **options)
+            finally:
+                give_back()
+
+        manager.stop = stop
+    return manager
 
 
 _LENGTHS = 64  # lengths of texts are rounded up to a multiple of it
