@@ -23,12 +23,14 @@ MODELS = {"dense": {}, "keys-as-values": dict(attention_k_eq_v=True),
 STATIC = dict(max_new_tokens=8, min_new_tokens=8, do_sample=False, cache_implementation="static", disable_compile=True)
 
 
-def make(name: str, **changes):
+def make(name: str, of_text=True, **changes):
     if not hasattr(transformers, "Gemma4TextConfig"):
         pytest.skip("this transformers has no Gemma 4")
     torch.manual_seed(3)
     config = transformers.Gemma4TextConfig(**copy.deepcopy(SIZES | MODELS[name]) | changes)
-    model = transformers.Gemma4ForCausalLM(config).eval()
+    model = transformers.Gemma4ForCausalLM(config).eval() if of_text else transformers.Gemma4ForConditionalGeneration(
+        transformers.Gemma4Config(text_config=config, vision_config=None, audio_config=None, image_token_id=91,
+                                  video_token_id=92, audio_token_id=93, boi_token_id=94, eoi_token_id=95)).eval()
     with torch.no_grad():  # initial weights are too small and too much alike to show mistakes
         for path, tensor in (*model.named_parameters(), *model.named_buffers()):
             if isinstance(tensor, torch.nn.Parameter) or path.endswith("layer_scalar"):
@@ -166,6 +168,18 @@ def test_the_last_logits_alone():
                                 for given, kept in ((ids, keep), (ids[:, -1:], 0))])
         for ours, right in zip(*results):
             assert error(ours, right) < 1e-5
+
+
+def test_a_model_of_pictures_gives_its_text_model_the_inputs_of_layers():
+    model = make("shared-keys", of_text=False)
+    ids = torch.randint(1, 80, (2, 7))
+    before = model.generate(ids, **STATIC)
+    patched, words = patched_layers(model)
+    assert [w for w in words if "4 layers" in w], words
+    found = {}
+    with _run.listening(found):
+        assert torch.equal(patched.generate(ids, **STATIC), before)
+    assert {problem.get("keys") for _, problem in found.values() if problem["op"] == "layer"} >= {"shared"}
 
 
 def with_an_own_scale(model):

@@ -386,6 +386,9 @@ TEST_CASE("decode refuses fields that do not go together, and those that it has 
   CHECK(complaint(with("s", 3)).find("'s'") != std::string::npos);
   CHECK(complaint(with("pages", 3)).find("pages without page") != std::string::npos);
   CHECK(complaint(with("experts", 8)).find("experts=8 is of ffn=moe") != std::string::npos);
+  CHECK(complaint(with("input-h", 8)).find("no inputs of its layers") != std::string::npos);
+  CHECK(complaint(sizes, {{"query-scale", "rows"}}).find("layers that are alike") !=
+        std::string::npos);
   const auto of_ranks = [&](std::int64_t ranks, Options options) {
     options["head"] = "sliced";
     return complaint(ranks > 0 ? with("ranks", ranks) : sizes, options);

@@ -206,6 +206,7 @@ class Layers:
         self.masks = masks  # the kinds of layers by which the decoder takes masks, where one mask does not reach all
         self.groups, self.own, self.count, self.inner = groups, own, len(own), inner
         self.caches = 1 + max(spec.index for group in groups for spec in group.specs)
+        self.takes_inputs = any("layer_input" in spec.given for group in groups for spec in group.specs)
         self.shares = any(spec.takes_keys for group in groups for spec in group.specs)
         self.attention = decoder.config._attn_implementation
         self.config = attentions.config_read_by(decoder)
@@ -228,7 +229,7 @@ class Layers:
         """Whether the op runs the layers in this call."""
         # Others may change what is between layers, or the positions that they rotate by.
         if any(value is not None and value is not False for name, value in options.items()
-               if name not in _OPTIONS):
+               if name not in _OPTIONS and not (self.takes_inputs and name == "per_layer_inputs")):
             return False
         positions = options.get("position_ids")
         if positions is not None and positions.dim() != 2:
