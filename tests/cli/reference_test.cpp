@@ -1,6 +1,5 @@
-// --help, fftune/ops.h and the table of the Python package: they are what the registry says.
+// --help and fftune/ops.h: they are what the registry says.
 
-#include <algorithm>
 #include <sstream>
 #include <string>
 
@@ -16,32 +15,6 @@ TEST_CASE("fftune/ops.h is current: the target ops_header writes it") {
   const Finished done = Sandbox().fftune("--ops-header");
   REQUIRE(done.code == 0);
   CHECK(fftune::testing::text_of(FFTUNE_SOURCE_DIR "/lib/include/fftune/ops.h") == done.out);
-}
-
-TEST_CASE("the table of the Python package tells with which options a buffer is there") {
-  const Finished done = Sandbox().fftune("--op-table");
-  REQUIRE(done.code == 0);
-  const auto table = json_of(done.out);
-  const auto has = [&](const char* op, const char* pass, const char* row) {
-    const auto& rows = table.at(op).at(pass);
-    const auto wanted = json_of(row);
-    return std::find(rows.begin(), rows.end(), wanted) != rows.end();
-  };
-  // By hand, from the documentation of the ops.
-  CHECK(has("ffn", "fwd", R"(["b_up", "input", "T", ["h"], {"bias": ["both"]}])"));
-  CHECK(has("rmsnorm", "fwd", R"(["w", "input", "f32", ["d"], {"weights": ["f32"]}])"));
-  CHECK(has("linear", "bwd",
-            R"(["dbias_before", "input", "T", ["n"], {"bias": ["yes"], "accumulate": ["yes"]}])"));
-  CHECK(has("moe-ffn", "bwd",
-            R"(["b_down", "input", "T", ["experts", "d"],
-                {"shared": [""], "own-experts": [""], "weigh": ["after"], "bias": ["all"]}])"));
-  CHECK(has("moe-ffn", "bwd",
-            R"(["b_down", "input", "T", ["own-experts", "d"],
-                {"own-experts": ["given"], "weigh": ["after"], "bias": ["all"]}])"));
-  // Two of three conditions, each by itself: a row for each of them.
-  CHECK(has("ffn", "bwd", R"(["x", "input", "T", ["m", "d"], {"save": ["input"]}])"));
-  CHECK(has("ffn", "bwd",
-            R"(["x", "input", "T", ["m", "d"], {"save": ["preact"], "frozen": ["no"]}])"));
 }
 
 TEST_CASE("fftune/ops.h tells every extent but those of views") {

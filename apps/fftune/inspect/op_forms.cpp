@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -274,28 +275,60 @@ std::vector<BufferForm> buffers_of(const Op& op, const Problem& problem) {
   return buffers;
 }
 
+/// The form with rare sizes too.
+Problem with_rare(const Op& op, Problem form, const std::vector<std::string>& rare) {
+  for (const std::string& name : rare) form.sizes[name] = 2;
+  const auto names = names_if_alone(op, form);
+  return names ? resized(op, std::move(form), 0, *names) : form;
+}
+
+/// The form without the sizes that are not rare, but that its options do without.
+Problem without_unneeded(const Op& op, Problem form) {
+  for (const SizeField& field : op.sizes())
+    if (!field.rare && !needs_size(field, form)) form.sizes.erase(field.name);
+  return form;
+}
+
 }  // namespace
 
 Problem usual_form(const Op& op, const std::string& pass) {
   return probe(op, pass, any_dtype(op));
 }
 
-std::optional<Tensors> tensors_of_form(const Op& op, const Problem& problem) {
+std::optional<Tensors> tensors_of_form(const Op& op, const Problem& problem, const Problem& usual) {
   const std::string reason = refusal(op, problem);
-  if (!reason.empty() && reason != refusal(op, usual_form(op, problem.pass))) return std::nullopt;
+  if (!reason.empty() && reason != refusal(op, usual)) return std::nullopt;
   return tensors_if_alone(op, problem);
 }
 
-Problem with_rare(const Op& op, Problem form, const std::string& name) {
-  form.sizes[name] = 2;
-  const auto names = names_if_alone(op, form);
-  return names ? resized(op, std::move(form), 0, *names) : form;
+std::vector<Axis> axes_of(const Op& op, const std::string& pass) {
+  std::vector<Axis> axes;
+  Axis dtypes{Axis::Kind::dtype, "dtype", {"T"}};
+  for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
+    if (dtype == DType::fp8) dtypes.values.emplace_back(dtype_name(dtype));
+  if (dtypes.values.size() > 1) axes.push_back(std::move(dtypes));
+  // Strides, the sizes that may exceed 32 bits, make views, whose shapes tell nothing.
+  for (const SizeField& field : op.sizes())
+    if (field.rare && field.max <= std::numeric_limits<std::int32_t>::max())
+      axes.push_back({Axis::Kind::size, field.name, {"", "given"}});
+  for (const OptionField& field : options_of(op, pass))
+    if (!field.number && !field.pattern && !field.routing && field.choices.size() > 1)
+      axes.push_back({Axis::Kind::option, field.name, field.choices});
+  return axes;
 }
 
-Problem without_unneeded(const Op& op, Problem form) {
-  for (const SizeField& field : op.sizes())
-    if (!field.rare && !needs_size(field, form)) form.sizes.erase(field.name);
-  return form;
+Problem problem_of(const Op& op, Problem usual, const std::vector<Axis>& axes,
+                   const Choice& choice) {
+  std::vector<std::string> rare;
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    if (choice[i] == 0) continue;
+    const Axis& axis = axes[i];
+    if (axis.kind == Axis::Kind::option) usual.options[axis.name] = axis.values[choice[i]];
+    if (axis.kind == Axis::Kind::dtype) usual.dtype = DType::fp8;
+    if (axis.kind == Axis::Kind::size) rare.push_back(axis.name);
+  }
+  if (!rare.empty()) usual = with_rare(op, std::move(usual), rare);
+  return without_unneeded(op, std::move(usual));
 }
 
 std::vector<std::string> buffer_names(const Op& op, const Problem& problem) {
@@ -314,13 +347,13 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared co
   };
   // A size may need an option beside it, and its buffers are told all the same.
   const auto add_unless_refused = [&](std::string text, Problem problem) {
-    if (tensors_of_form(op, problem)) add(std::move(text), std::move(problem));
+    if (tensors_of_form(op, problem, usual)) add(std::move(text), std::move(problem));
   };
   for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
     add_unless_refused(fmt::format("dtype={}", dtype_name(dtype)), probe(op, pass, dtype));
   for (const SizeField& field : op.sizes()) {
     Problem problem = usual;
-    if (field.rare) problem = with_rare(op, std::move(problem), field.name);
+    if (field.rare) problem = with_rare(op, std::move(problem), {field.name});
     add(field.name, std::move(problem));
   }
   for (const OptionField& field : options_of(op, pass))

@@ -1,33 +1,48 @@
 #include "apps/fftune/inspect/ops.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <bit>
 #include <compare>
 #include <cstdint>
+#include <deque>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "apps/fftune/terminal/json.hpp"
 #include "core/error.hpp"
-#include "measure/statistics.hpp"
 
 namespace fftune::tool {
 
 namespace {
 
-/// A field that may decide about buffers, and its values: choices, dtypes, or whether a rare size
-/// is given.
-struct Axis {
-  enum class Kind { dtype, size, option } kind = Kind::option;
-  std::string name;
-  std::vector<std::string> values;
-};
+/// Places of axes, a bit for each.
+using Axes = std::uint64_t;
 
-/// The place of each axis' value.
-using Choice = std::vector<std::size_t>;
+bool has(Axes axes, std::size_t axis) {
+  return (axes >> axis & 1) != 0;
+}
+
+/// The axes that have another value than the usual one.
+Axes changed(const Choice& choice) {
+  Axes axes = 0;
+  for (std::size_t i = 0; i < choice.size(); ++i) axes |= Axes{choice[i] != 0} << i;
+  return axes;
+}
+
+/// The values of both, and of the second where both are unusual.
+Choice joined(Choice choice, const Choice& other) {
+  for (std::size_t i = 0; i < choice.size(); ++i)
+    if (other[i] != 0) choice[i] = other[i];
+  return choice;
+}
 
 /// A buffer apart from its place: another dtype or shape is another buffer.
 struct Buffer {
@@ -39,115 +54,62 @@ struct Buffer {
   auto operator<=>(const Buffer&) const = default;
 };
 
-struct Sample {
-  Choice choice;
-  Problem problem;
-  std::size_t list = 0;  // its buffers, of the lists that there are
-};
-
-std::vector<Axis> axes_of(const Op& op, const std::string& pass) {
-  std::vector<Axis> axes;
-  Axis dtypes{Axis::Kind::dtype, "dtype", {"T"}};
-  for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
-    if (dtype == DType::fp8) dtypes.values.emplace_back(dtype_name(dtype));
-  if (dtypes.values.size() > 1) axes.push_back(std::move(dtypes));
-  // Strides, the sizes that may exceed 32 bits, make views, whose shapes tell nothing.
-  for (const SizeField& field : op.sizes())
-    if (field.rare && field.max <= std::numeric_limits<std::int32_t>::max())
-      axes.push_back({Axis::Kind::size, field.name, {"", "given"}});
-  for (const OptionField& field : options_of(op, pass))
-    if (!field.number && !field.pattern && !field.routing && field.choices.size() > 1)
-      axes.push_back({Axis::Kind::option, field.name, field.choices});
-  return axes;
-}
-
-/// Problems of a pass, from which the condition of each buffer is inferred: every value of every
-/// field, every pair of them, and random choices of the fields that decide about a buffer.
-class Samples {
+/// The buffers of a pass, and the values of axes with which each is there.
+///
+/// A buffer has axes of its own: at first those that change it beside up to two other values. An
+/// atom, which is a value or a few that only go together, adds its axes if it changes the buffer
+/// beside some choice of these, or makes the op take one that it refuses. When no atom does, the
+/// choices of the buffer's axes are its truth table, from which its conditions are read.
+class Buffers {
  public:
-  Samples(const Op& op, const std::string& pass)
+  Buffers(const Op& op, const std::string& pass)
       : op_(op), usual_(usual_form(op, pass)), axes_(axes_of(op, pass)) {
-    for (std::size_t i = 0; i < axes_.size(); ++i)
-      for (std::size_t j = 0; j <= i; ++j)
-        for (std::size_t a = 0; a < axes_[i].values.size(); ++a)
-          for (std::size_t b = 0; b < axes_[j].values.size(); ++b) add(pair(i, a, j, b));
-    find_deciding_axes();
-    constexpr std::size_t random_choices = 150000;
-    std::uint64_t state = 1;
-    for (std::size_t n = 0; n < random_choices; ++n) {
-      Choice choice(axes_.size());
-      for (std::size_t i = 0; i < axes_.size(); ++i) {
-        // Half of them as usual: most values ask for others beside them.
-        const std::uint64_t drawn = next_random(state);
-        if (deciding_[i] && drawn % 2 == 1) choice[i] = (drawn >> 8) % axes_[i].values.size();
-      }
-      add(choice);
-    }
+    constexpr int most_values = 3;
+    for (int values = 0; values <= most_values; ++values)
+      add_choices(Choice(axes_.size()), 0, values);
+    for (const auto& [name, choice] : firsts()) grow(name, own_axes_[name]);
   }
 
-  Json buffers() const {
+  Json rows() {
+    std::map<std::string, std::vector<Choice>> choices;  // by a buffer's name
+    for (const auto& [name, own] : own_axes_) choices[name] = choices_of(own);
     Json rows{Json::Array()};
-    std::map<const Sample*, std::map<std::string, std::vector<std::string>>> extents;
-    for (const Buffer& buffer : in_order()) {
-      const std::vector<bool> in_list = lists_with(buffer);
-      const Sample& first = *std::find_if(samples_.begin(), samples_.end(),
-                                          [&](const Sample& s) { return in_list[s.list]; });
-      auto& extents_of = extents[&first];
-      if (extents_of.empty()) extents_of = symbols(op_, first.problem);
-      std::vector<const Sample*> samples;
-      for (const Sample& sample : samples_) samples.push_back(&sample);
-      for (const Json& condition : conditions(in_list, samples))
+    std::map<const List*, std::map<std::string, std::vector<std::string>>> extents;
+    for (const auto& [buffer, list] : in_order()) {
+      std::vector<Sample> samples;
+      for (const Choice& choice : choices[buffer.name])
+        if (const auto there = list_of(choice))
+          samples.push_back({&choice, buffer_of(*there, buffer.name) == buffer});
+      const auto found = conditions(samples);
+      if (found.empty()) fail("nothing tells where " + buffer.name + " is");
+      const Problem problem = problem_of(op_, usual_, axes_, list->choice);
+      auto& extents_of = extents[list];
+      if (extents_of.empty()) extents_of = symbols(op_, problem);
+      for (const Json& condition : found)
         rows.push_back(Json::Array{buffer.name, role_name(buffer.role),
-                                   dtype_symbol(op_, first.problem, buffer.name),
-                                   extents_of[buffer.name], condition});
+                                   dtype_symbol(op_, problem, buffer.name), extents_of[buffer.name],
+                                   condition});
     }
     return rows;
   }
 
  private:
-  /// The usual choice but for two axes, or one.
-  Choice pair(std::size_t i, std::size_t a, std::size_t j, std::size_t b) const {
-    Choice choice(axes_.size());
-    choice[j] = b;
-    choice[i] = a;
-    return choice;
+  struct List {
+    const std::vector<Buffer>* buffers = nullptr;
+    Choice choice;  // the first that has them
+  };
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(ErrorKind::internal, fmt::format("{}/{}: {}", op_.name(), usual_.pass, what));
   }
 
-  /// An axis decides if one of its values changes the buffers, by itself or beside another's value.
-  /// One whose values need two others beside them has no sample yet, and may decide.
-  void find_deciding_axes() {
-    std::map<Choice, const Sample*> samples;
-    for (const Sample& sample : samples_) samples[sample.choice] = &sample;
-    for (std::size_t i = 0; i < axes_.size(); ++i)
-      deciding_.push_back(std::all_of(samples_.begin(), samples_.end(),
-                                      [&](const Sample& sample) { return sample.choice[i] == 0; }));
-    for (const auto& [choice, sample] : samples)
-      for (std::size_t i = 0; i < axes_.size(); ++i) {
-        Choice usual = choice;
-        usual[i] = 0;
-        const auto other = samples.find(usual);
-        if (other != samples.end() && other->second->list != sample->list) deciding_[i] = true;
-      }
-  }
-
-  Problem problem_of(const Choice& choice) const {
-    Problem problem = usual_;
-    for (std::size_t i = 0; i < axes_.size(); ++i) {
-      const Axis& axis = axes_[i];
-      const std::string& value = axis.values[choice[i]];
-      if (axis.kind == Axis::Kind::option) problem.options[axis.name] = value;
-      if (axis.kind == Axis::Kind::dtype && value != "T") problem.dtype = DType::fp8;
-      if (axis.kind == Axis::Kind::size && !value.empty())
-        problem = with_rare(op_, std::move(problem), axis.name);
-    }
-    return without_unneeded(op_, std::move(problem));
-  }
-
-  void add(const Choice& choice) {
-    if (!seen_.insert(choice).second) return;
-    Problem problem = problem_of(choice);
-    const auto tensors = tensors_of_form(op_, problem);
-    if (!tensors) return;
+  /// The place of the choice's buffers in lists_; nothing if the op refuses it.
+  std::optional<std::size_t> list_of(const Choice& choice) {
+    const auto [known, is_new] = found_.try_emplace(choice);
+    if (!is_new) return known->second;
+    const Problem problem = problem_of(op_, usual_, axes_, choice);
+    const auto tensors = tensors_of_form(op_, problem, usual_);
+    if (!tensors) return std::nullopt;
     std::vector<Buffer> buffers;
     for (const TensorSpec& tensor : *tensors)
       if (tensor.role != Role::intermediate)
@@ -156,99 +118,194 @@ class Samples {
                            : problem.dtype == DType::fp8 ? "T=fp8"
                                                          : "T",
                            tensor.shape});
-    const std::size_t list =
-        numbers_.try_emplace(std::move(buffers), numbers_.size()).first->second;
-    samples_.push_back({choice, std::move(problem), list});
+    const auto [list, added] = numbers_.try_emplace(std::move(buffers), lists_.size());
+    if (added) lists_.push_back({&list->first, choice});
+    return known->second = list->second;
+  }
+  std::optional<Buffer> buffer_of(std::size_t list, const std::string& name) const {
+    for (const Buffer& buffer : *lists_[list].buffers)
+      if (buffer.name == name) return buffer;
+    return std::nullopt;
+  }
+  /// Of each buffer's name, the first choice that has it.
+  std::map<std::string, Choice> firsts() const {
+    std::map<std::string, Choice> firsts;
+    for (const List& list : lists_)
+      for (const Buffer& buffer : *list.buffers) firsts.try_emplace(buffer.name, list.choice);
+    return firsts;
   }
 
-  /// Every buffer, in an order that all samples agree with: the usual one's, and each other buffer
-  /// in front of its successor.
-  std::vector<Buffer> in_order() const {
-    std::vector<Buffer> order;
-    for (const auto* buffers : lists())
-      for (const Buffer& buffer : *buffers)
-        if (std::count(order.begin(), order.end(), buffer) == 0) order.push_back(buffer);
+  /// The choice and so many more values, of axes from `first` on.
+  void add_choices(Choice choice, std::size_t first, int values) {
+    if (values == 0) {
+      note_changes(choice);
+      if (is_atom(choice)) atoms_.push_back(choice);
+      return;
+    }
+    for (std::size_t i = first; i < axes_.size(); ++i) {
+      for (std::size_t value = 1; value < axes_[i].values.size(); ++value) {
+        choice[i] = static_cast<std::uint8_t>(value);
+        add_choices(choice, i + 1, values - 1);
+      }
+      choice[i] = 0;
+    }
+  }
+
+  /// Which buffers each value of the choice changes beside its others.
+  void note_changes(const Choice& choice) {
+    const auto list = list_of(choice);
+    for (std::size_t i = 0; list && i < choice.size(); ++i) {
+      Choice without = choice;
+      without[i] = 0;
+      const auto other = list_of(without);
+      if (!other || *other == *list) continue;
+      for (const std::size_t one : {*list, *other})
+        for (const Buffer& buffer : *lists_[one].buffers)
+          if (buffer_of(*list, buffer.name) != buffer_of(*other, buffer.name))
+            own_axes_[buffer.name] |= Axes{1} << i;
+    }
+  }
+
+  /// Whether the op takes the choice, which is one value, or has some that are refused without all
+  /// others. Fewer of these it takes: else they are refused for another reason.
+  bool is_atom(const Choice& choice) {
+    const Axes all = changed(choice);
+    const auto takes = [&](Axes part) {
+      Choice values = choice;
+      for (std::size_t i = 0; i < values.size(); ++i)
+        if (!has(part, i)) values[i] = 0;
+      return list_of(values).has_value();
+    };
+    if (!takes(all)) return false;
+    for (Axes some = (all - 1) & all; some != 0; some = (some - 1) & all) {
+      bool needs_all = !takes(some);
+      for (Axes other = (all - 1) & all; needs_all && other != 0; other = (other - 1) & all) {
+        const bool fewer = other != some && (other & some) == other;
+        const bool more = other != some && (other & some) == some;
+        if (fewer || more) needs_all = takes(other) == fewer;
+      }
+      if (needs_all) return true;
+    }
+    return std::has_single_bit(all);
+  }
+
+  /// The choices of some axes, beside the usual values of all others.
+  std::vector<Choice> choices_of(Axes own) const {
+    std::vector<Choice> choices{Choice(axes_.size())};
+    for (std::size_t i = 0; i < axes_.size(); ++i) {
+      const std::size_t before = choices.size();
+      for (std::size_t value = 1; has(own, i) && value < axes_[i].values.size(); ++value)
+        for (std::size_t n = 0; n < before; ++n) {
+          choices.push_back(choices[n]);
+          choices.back()[i] = static_cast<std::uint8_t>(value);
+        }
+    }
+    return choices;
+  }
+
+  void grow(const std::string& name, Axes& own) {
+    for (auto atom = atoms_.begin(); atom != atoms_.end();) {
+      const bool grows = decides(*atom, own, name);
+      if (grows) own |= changed(*atom);
+      atom = grows ? atoms_.begin() : std::next(atom);
+    }
+  }
+
+  /// Whether the atom changes the buffer beside some choice of its own axes, or makes the op take
+  /// one. The atom's values of these axes are among the choice's.
+  bool decides(const Choice& atom, Axes own, const std::string& name) {
+    if ((changed(atom) & ~own) == 0) return false;
+    for (const Choice& choice : choices_of(own)) {
+      const Choice with = joined(choice, atom);
+      bool is_beside = true;
+      for (std::size_t i = 0; is_beside && i < with.size(); ++i)
+        is_beside = !has(own, i) || with[i] == choice[i];
+      if (!is_beside) continue;
+      const auto list = list_of(choice);
+      if (!list && (changed(atom) & own) == 0) continue;
+      const auto other = list_of(with);
+      if (other && (!list || buffer_of(*list, name) != buffer_of(*other, name))) return true;
+    }
+    return false;
+  }
+
+  /// Every buffer with the first list that has it, in an order that all lists agree with: the usual
+  /// one's, and each other buffer in front of its successor.
+  std::vector<std::pair<Buffer, const List*>> in_order() {
+    const auto own = firsts();  // buffers that are there with different choices may be so together
+    for (const auto& [name, one] : own)
+      for (const auto& [other_name, other] : own) list_of(joined(one, other));
+    std::vector<std::pair<Buffer, const List*>> found, sorted;
+    std::set<Buffer> known;
     std::map<std::string, std::set<std::string>> before;  // by name
-    for (const auto* buffers : lists())
-      for (std::size_t i = 0; i < buffers->size(); ++i)
-        for (std::size_t j = 0; j < i; ++j) before[(*buffers)[i].name].insert((*buffers)[j].name);
-    std::vector<Buffer> sorted;
+    for (const List& list : lists_) {
+      std::set<std::string> names;
+      for (const Buffer& buffer : *list.buffers) {
+        if (known.insert(buffer).second) found.emplace_back(buffer, &list);
+        before[buffer.name].insert(names.begin(), names.end());
+        names.insert(buffer.name);
+      }
+    }
     std::set<std::string> done;
-    while (sorted.size() < order.size()) {
-      const auto next = std::find_if(order.begin(), order.end(), [&](const Buffer& buffer) {
-        const auto& needed = before[buffer.name];
-        return done.count(buffer.name) == 0 &&
+    while (sorted.size() < found.size()) {
+      const auto next = std::find_if(found.begin(), found.end(), [&](const auto& one) {
+        const auto& needed = before[one.first.name];
+        return done.count(one.first.name) == 0 &&
                std::includes(done.begin(), done.end(), needed.begin(), needed.end());
       });
-      if (next == order.end())
-        throw Error(ErrorKind::internal,
-                    std::string(op_.name()) + ": its buffers have no order of their own");
-      const std::string name = next->name;
-      std::copy_if(order.begin(), order.end(), std::back_inserter(sorted),
-                   [&](const Buffer& buffer) { return buffer.name == name; });
+      if (next == found.end()) fail("its buffers have different orders");
+      const std::string name = next->first.name;
+      std::copy_if(found.begin(), found.end(), std::back_inserter(sorted),
+                   [&](const auto& one) { return one.first.name == name; });
       done.insert(name);
     }
     return sorted;
   }
 
-  /// The lists of buffers in the order in which they were found.
-  std::vector<const std::vector<Buffer>*> lists() const {
-    std::vector<const std::vector<Buffer>*> all(numbers_.size());
-    for (const auto& [buffers, number] : numbers_) all[number] = &buffers;
-    return all;
-  }
-  std::vector<bool> lists_with(const Buffer& buffer) const {
-    std::vector<bool> with;
-    for (const auto* buffers : lists())
-      with.push_back(std::count(buffers->begin(), buffers->end(), buffer) > 0);
-    return with;
-  }
-
+  struct Sample {
+    const Choice* choice = nullptr;
+    bool is_there = false;  // the buffer in question
+  };
   using Values = std::vector<std::uint64_t>;  // of each axis, a bit for each; none: any
 
-  /// The values that axes have in the samples of the lists `in_list`, for those axes that decide;
-  /// no value if these samples cannot be told from the others by them.
-  std::optional<Values> values_of(const std::vector<bool>& in_list,
-                                  const std::vector<const Sample*>& samples) const {
-    Values with(axes_.size());
-    for (const Sample* sample : samples)
-      if (in_list[sample->list])
-        for (std::size_t i = 0; i < axes_.size(); ++i)
-          if (deciding_[i]) with[i] |= std::uint64_t{1} << sample->choice[i];
-    return tells(with, in_list, samples) ? std::optional(with) : std::nullopt;
-  }
-  bool tells(const Values& with, const std::vector<bool>& in_list,
-             const std::vector<const Sample*>& samples) const {
-    return std::all_of(samples.begin(), samples.end(), [&](const Sample* sample) {
+  /// Whether the values are those of the samples with the buffer, and of no others.
+  static bool tell(const Values& values, const std::vector<Sample>& samples) {
+    return std::all_of(samples.begin(), samples.end(), [&](const Sample& sample) {
       bool holds = true;
-      for (std::size_t i = 0; holds && i < axes_.size(); ++i)
-        holds = with[i] == 0 || (with[i] >> sample->choice[i] & 1) != 0;
-      return holds == in_list[sample->list];
+      for (std::size_t i = 0; holds && i < values.size(); ++i)
+        holds = values[i] == 0 || (values[i] >> (*sample.choice)[i] & 1) != 0;
+      return holds == sample.is_there;
     });
   }
-  std::vector<const Sample*> with_value(const std::vector<const Sample*>& samples, std::size_t axis,
-                                        std::size_t value) const {
-    std::vector<const Sample*> own;
+  std::optional<Values> values_of(const std::vector<Sample>& samples) const {
+    Values with(axes_.size());
+    for (const Sample& sample : samples)
+      for (std::size_t i = 0; sample.is_there && i < axes_.size(); ++i)
+        with[i] |= std::uint64_t{1} << (*sample.choice)[i];
+    return tell(with, samples) ? std::optional(with) : std::nullopt;
+  }
+  static std::vector<Sample> with_value(const std::vector<Sample>& samples, std::size_t axis,
+                                        std::size_t value) {
+    std::vector<Sample> own;
     std::copy_if(samples.begin(), samples.end(), std::back_inserter(own),
-                 [&](const Sample* sample) { return sample->choice[axis] == value; });
+                 [&](const Sample& sample) { return (*sample.choice)[axis] == value; });
     return own;
   }
-  static bool any_in(const std::vector<bool>& in_list, const std::vector<const Sample*>& samples) {
+  static bool any_there(const std::vector<Sample>& samples) {
     return std::any_of(samples.begin(), samples.end(),
-                       [&](const Sample* sample) { return in_list[sample->list]; });
+                       [](const Sample& sample) { return sample.is_there; });
   }
 
-  /// The conditions under which a sample is of the lists `in_list`. If no values of the axes tell,
-  /// an axis is split: its values have conditions of their own.
-  std::vector<Json> conditions(const std::vector<bool>& in_list,
-                               const std::vector<const Sample*>& samples) const {
-    if (!any_in(in_list, samples)) return {};
-    auto with = values_of(in_list, samples);
-    if (!with) return split(in_list, samples);
+  /// The conditions under which the buffer is there. If no values of the axes tell, an axis is
+  /// split: its values have conditions of their own.
+  std::vector<Json> conditions(const std::vector<Sample>& samples) const {
+    if (!any_there(samples)) return {};
+    auto with = values_of(samples);
+    if (!with) return split(samples);
     // The last axes first: those that only come along with others are left out.
     for (std::size_t i = axes_.size(); i-- > 0;) {
       const auto values = std::exchange((*with)[i], 0);
-      if (values != 0 && !tells(*with, in_list, samples)) (*with)[i] = values;
+      if (values != 0 && !tell(*with, samples)) (*with)[i] = values;
     }
     Json result{Json::Object()};
     for (std::size_t i = 0; i < axes_.size(); ++i)
@@ -258,32 +315,28 @@ class Samples {
   }
 
   /// Splits the axis that leaves the fewest values to split further, and then makes the fewest
-  /// rows.
-  std::vector<Json> split(const std::vector<bool>& in_list,
-                          const std::vector<const Sample*>& samples) const {
-    std::optional<std::size_t> best;
-    std::pair<int, int> least;  // values that are not told, and rows of those that are
+  /// rows. There is one: samples differ, and one alone is told by its values.
+  std::vector<Json> split(const std::vector<Sample>& samples) const {
+    std::size_t best = 0;
+    std::pair<int, int> least{std::numeric_limits<int>::max(),
+                              0};  // values that are not told, and rows of those that are
     for (std::size_t i = 0; i < axes_.size(); ++i) {
-      if (!deciding_[i]) continue;
       std::pair<int, int> cost{0, 0};
       std::size_t most = 0;
       for (std::size_t value = 0; value < axes_[i].values.size(); ++value) {
         const auto own = with_value(samples, i, value);
         most = std::max(most, own.size());
-        if (!any_in(in_list, own)) continue;
-        ++(values_of(in_list, own) ? cost.second : cost.first);
+        if (!any_there(own)) continue;
+        ++(values_of(own) ? cost.second : cost.first);
       }
-      if (most == samples.size() || (best && cost >= least)) continue;  // the first splits nothing
+      if (most == samples.size() || cost >= least) continue;  // the first splits nothing
       best = i;
       least = cost;
     }
-    if (!best)
-      throw Error(ErrorKind::internal,
-                  std::string(op_.name()) + ": no field tells where one of its buffers is");
     std::vector<Json> found;
-    for (std::size_t value = 0; value < axes_[*best].values.size(); ++value)
-      for (Json& condition : conditions(in_list, with_value(samples, *best, value))) {
-        condition[axes_[*best].name].push_back(axes_[*best].values[value]);
+    for (std::size_t value = 0; value < axes_[best].values.size(); ++value)
+      for (Json& condition : conditions(with_value(samples, best, value))) {
+        condition[axes_[best].name].push_back(axes_[best].values[value]);
         found.push_back(std::move(condition));
       }
     return found;
@@ -292,10 +345,11 @@ class Samples {
   const Op& op_;
   Problem usual_;
   std::vector<Axis> axes_;
-  std::vector<bool> deciding_;
-  std::set<Choice> seen_;
-  std::map<std::vector<Buffer>, std::size_t> numbers_;  // of the lists of buffers
-  std::vector<Sample> samples_;
+  std::map<Choice, std::optional<std::size_t>> found_;
+  std::map<std::vector<Buffer>, std::size_t> numbers_;  // of lists_
+  std::deque<List> lists_;
+  std::vector<Choice> atoms_;
+  std::map<std::string, Axes> own_axes_;
 };
 
 /// An option's kind, and its choices if it has any.
@@ -329,7 +383,7 @@ std::string op_entry(const Op& op) {
       " " + json_line(op.name()) + ": {\n  \"tokens\": " + json_line(op.token_size()) +
       ",\n  \"sizes\": " + json_line(sizes) + ",\n  \"options\": " + lines(options, "   ");
   for (const std::string& pass : op.passes())
-    text += ",\n  " + json_line(pass) + ": " + lines(Samples(op, pass).buffers(), "   ");
+    text += ",\n  " + json_line(pass) + ": " + lines(Buffers(op, pass).rows(), "   ");
   return text + "}";
 }
 

@@ -2,6 +2,7 @@
 // them: the header fftune/ops.h, and a table for the Python package.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -28,13 +29,23 @@ enum class Compared { names, everything };
 std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared compared);
 
 /// The op's tensors for the problem; nothing if it has none, or refuses the problem for another
-/// reason than the usual form.
-std::optional<std::vector<TensorSpec>> tensors_of_form(const Op& op, const Problem& problem);
+/// reason than the usual form of the pass.
+std::optional<std::vector<TensorSpec>> tensors_of_form(const Op& op, const Problem& problem,
+                                                       const Problem& usual);
 
-/// The form with a rare size too.
-Problem with_rare(const Op& op, Problem form, const std::string& name);
-/// The form without the sizes that are not rare, but that its options do without.
-Problem without_unneeded(const Op& op, Problem form);
+/// A field that may decide about buffers, and its values: choices, dtypes, or whether a rare size
+/// is given. The first is the usual one.
+struct Axis {
+  enum class Kind { dtype, size, option } kind = Kind::option;
+  std::string name;
+  std::vector<std::string> values;
+};
+std::vector<Axis> axes_of(const Op& op, const std::string& pass);
+
+/// The place of each axis' value, and the usual form with these values.
+using Choice = std::vector<std::uint8_t>;
+Problem problem_of(const Op& op, Problem usual, const std::vector<Axis>& axes,
+                   const Choice& choice);
 
 std::vector<std::string> buffer_names(const Op& op, const Problem& problem);
 
