@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/dtype.hpp"
@@ -63,6 +65,7 @@ void place(const Sequences& of, const Tensors& tensors, const HostCall& call) {
                        count = alive ? std::max<std::int64_t>(length, 0) + 1
                                      : std::max<std::int64_t>(std::min(length, of.cache), 1),
                        position = count - 1;
+    if (keys == nullptr) continue;  // layers have states alone
     keys[i] = static_cast<std::int32_t>(count);
     if (positions != nullptr) positions[i] = static_cast<std::int32_t>(position);
     std::int64_t slot = of.rows;
@@ -73,6 +76,14 @@ void place(const Sequences& of, const Tensors& tensors, const HostCall& call) {
     }
     slots[i] = static_cast<std::int32_t>(slot);
   }
+}
+
+void find_states(const Sequences& of, const Tensors& tensors, const HostCall& call) {
+  const std::int32_t *const lengths = tensors.of(call, "lengths"), *const ended =
+                                                                       tensors.of(call, "ended");
+  std::int32_t* const indices = tensors.of(call, "state_indices");
+  for (std::int64_t i = 0; i < of.batch; ++i)
+    indices[i] = goes_on(ended[i], lengths[i], of) ? static_cast<std::int32_t>(i) : -1;
 }
 
 void advance(const Sequences& of, const Tensors& tensors, const HostCall& call) {
@@ -113,11 +124,21 @@ Program embed_program(const Problem& problem, const DeviceFacts&, const Config&)
   });
 }
 
+Program states_program(const Problem& problem, const DeviceFacts&, const Config&) {
+  return program_of(problem, find_states);
+}
+
 Program advance_program(const Problem& problem, const DeviceFacts&, const Config&) {
   return program_of(problem, advance);
 }
 
-StageFamily family_of(const char* name, const char* stage, decltype(&embed_program) program) {
+std::optional<std::string> refuse_without_states(const Problem& problem, const DeviceFacts&) {
+  if (places_of(problem).at("state_indices") != absent) return std::nullopt;
+  return "no layer has states";
+}
+
+StageFamily family_of(const char* name, const char* stage, decltype(&embed_program) program,
+                      decltype(&refuse_without_states) refusal = nullptr) {
   return StageFamily({.name = name,
                       .summary = "a sequence after the other",
                       .device_kind = DeviceKind::cpu,
@@ -125,6 +146,7 @@ StageFamily family_of(const char* name, const char* stage, decltype(&embed_progr
                       .pass = "fwd",
                       .sources = {"decode/cpu_families.cpp"},
                       .is_fallback = true,
+                      .refusal = refusal,
                       .program = program});
 }
 
@@ -132,8 +154,10 @@ StageFamily family_of(const char* name, const char* stage, decltype(&embed_progr
 
 std::vector<const Family*> cpu_families() {
   static const StageFamily embed = family_of("cpu_embed", stage_embed, embed_program);
+  static const StageFamily states =
+      family_of("cpu_states", stage_states, states_program, refuse_without_states);
   static const StageFamily advance = family_of("cpu_advance", stage_advance, advance_program);
-  return {&embed, &advance};
+  return {&embed, &states, &advance};
 }
 
 }  // namespace fftune::decoding

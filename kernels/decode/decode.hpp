@@ -19,9 +19,11 @@
 // `stop`. It also ends when it has limits[i] ids, which are its keys and the last id; and with a
 // full cache.
 //
-// It is made of the ops layer and head, and of two stages of its own: `embed` in front, which also
-// finds positions, slots and lengths for the layers, and `advance` behind. With the size `layers`
-// the stages of a layer are repeated, and weights are called as in the op layer, "layers.3.w_q".
+// It is made of the ops layer and head, and of stages of its own: `embed` in front, which also
+// finds positions, slots and lengths for the layers, `states`, which finds the states of sequences
+// for layers that have such, and `advance` behind. With the size `layers` the stages of a layer are
+// repeated, and weights are called as in the op layer, "layers.3.w_q". Layers may be of several
+// kinds (decode/kinds.hpp).
 #pragma once
 
 #include <cstdint>
@@ -39,13 +41,13 @@ const Op& decode_op();
 
 namespace decoding {
 
-constexpr const char *stage_embed = "embed", *stage_advance = "advance";
+constexpr const char *stage_embed = "embed", *stage_states = "states", *stage_advance = "advance";
 
 /// A problem's numbers, as the stages embed and advance take them.
 struct Sequences {
   DType dtype = DType::f32;
   std::int64_t batch = 0, d = 0, vocab = 0;
-  std::int64_t cache = 0;  // keys that a sequence has room for
+  std::int64_t cache = 0;  // keys that a sequence has room for; without caches its most tokens
   std::int64_t rows = 0;   // of a layer's cache; the slot of a token that has none
   std::int64_t page = 0;   // keys of a page; 0: contiguous
   std::int64_t table = 0;  // pages of a sequence
@@ -63,7 +65,7 @@ std::vector<const Family*> cuda_families();
 std::vector<const Family*> persistent_tokens();
 std::vector<const Family*> cpu_families();
 
-/// Sizes and options of published models whose layers are all alike.
+/// Sizes and options of published models.
 std::vector<KnownModel> known_models();
 
 }  // namespace decoding

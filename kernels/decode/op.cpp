@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <initializer_list>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,9 +21,11 @@
 #include "kernels/all_argmax/all_argmax.hpp"
 #include "kernels/common/part_stages.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/decode/kinds.hpp"
 #include "kernels/head/head.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/layer/sequences.hpp"
+#include "registry/holders.hpp"
 #include "registry/last_problems.hpp"
 #include "registry/part_family.hpp"
 
@@ -33,20 +38,18 @@ constexpr std::pair<const char*, const char*> head_options[] = {
     {"logits", "head-logits"}, {"bias", "head-bias"},    {"weights", "head-weights"},
     {"group", "head-group"},   {"zeros", "head-zeros"}};
 
-/// Sizes of decode that are none of its layers.
-constexpr const char* own_sizes[] = {"vocab", "stops", "room", "best"};
-
-OpPart make_layer_part(const Problem& problem) {
-  Problem layer{"layer", "fwd", problem.dtype, problem.sizes, {}};
-  for (const char* name : own_sizes) layer.sizes.erase(name);
-  for (const OptionField& field : layer_op().options())
-    if (problem.options.contains(field.name))
-      layer.options[field.name] = problem.option(field.name);
-  // The kind of device decides about dtypes alone: those that CUDA has not, no op has.
-  return {"layer",
-          &layer_op(),
-          canonical(layer_op(), std::move(layer), DeviceKind::cuda),
-          {{"lengths", "key_lengths"}, {"y", "last_hidden"}}};
+/// The names of tensors of one layer of each kind; of layers of one kind, those of the op layer.
+OpPart make_layer_part(const Problem& problem, std::size_t kind) {
+  const std::size_t kinds = kinds_of(problem);
+  OpPart part{kind_parts[kind],
+              &layer_op(),
+              layers_of_kind(problem, kind),
+              {{"lengths", "key_lengths"}, {"y", "last_hidden"}}};
+  if (kinds == 1) return part;
+  const LayerNames names(kinds, false);
+  for (const TensorSpec& tensor : layer_op().tensors(part.problem))
+    part.names[tensor.name] = names(kind, tensor.name);
+  return part;
 }
 
 /// Whether each rank of a group has a slice of the head's rows.
@@ -107,35 +110,123 @@ OpPart make_argmax_part(const Problem& problem) {
            {"best_logit", "logit"}}};
 }
 
-/// The layers, then the head, and the choice among ranks.
+/// The layers, then the head, and the choice among ranks. There is one layer of each kind if there
+/// are several kinds.
 std::vector<OpPart> parts_of(const Problem& problem) {
   static OfLastProblems<std::vector<OpPart>> last;
   return *last.of(problem, [&] {
-    std::vector parts{make_layer_part(problem), make_head_part(problem)};
+    std::vector<OpPart> parts;
+    for (std::size_t kind = 0; kind < kinds_of(problem); ++kind)
+      parts.push_back(make_layer_part(problem, kind));
+    parts.push_back(make_head_part(problem));
     if (slices_head(problem)) parts.push_back(make_argmax_part(problem));
     return parts;
   });
 }
 
+/// The layers of kind a.
 OpPart layer_part(const Problem& problem) {
   return parts_of(problem).front();
 }
 
+OpPart head_part(const Problem& problem) {
+  return parts_of(problem).at(kinds_of(problem));
+}
+
+using NameOf = std::function<std::string(const std::string&)>;
+
 /// The tensors of a part under their names here.
-std::vector<TensorSpec> tensors_of_part(const OpPart& part) {
+std::vector<TensorSpec> tensors_of_part(const OpPart& part, const NameOf& name_of) {
   std::vector<TensorSpec> tensors = part.op->tensors(part.problem);
   for (TensorSpec& tensor : tensors) {
-    tensor.name = part.tensor(tensor.name);
-    for (std::string* name : {&tensor.of_choice, &tensor.choice.from})
-      if (!name->empty()) *name = part.tensor(*name);
-    for (std::string& name : tensor.choice.by) name = part.tensor(name);
+    tensor.name = name_of(tensor.name);
+    for (std::string* name : {&tensor.of_choice, &tensor.choice.from, &tensor.live_rows})
+      if (!name->empty()) *name = name_of(*name);
+    for (std::string& name : tensor.choice.by) name = name_of(name);
   }
   return tensors;
 }
 
-bool rotates(const Problem& problem) {
-  return !problem.has("rotation", "none");
+std::vector<TensorSpec> tensors_of_part(const OpPart& part) {
+  return tensors_of_part(part, [&](const std::string& name) { return part.tensor(name); });
 }
+
+/// Whether layers read a tensor that all of them share.
+bool layers_read(const Problem& problem, const char* name) {
+  const auto parts = parts_of(problem);
+  return std::any_of(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(kinds_of(problem)),
+                     [&](const OpPart& part) {
+                       return find_tensor(layer_op().tensors(part.problem), name).has_value();
+                     });
+}
+bool rotates(const Problem& problem) {
+  return layers_read(problem, "positions");
+}
+/// Whether layers have caches, and not states alone.
+bool attends(const Problem& problem) {
+  return layers_read(problem, "slots");
+}
+bool has_states(const Problem& problem) {
+  return layers_read(problem, "state_indices");
+}
+
+/// Layers of several kinds one after the other, whose tensors and stages are told by their numbers.
+class Layers {
+ public:
+  explicit Layers(const Problem& problem)
+      : parts_(parts_of(problem)),
+        kinds_(kinds_in_order(problem)),
+        repeated_(problem.sizes.contains("layers")),
+        names_(kinds_.size(), repeated_) {}
+
+  std::size_t count() const { return kinds_.size(); }
+  std::size_t kind(std::size_t layer) const { return kinds_[layer]; }
+  const OpPart& part(std::size_t layer) const { return parts_[kinds_[layer]]; }
+  NameOf names(std::size_t layer) const {
+    return [this, layer](const std::string& own) { return names_(layer, own); };
+  }
+  std::size_t stages(std::size_t layer) const {
+    return layer_op().stages(part(layer).problem).size();
+  }
+
+  /// Tensors that all layers share, and then those of each layer.
+  std::vector<TensorSpec> tensors() const {
+    std::vector<TensorSpec> all;
+    for (const bool shared : {true, false})
+      for (std::size_t layer = 0; layer < count(); ++layer)
+        for (TensorSpec& tensor : tensors_of_part(part(layer), names(layer))) {
+          const bool is_own = tensor.name == names_(layer, "y");
+          if (layer::is_shared(tensor.name) != shared || (!is_own && find(all, tensor.name)))
+            continue;
+          if (is_own && tensor.name != "last_hidden") tensor.role = Role::intermediate;
+          all.push_back(std::move(tensor));
+        }
+    return all;
+  }
+
+  std::vector<StageSpec> all_stages() const {
+    std::vector<StageSpec> all;
+    for (std::size_t layer = 0; layer < count(); ++layer)
+      for (StageSpec stage : layer_op().stages(part(layer).problem)) {
+        stage.name = repeated_ ? fmt::format("layers.{}.{}", layer, stage.name)
+                               : part(layer).stage(stage.name);
+        for (auto* list : {&stage.inputs, &stage.outputs})
+          for (std::string& name : *list) name = names_(layer, name);
+        all.push_back(std::move(stage));
+      }
+    return all;
+  }
+
+ private:
+  static bool find(const std::vector<TensorSpec>& tensors, const std::string& name) {
+    return find_tensor(tensors, name).has_value();
+  }
+
+  std::vector<OpPart> parts_;
+  std::vector<std::size_t> kinds_;
+  bool repeated_;
+  LayerNames names_;
+};
 
 /// Ids of the test data, the same for every seed: no id twice if there are enough.
 std::vector<std::int64_t> drawn_ids(std::int64_t batch, std::int64_t vocab) {
@@ -151,8 +242,12 @@ std::vector<std::int64_t> drawn_ids(std::int64_t batch, std::int64_t vocab) {
 /// sequences have ended, and some end in this step.
 class State {
  public:
-  explicit State(const Problem& problem)
-      : problem_(problem), layer_(layer_op().tensors(layer_part(problem).problem)) {}
+  explicit State(const Problem& problem) : problem_(problem), limit_(sequences_of(problem).cache) {
+    const auto parts = parts_of(problem);
+    for (const std::size_t kind : kinds_in_order(problem))
+      for (TensorSpec& tensor : layer_op().tensors(parts[kind].problem))
+        if (!find_tensor(layer_, tensor.name)) layer_.push_back(std::move(tensor));
+  }
 
   /// An int32 tensor whose values are value_of(sequence).
   template <typename ValueOf>
@@ -165,8 +260,11 @@ class State {
   }
   TensorSpec lengths() const {
     TensorSpec tensor{"lengths", DType::i32, {problem_.size("batch")}, Role::updated};
-    tensor.draw = [draw = spec("lengths").draw](std::uint64_t seed, std::span<double> values) {
-      draw(seed, values);
+    const auto cached = find_tensor(layer_, "lengths");
+    tensor.draw = [draw = cached ? layer_[*cached].draw : nullptr, limit = limit_](
+                      std::uint64_t seed, std::span<double> values) {
+      if (!draw) std::fill(values.begin(), values.end(), std::min(9.0, double(limit)));
+      if (draw) draw(seed, values);
       for (double& value : values) --value;
     };
     return tensor;
@@ -206,6 +304,7 @@ class State {
   }
 
   const Problem& problem_;
+  std::int64_t limit_;
   std::vector<TensorSpec> layer_;
 };
 
@@ -213,7 +312,7 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   const std::int64_t batch = problem.size("batch"), vocab = problem.size("vocab"),
                      stops = size_or(problem, "stops", 0);
   const State state(problem);
-  const auto of_head = tensors_of_part(parts_of(problem).at(1));
+  const auto of_head = tensors_of_part(head_part(problem));
   std::vector<TensorSpec> inputs, outputs, intermediates;
 
   const IdChoice choice =
@@ -252,8 +351,11 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   inputs.push_back(state.embedding());
   intermediates.push_back(state.found("x", "x"));
   if (rotates(problem)) intermediates.push_back(state.found("positions", "positions"));
-  intermediates.push_back(state.found("slots", "slots"));
-  intermediates.push_back(state.found("key_lengths", "lengths"));
+  if (attends(problem)) {
+    intermediates.push_back(state.found("slots", "slots"));
+    intermediates.push_back(state.found("key_lengths", "lengths"));
+  }
+  if (has_states(problem)) intermediates.push_back(state.found("state_indices", "state_indices"));
 
   const auto add = [&](const std::vector<TensorSpec>& tensors,
                        std::initializer_list<std::string_view> read_again) {
@@ -267,7 +369,8 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
           .push_back(std::move(tensor));
     }
   };
-  add(tensors_of_part(layer_part(problem)), {"last_hidden"});
+  add(kinds_of(problem) > 1 ? Layers(problem).tensors() : tensors_of_part(layer_part(problem)),
+      {"last_hidden"});
   add(of_head, {"own_chosen", "own_logit"});
   if (slices_head(problem)) {
     auto best = tensors_of_part(parts_of(problem).back());
@@ -287,11 +390,18 @@ StageSpec own_stage(const Problem& problem, const char* name) {
   stage.name = name;
   if (embeds) {
     stage.inputs = {"ids", "lengths", "ended", "embedding"};
-    stage.outputs = {"x", "slots", "key_lengths"};
-    if (problem.sizes.contains("page")) stage.inputs.emplace_back("pages");
+    stage.outputs = {"x"};
+    if (attends(problem)) {
+      stage.outputs.insert(stage.outputs.end(), {"slots", "key_lengths"});
+      if (problem.sizes.contains("page")) stage.inputs.emplace_back("pages");
+    }
     if (rotates(problem)) stage.outputs.emplace_back("positions");
     stage.flops = static_cast<double>(problem.size("batch") * problem.size("d"));
     stage.bytes = 2 * stage.flops * static_cast<double>(dtype_bytes(problem.dtype));
+  } else if (name == std::string_view(stage_states)) {
+    stage.inputs = {"lengths", "ended"};
+    stage.outputs = {"state_indices"};
+    stage.bytes = 12 * static_cast<double>(problem.size("batch"));
   } else {
     stage.inputs = {"chosen", "ids", "lengths", "steps", "ended", "out", "limits"};
     stage.outputs = {"ids", "lengths", "steps", "ended", "out"};
@@ -299,6 +409,39 @@ StageSpec own_stage(const Problem& problem, const char* name) {
     stage.bytes = 36 * static_cast<double>(problem.size("batch"));
   }
   return stage;
+}
+
+/// The stages in front of the layers.
+std::vector<StageSpec> own_stages_in_front(const Problem& problem) {
+  std::vector stages{own_stage(problem, stage_embed)};
+  if (has_states(problem)) stages.push_back(own_stage(problem, stage_states));
+  return stages;
+}
+
+/// Why layers have what a decode step does not give them, or tensors that all of them share are not
+/// the same.
+std::string contradiction_of_shared(const Problem& problem) {
+  for (std::size_t kind = 0; kind < kinds_of(problem); ++kind) {
+    const Problem layers = parts_of(problem)[kind].problem;
+    if (layers.sizes.contains("input-h"))
+      return fmt::format("input-h={}: a decode step has no inputs of its layers",
+                         layers.size("input-h"));
+    for (const auto& [name, usual] : {std::pair{"keys", "own"}, {"query-scale", "no"}})
+      if (option_or(layers, name, usual) != usual)
+        return fmt::format("{}={}: a decode step has layers that are alike, with keys of their own",
+                           name, layers.option(name));
+  }
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+  for (std::size_t kind = 0; kind < kinds_of(problem); ++kind)
+    for (const TensorSpec& tensor : layer_op().tensors(parts_of(problem)[kind].problem)) {
+      if (!layer::is_shared(tensor.name)) continue;
+      const auto [known, is_new] = shapes.emplace(tensor.name, tensor.shape);
+      if (known->second != tensor.shape)
+        return fmt::format(
+            "{} of {} has another shape than that of other layers: give all the same", tensor.name,
+            kind_parts[kind]);
+    }
+  return "";
 }
 
 /// Whether the step of a sequence counts.
@@ -332,9 +475,19 @@ void define_embed(const Problem& problem, ReferenceTensors& tensors) {
     slots.push_back(static_cast<double>(alive ? slot : of.rows));
   }
   tensors["x"] = std::move(x);
+  if (rotates(problem)) tensors["positions"] = std::move(positions);
+  if (!attends(problem)) return;
   tensors["slots"] = std::move(slots);
   tensors["key_lengths"] = std::move(keys);
-  if (rotates(problem)) tensors["positions"] = std::move(positions);
+}
+
+void define_states(const Problem& problem, ReferenceTensors& tensors) {
+  const Sequences of = sequences_of(problem);
+  const auto &lengths = tensors.at("lengths"), &ended = tensors.at("ended");
+  std::vector<double> indices;
+  for (std::size_t i = 0; i < lengths.size(); ++i)
+    indices.push_back(goes_on(of, ended[i], lengths[i]) ? static_cast<double>(i) : -1);
+  tensors["state_indices"] = std::move(indices);
 }
 
 void define_advance(const Problem& problem, ReferenceTensors& tensors) {
@@ -370,14 +523,16 @@ void launch_behind_embed(const Family& family, const Problem& problem, const Dev
   auto* const launch =
       program.steps.empty() ? nullptr : std::get_if<KernelLaunch>(&program.steps.front());
   if (launch != nullptr && !family.covers_repetition() &&
-      family.stages().front() == decode_op().stages(one).at(1).name)
+      family.stages().front() == decode_op().stages(one).at(own_stages_in_front(one).size()).name)
     launch->read_early.push_back({tensor_index(decode_op().tensors(one), "x")});
 }
 
 std::vector<SizeField> size_fields() {
   std::vector<SizeField> fields = layer_op().sizes();
-  for (SizeField& field : fields) field.is_needed = nullptr;
   std::erase_if(fields, [](const SizeField& field) { return field.name == "s"; });
+  for (SizeField& field : fields)
+    if (field.name == "cache")
+      field.help += ": there tokens that a sequence may have, any number if left out";
   for (const SizeField& field : head_op().sizes())
     if (field.name == "vocab" || field.name == "best") fields.push_back(field);
   fields.push_back(
@@ -392,6 +547,8 @@ std::vector<SizeField> size_fields() {
 
 std::vector<OptionField> option_fields() {
   std::vector<OptionField> fields = layer_op().options();
+  std::erase_if(fields, [](const OptionField& field) { return field.name == "conv-indices"; });
+  for (OptionField& field : kind_options()) fields.push_back(std::move(field));
   for (OptionField field : head_op().options())
     for (const auto& [name, here] : head_options)
       if (field.name == name) {
@@ -436,16 +593,9 @@ class Decode final : public DescribedOp {
   std::vector<std::string> sharded_sizes() const override { return layer::sharded_sizes(); }
 
   std::string contradiction(const Problem& problem) const override {
-    if (problem.options.contains("mixer"))
-      return fmt::format("mixer={}: a decode step has layers of attention",
-                         problem.option("mixer"));
-    if (problem.sizes.contains("input-h"))
-      return fmt::format("input-h={}: a decode step has no inputs of its layers",
-                         problem.size("input-h"));
-    for (const auto& [name, usual] : {std::pair{"keys", "own"}, {"query-scale", "no"}})
-      if (option_or(problem, name, usual) != usual)
-        return fmt::format("{}={}: a decode step has layers that are alike, with keys of their own",
-                           name, problem.option(name));
+    if (auto reason = contradiction_of_kinds(problem); !reason.empty()) return reason;
+    if (!problem.sizes.contains("cache") && !problem.sizes.contains("room"))
+      return "room without cache: give the ids of a sequence that `out` has room for";
     const double pad = number_or_default(decode_op(), problem, "pad");
     if (pad != static_cast<double>(static_cast<std::int32_t>(pad)))
       return "pad=" + problem.option("pad") + " is no id: give a whole number";
@@ -463,7 +613,8 @@ class Decode final : public DescribedOp {
           return fmt::format("head=sliced with {}={}: a draw needs all logits", name,
                              problem.option(name));
     }
-    return contradiction_of_parts(problem, parts_of);
+    if (auto reason = contradiction_of_parts(problem, parts_of); !reason.empty()) return reason;
+    return contradiction_of_shared(problem);
   }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
@@ -471,8 +622,13 @@ class Decode final : public DescribedOp {
   }
   std::vector<StageSpec> stages(const Problem& problem) const override {
     return *stages_.of(problem, [&] {
-      auto stages = stages_of_parts(parts_of(problem));
-      stages.insert(stages.begin(), own_stage(problem, stage_embed));
+      auto stages = own_stages_in_front(problem);
+      auto parts = parts_of(problem);
+      if (kinds_of(problem) > 1) {
+        append(stages, Layers(problem).all_stages());
+        parts.erase(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(kinds_of(problem)));
+      }
+      append(stages, stages_of_parts(parts));
       stages.push_back(own_stage(problem, stage_advance));
       return stages;
     });
@@ -480,8 +636,22 @@ class Decode final : public DescribedOp {
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
     if (stage == 0) return define_embed(problem, tensors);
-    if (!reference_of_parts(parts_of(problem), stage - 1, tensors, parallel))
-      define_advance(problem, tensors);
+    const std::size_t own = own_stages_in_front(problem).size();
+    if (stage < own) return define_states(problem, tensors);
+    stage -= own;
+    auto parts = parts_of(problem);
+    if (const std::size_t kinds = kinds_of(problem); kinds > 1) {
+      const Layers layers(problem);
+      for (std::size_t layer = 0; layer < layers.count(); ++layer) {
+        if (const std::size_t count = layers.stages(layer); stage >= count) {
+          stage -= count;
+          continue;
+        }
+        return reference_of_part(layers.part(layer), stage, tensors, parallel, layers.names(layer));
+      }
+      parts.erase(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(kinds));
+    }
+    if (!reference_of_parts(parts, stage, tensors, parallel)) define_advance(problem, tensors);
   }
   std::vector<OpPart> parts(const Problem& problem) const override { return parts_of(problem); }
 
@@ -496,8 +666,11 @@ class Decode final : public DescribedOp {
     for (const Family* family : DescribedOp::families()) list.push_back(family);
     static const auto families = [] {
       std::deque<PartFamily> all;
-      for (const auto& [name, op] :
-           {std::pair{"layer", &layer_op}, {"head", &head_op}, {"argmax", &all_argmax_op}})
+      std::vector<std::pair<const char*, const Op& (*)()>> parts{{"head", &head_op},
+                                                                 {"argmax", &all_argmax_op}};
+      for (std::size_t kind = most_kinds; kind-- > 0;)
+        parts.insert(parts.begin(), {kind_parts[kind], &layer_op});
+      for (const auto& [name, op] : parts)
         for (const Family* family : op().families())
           all.emplace_back(decode_op, name, *family, launch_behind_embed);
       return all;
@@ -508,6 +681,7 @@ class Decode final : public DescribedOp {
 
  private:
   static Repetition repetition_of(const Problem& problem) {
+    if (kinds_of(problem) > 1) return repetition_of_kinds(problem);
     Repetition repetition{problem, {}};
     repetition.one.sizes.erase("layers");
     const OpPart all = layer_part(problem), one = layer_part(repetition.one);
@@ -527,8 +701,43 @@ class Decode final : public DescribedOp {
         time.push_back(whole.at(renamed == names.end() ? tensor.name : renamed->second));
       }
     }
-    repetition.first = 1;
-    repetition.end = 1 + layer_op().stages(one.problem).size();
+    repetition.first = own_stages_in_front(problem).size();
+    repetition.end = repetition.first + layer_op().stages(one.problem).size();
+    return repetition;
+  }
+
+  /// One layer of each kind, and at every time one of them.
+  static Repetition repetition_of_kinds(const Problem& problem) {
+    Repetition repetition{problem, {}};
+    repetition.one.sizes.erase("layers");
+    repetition.one.options.erase("pattern");
+    const Layers all(problem), one(repetition.one);
+    std::map<std::string, std::size_t> whole;
+    for (const TensorSpec& tensor : decode_op().tensors(problem))
+      whole.emplace(tensor.name, whole.size());
+    const auto own = decode_op().tensors(repetition.one);
+    // A time has the tensors of its kind, and those that are none of the layers.
+    std::set<std::string> of_layers;
+    for (std::size_t kind = 0; kind < one.count(); ++kind)
+      for (const TensorSpec& tensor : layer_op().tensors(one.part(kind).problem))
+        if (!layer::is_shared(tensor.name) || tensor.name == "x")
+          of_layers.insert(one.names(kind)(tensor.name));
+    of_layers.erase("x");
+    of_layers.erase("last_hidden");
+    for (std::size_t layer = 0; layer < all.count(); ++layer) {
+      std::map<std::string, std::string> names;
+      for (const TensorSpec& tensor : layer_op().tensors(all.part(layer).problem))
+        names[one.names(all.kind(layer))(tensor.name)] = all.names(layer)(tensor.name);
+      auto& time = repetition.places.emplace_back();
+      for (const TensorSpec& tensor : own)
+        if (const auto renamed = names.find(tensor.name); renamed != names.end())
+          time.push_back(whole.at(renamed->second));
+        else
+          time.push_back(of_layers.contains(tensor.name) ? nowhere : whole.at(tensor.name));
+    }
+    repetition.first = own_stages_in_front(problem).size();
+    repetition.end = repetition.first;
+    for (std::size_t kind = 0; kind < one.count(); ++kind) repetition.end += one.stages(kind);
     return repetition;
   }
 
@@ -540,15 +749,15 @@ class Decode final : public DescribedOp {
 }  // namespace
 
 Sequences sequences_of(const Problem& problem) {
-  const std::int64_t batch = problem.size("batch"), cache = problem.size("cache"),
-                     page = size_or(problem, "page", 0);
-  const Problem layer = layer_part(problem).problem;
+  const std::int64_t batch = problem.size("batch"),
+                     cache = size_or(problem, "cache", std::numeric_limits<std::int32_t>::max()),
+                     page = attends(problem) ? size_or(problem, "page", 0) : 0;
   return {.dtype = problem.dtype,
           .batch = batch,
           .d = problem.size("d"),
           .vocab = problem.size("vocab"),
           .cache = cache,
-          .rows = page > 0 ? layer::pages_of(layer) * page : batch * cache,
+          .rows = page > 0 ? layer::pages_of(problem) * page : batch * cache,
           .page = page,
           .table = page > 0 ? (cache + page - 1) / page : 0,
           .stops = size_or(problem, "stops", 0),

@@ -16,6 +16,7 @@
 
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/decode/kinds.hpp"
 #include "kernels/gemm/packed/packed.hpp"
 #include "kernels/head/head.hpp"
 #include "kernels/layer/layer.hpp"
@@ -51,6 +52,7 @@ class PersistentToken final : public Family {
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
+    if (kinds_of(problem) > 1) return "one launch has layers that are all alike";
     if (auto reason = layers_.refusal(layers_of(problem), facts)) return reason;
     if (packed_format(head_of(problem)).packed != packs_head_)
       return packs_head_ ? "the head has dense weights" : "the head has packed weights";

@@ -17,22 +17,24 @@ void add_conv_parts(PartList& parts, const MixerPlace& place) {
   const std::int64_t channels = problem.size("heads") * problem.size("dim");
   const std::string bias = option_or(problem, "conv-bias", "no");
   add_in_product(parts, place, 3 * channels, bias);
-  parts.add("conv", causal_conv1d_op(),
-            {{"s", size_or(problem, "s", 1)},
-             {"b", problem.size("batch")},
-             {"channels", channels},
-             {"width", problem.size("width")}},
+  PartList::Sizes sizes{{"s", size_or(problem, "s", 1)},
+                        {"b", problem.size("batch")},
+                        {"channels", channels},
+                        {"width", problem.size("width")}};
+  PartList::Names names{{"x", "projected"},
+                        {"w", "w_conv"},
+                        {"bias", "b_conv"},
+                        {"state", "conv_state"},
+                        {"y", "mixed"}};
+  add_conv_indices(problem, sizes, names);
+  parts.add("conv", causal_conv1d_op(), std::move(sizes),
             {{"layout", "bsc"},
              {"act", "none"},
              {"bias", bias},
              {"gates", "yes"},
              {"state", "update"},
              {"state-order", "channels"}},
-            {{"x", "projected"},
-             {"w", "w_conv"},
-             {"bias", "b_conv"},
-             {"state", "conv_state"},
-             {"y", "mixed"}});
+            std::move(names));
   add_out_product(parts, place, "mixed", channels);
 }
 
@@ -47,8 +49,8 @@ const Mixer& conv_mixer() {
       .name = "conv",
       .summary = "a short convolution with gates in front of it and behind it, as in LFM2",
       .needed = {"heads", "dim", "width"},
-      .fields = {"conv-bias"},
-      .shared_inputs = {},
+      .fields = {"conv-bias", "conv-indices"},
+      .shared_inputs = {"state_indices"},
       .inputs = {"w_in", "w_in_scale", "w_in_zero", "b_in", "w_conv", "b_conv", "conv_state"},
       .add_parts = add_conv_parts,
       .part_kinds = conv_part_kinds};

@@ -74,7 +74,9 @@
 // v-dim] in f32, the one of sequence i at state_indices[i], and conv_state [batch, heads · dim · 2
 // + v-heads · v-dim, width]. With separate weights views of it, conv_q_state, conv_k_state and
 // conv_v_state, have their channels. ssd has `states` [batch, heads, dim, state-dim], and
-// conv_state of the channels of x, B and C. Such layers have no positions, slots and lengths.
+// conv_state of the channels of x, B and C. Such layers have no positions, slots and lengths. With
+// conv-indices=yes state_indices find the states of convolutions too: a sequence whose index is -1
+// keeps all its states.
 //
 // A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, the mixer's,
 // linear, all-reduce, ffn, or moe-route and moe-ffn. It has no kernels of its own, and no
@@ -138,6 +140,11 @@ struct PartKind {
   std::vector<std::string> stages;
 };
 std::vector<PartKind> part_kinds();
+
+/// Whether all layers of a plan share the tensor, such as x and positions.
+bool is_shared(const std::string& name);
+/// Whether the mixer of the layers has a state of each sequence, instead of a cache.
+bool has_states(const Problem& problem);
 
 /// Families of a norm together with the product behind it.
 std::vector<const Family*> normed_products();

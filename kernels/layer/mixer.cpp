@@ -165,24 +165,32 @@ std::string contradiction_of_columns(const Problem& problem, const char* name,
                      problem.option("mixer"), name, columns.first, columns.row);
 }
 
+void add_conv_indices(const Problem& problem, PartList::Sizes& sizes, PartList::Names& names) {
+  if (!problem.has("conv-indices", "yes")) return;
+  sizes["slots"] = problem.size("batch");
+  names["indices"] = "state_indices";
+}
+
 void add_state_conv(PartList& parts, const StateConv& conv, std::int64_t channels,
                     std::int64_t state_channels, const std::string& has_bias, const Columns& of_x) {
   const Problem& problem = parts.problem();
   const std::int64_t width = problem.size("width");
-  OpPart& part = parts.add(
-      conv.name, causal_conv1d_op(),
-      {{"s", size_or(problem, "s", 1)},
-       {"b", problem.size("batch")},
-       {"channels", channels},
-       {"width", width},
-       {"x-row", of_x.row == 0 ? channels : of_x.row},
-       {"state-row", state_channels * width}},
-      {{"layout", "bsc"},
-       {"act", "silu"},
-       {"bias", has_bias},
-       {"state", "update"},
-       {"state-order", "channels"}},
-      {{"x", conv.x}, {"w", conv.w}, {"bias", conv.bias}, {"state", conv.state}, {"y", conv.y}});
+  PartList::Sizes sizes{{"s", size_or(problem, "s", 1)},
+                        {"b", problem.size("batch")},
+                        {"channels", channels},
+                        {"width", width},
+                        {"x-row", of_x.row == 0 ? channels : of_x.row},
+                        {"state-row", state_channels * width}};
+  PartList::Names names{
+      {"x", conv.x}, {"w", conv.w}, {"bias", conv.bias}, {"state", conv.state}, {"y", conv.y}};
+  add_conv_indices(problem, sizes, names);
+  OpPart& part = parts.add(conv.name, causal_conv1d_op(), std::move(sizes),
+                           {{"layout", "bsc"},
+                            {"act", "silu"},
+                            {"bias", has_bias},
+                            {"state", "update"},
+                            {"state-order", "channels"}},
+                           std::move(names));
   set_first(part, "x", of_x.first);
 }
 

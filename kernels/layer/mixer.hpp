@@ -127,6 +127,9 @@ void add_state_conv(PartList& parts, const StateConv& conv, std::int64_t channel
                     std::int64_t state_channels, const std::string& has_bias,
                     const Columns& of_x = {});
 
+/// Lets state_indices find the states of a convolution, where the problem says so.
+void add_conv_indices(const Problem& problem, PartList::Sizes& sizes, PartList::Names& names);
+
 /// Test data of such a convolution's taps, bias and state, by which its results are about as large
 /// as each other. What a token adds to a state is a product of them: otherwise a few elements would
 /// be far larger than all others, and as far off.

@@ -90,10 +90,6 @@ const InputOrder& input_order() {
   return order;
 }
 
-bool is_shared(const std::string& name) {
-  return input_order().place(name) < static_cast<std::ptrdiff_t>(input_order().shared);
-}
-
 /// Where the tensor stands among the inputs.
 std::ptrdiff_t rank_of(const std::string& name) {
   return input_order().place(name);
@@ -367,6 +363,10 @@ std::vector<OptionField> norm_and_attention_options() {
       rare_option("conv-bias",
                   "whether a mixer's convolution has a bias, and with mixer=conv the product in "
                   "front of it",
+                  {"no", "yes"}),
+      rare_option("conv-indices",
+                  "whether state_indices find the states of a mixer's convolutions too: a sequence "
+                  "whose index is -1 keeps them",
                   {"no", "yes"}),
       rare_option("out-bias", "whether the output product has a bias", {"no", "yes"}),
       rare_option("ffn-bias", "whether the feed-forward network has biases", {"no", "yes"}),
@@ -666,6 +666,15 @@ class LayerOp final : public DescribedOp {
 };
 
 }  // namespace
+
+bool is_shared(const std::string& name) {
+  return input_order().place(name) < static_cast<std::ptrdiff_t>(input_order().shared);
+}
+
+bool has_states(const Problem& problem) {
+  return !mixer_needs(problem, "cache");
+}
+
 }  // namespace fftune::layer
 
 const fftune::Op& fftune::layer_op() {

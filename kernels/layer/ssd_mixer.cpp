@@ -124,7 +124,7 @@ const Mixer& ssd_mixer() {
       .name = "ssd",
       .summary = "state space duality behind short convolutions, as in Mamba-2",
       .needed = {"heads", "dim", "state-dim", "state-groups", "width"},
-      .fields = {"conv-bias", "mixer-eps"},
+      .fields = {"conv-bias", "conv-indices", "mixer-eps"},
       .shared_inputs = {"state_indices"},
       .inputs = {"w_in", "w_in_scale", "w_in_zero", "w_conv", "b_conv", "A_log", "dt_bias", "D",
                  "mixer_norm", "conv_state", "states"},

@@ -39,7 +39,7 @@ std::size_t Backend::workspace_bytes(const Program& program) const {
 namespace {
 
 constexpr std::size_t alignment = 256;
-constexpr std::size_t most_tensors = 128;  // that an executable has: enqueue allocates nothing
+constexpr std::size_t most_tensors = 256;  // that an executable has: enqueue allocates nothing
 
 }  // namespace
 
@@ -47,7 +47,9 @@ void PlacedExecutable::enqueue(void* const* tensors, void* workspace, void* stre
   std::array<void*, most_tensors> own;
   if (places_.size() > own.size())
     throw Error(ErrorKind::internal, "an executable that is placed has too many tensors");
-  for (std::size_t i = 0; i < places_.size(); ++i) own[i] = tensors[places_[i]];
+  // A program of one kind of layers has no tensors of the others.
+  for (std::size_t i = 0; i < places_.size(); ++i)
+    own[i] = places_[i] == static_cast<std::size_t>(-1) ? nullptr : tensors[places_[i]];
   void* const part = static_cast<std::byte*>(workspace) + offset_;
   if (again_)
     executable_->enqueue_again(own.data(), part, stream);

@@ -69,6 +69,24 @@ std::string canonical_routing(const Op& op, const OptionField& field, const std:
   return routing_text(*routing);
 }
 
+/// An option with one choice, its default, has any other text, which Op::contradiction() judges.
+bool is_text(const OptionField& field) {
+  return field.choices.size() == 1 && !field.number && !field.pattern && !field.routing;
+}
+
+/// Sorts the parts between commas, behind a name and a colon if there are such.
+std::string canonical_text(const std::string& text) {
+  const std::size_t colon = text.find(':'), first = colon == std::string::npos ? 0 : colon + 1;
+  std::vector<std::string> parts;
+  for (std::size_t at = first; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    parts.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  std::sort(parts.begin(), parts.end());
+  return text.substr(0, first) + fmt::format("{}", fmt::join(parts, ","));
+}
+
 void check_options(const Op& op, Problem& problem) {
   const auto fields = options_of(op, problem.pass);
   for (auto& [name, value] : problem.options) {
@@ -87,6 +105,8 @@ void check_options(const Op& op, Problem& problem) {
       value = canonical_pattern(op, *field, value);
     else if (field->routing)
       value = canonical_routing(op, *field, value);
+    else if (is_text(*field))
+      value = canonical_text(value);
     else if (!has(field->choices, value))
       reject(op, fmt::format("{}={} is not a choice: use {}", name, value, choices_text(*field)));
   }
@@ -145,6 +165,7 @@ std::string choices_text(const OptionField& field) {
            "to 1";
   if (field.routing)
     return "uniform, or zipf:SKEW with a skew from 0 to 4, or file:IDS, a text file of ids";
+  if (is_text(field)) return "a text";
   return fmt::format("{}", fmt::join(field.choices, ", "));
 }
 

@@ -166,6 +166,13 @@ std::optional<std::string> PartFamily::refusal(const Problem& problem,
   const auto found = part_of(problem);
   if (!*found) return fmt::format("the problem has no {}", part_);
   const OpPart& part = **found;
+  if (covers_repetition()) {
+    const auto parts = whole_().parts(problem);
+    if (std::count_if(parts.begin(), parts.end(),
+                      [&](const OpPart& other) { return other.op == part.op; }) > 1)
+      return fmt::format("its program is of all of {}, and the problem has other ones between them",
+                         part_);
+  }
   const auto stages = part.op->stages(unrepeated(*part.op, part.problem));
   for (const std::string& stage : family_.stages())
     if (std::none_of(stages.begin(), stages.end(),

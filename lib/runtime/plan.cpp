@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -47,12 +48,50 @@ double held_bytes(const std::vector<TensorSpec>& tensors, const Holders& holders
   return all;
 }
 
+namespace {
+
+/// Whether the times of a repetition are of several kinds: some have not all tensors.
+bool has_kinds(const Repetition& repetition) {
+  return std::any_of(repetition.places.begin(), repetition.places.end(), [](const auto& places) {
+    return std::find(places.begin(), places.end(), nowhere) != places.end();
+  });
+}
+
+/// Times with the same tensors take turns with the memory of two of them. A tensor that two times
+/// have, such as the first one's output, has memory of its own.
+void share_by_kind(const Repetition& repetition, const std::vector<TensorSpec>& tensors,
+                   Holders& holders) {
+  std::vector<int> times(tensors.size());
+  for (const auto& places : repetition.places)
+    for (const std::size_t place : places)
+      if (place != nowhere) ++times[place];
+  std::map<std::vector<bool>, std::vector<const std::vector<std::size_t>*>> before;
+  for (const auto& own : repetition.places) {
+    std::vector<bool> is_there;
+    for (const std::size_t place : own) is_there.push_back(place != nowhere);
+    auto& same = before[is_there];
+    same.push_back(&own);
+    if (same.size() < 3) continue;
+    const auto& old = *same[same.size() - 3];
+    for (std::size_t i = 0; i < own.size(); ++i)
+      if (own[i] != nowhere && times[own[i]] == 1 && old[i] < own[i] &&
+          tensors[own[i]].role == Role::intermediate && tensors[old[i]].role == Role::intermediate)
+        holders[own[i]] = holders[old[i]];
+  }
+}
+
+}  // namespace
+
 Holders holders_of(const Op& op, const Problem& problem, const std::vector<TensorSpec>& tensors) {
   Holders holders(tensors.size());
   for (std::size_t i = 0; i < holders.size(); ++i) holders[i] = i;
   const auto repetition = op.repetition(problem);
   if (!repetition) return holders;
   const auto& places = repetition->places;
+  if (has_kinds(*repetition)) {
+    share_by_kind(*repetition, tensors, holders);
+    return holders;
+  }
   for (std::size_t time = 2; time < places.size(); ++time)
     for (std::size_t i = 0; i < places[time].size(); ++i) {
       const std::size_t own = places[time][i], before = places[time - 2][i];
@@ -253,17 +292,71 @@ Executables compile_side_by_side(Backend& backend, const std::vector<VariantProg
   return executables;
 }
 
+namespace {
+
+/// Those of a repetition whose times are of several kinds: a time has the stages whose tensors it
+/// has.
+Executables executables_of_kinds(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                                 const Recipe& recipe, const Repetition& repetition,
+                                 const MakeExecutable& make) {
+  const auto stages = op.stages(repetition.one);
+  const auto tensors = op.tensors(repetition.one);
+  const auto has_stage = [&](const std::vector<std::size_t>& places, std::size_t stage) {
+    const auto is_there = [&](const std::string& name) {
+      return places[tensor_index(tensors, name)] != nowhere;
+    };
+    return std::all_of(stages[stage].inputs.begin(), stages[stage].inputs.end(), is_there) &&
+           std::all_of(stages[stage].outputs.begin(), stages[stage].outputs.end(), is_there);
+  };
+  struct Part {
+    std::shared_ptr<const Executable> executable;
+    std::size_t stage;  // the first that it covers
+  };
+  std::vector<Part> parts;
+  std::size_t stage = 0;
+  for (std::size_t place = 0; place < recipe.size(); ++place) {
+    Program program = program_in(recipe, place, op, problem, facts);
+    // The stage in front of a kind, and behind the last time, may be another than in the recipe.
+    const auto is_other = [&](const auto& places) {
+      return stage == 0 || has_stage(places, stage) != has_stage(places, stage - 1);
+    };
+    if (std::any_of(repetition.places.begin(), repetition.places.end(), is_other) ||
+        stage == repetition.end)
+      launch_normally(program);
+    parts.push_back({make(recipe[place], program), stage});
+    stage += family_of(op, recipe[place].family).stages().size();
+  }
+  Executables all;
+  const auto add = [&](const Part& part, const std::vector<std::size_t>& places) {
+    all.push_back(std::make_shared<PlacedExecutable>(part.executable, places, 0, false));
+  };
+  for (const Part& part : parts)
+    if (part.stage < repetition.first) add(part, repetition.places.front());
+  for (const auto& places : repetition.places)
+    for (const Part& part : parts)
+      if (part.stage >= repetition.first && part.stage < repetition.end &&
+          has_stage(places, part.stage))
+        add(part, places);
+  for (const Part& part : parts)
+    if (part.stage >= repetition.end) add(part, repetition.places.back());
+  return all;
+}
+
+}  // namespace
+
 Executables executables_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                            const Recipe& recipe, const MakeExecutable& make) {
   // Parts of an op do not know the kernels before them.
   const bool composed = !op.parts(problem).empty();
+  const auto repetition = op.repetition(problem);
+  if (repetition && has_kinds(*repetition))
+    return executables_of_kinds(op, problem, facts, recipe, *repetition, make);
   Executables executables;
   for (std::size_t place = 0; place < recipe.size(); ++place) {
     Program program = program_in(recipe, place, op, problem, facts);
     if (composed && place == 0) launch_normally(program);
     executables.push_back(make(recipe[place], program));
   }
-  const auto repetition = op.repetition(problem);
   if (!repetition) return executables;
 
   // The places of the recipe that are repeated, [first, end).

@@ -17,6 +17,7 @@
 #include "kernels/head/head.hpp"
 #include "kernels/layer/persistent.cuh"
 #include "layer/problems.hpp"
+#include "registry/holders.hpp"
 #include "registry/part_family.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
@@ -399,6 +400,207 @@ TEST_CASE("decode refuses fields that do not go together, and those that it has 
   CHECK(of_ranks(2, {{"choose", "sample"}}).find("a draw needs all logits") != std::string::npos);
   CHECK(complaint({{"batch", 2}, {"cache", 32}, {"ranks", 2}, {"best", 4}}, {{"head", "sliced"}})
             .find("head=sliced with best=4") != std::string::npos);
+}
+
+namespace {
+
+/// Layers of attention between layers of other mixers.
+struct Hybrid {
+  const char* name;
+  Sizes sizes;
+  Options options;
+};
+
+std::vector<Hybrid> hybrids() {
+  const Sizes attention{{"d", 64},   {"h", 96},     {"heads", 4}, {"kv-heads", 2},
+                        {"dim", 16}, {"cache", 20}, {"vocab", 96}};
+  const Sizes latent{{"d", 64},    {"h", 96},    {"heads", 2},  {"nope", 16}, {"rope", 8},
+                     {"v-dim", 8}, {"rank", 32}, {"cache", 20}, {"vocab", 96}};
+  const Sizes states{{"d", 64},    {"h", 96},   {"heads", 4}, {"dim", 16},
+                     {"width", 3}, {"room", 5}, {"vocab", 96}};
+  return {
+      {"lfm2", attention, {{"layers-b", "conv:dim=16,h=96,heads=4,width=3"}, {"pattern", "bba"}}},
+      {"qwen3.5",
+       attention,
+       {{"layers-b",
+         "gated-delta-rule:convention=gemma,dim=8,h=80,heads=2,qkv-weights=packed,v-dim=16,"
+         "v-heads=4,width=4"},
+        {"convention", "gemma"},
+        {"output-gate", "q-rows"},
+        {"choose", "sample"},
+        {"lengths", "ragged"}}},
+      {"bamba",
+       attention,
+       {{"layers-b", "ssd:conv-bias=yes,dim=16,h=96,heads=4,state-dim=16,state-groups=2,width=4"},
+        {"pattern", "bab"}}},
+      {"kimi",
+       latent,
+       {{"mixer", "mla"},
+        {"layers-b", "kda:dim=8,h=96,heads=2,qkv-weights=packed,v-dim=8,width=4"},
+        {"layers-c", "kda:dim=8,h=64,heads=2,qkv-weights=packed,v-dim=8,width=4"},
+        {"pattern", "cba"},
+        {"lengths", "ragged"}}},
+      {"deepseek", latent, {{"mixer", "mla"}}},
+      {"states alone", states, {{"mixer", "conv"}}}};
+}
+
+Problem hybrid_problem(const Hybrid& hybrid, DeviceKind kind, std::int64_t batch,
+                       std::int64_t layers, bool paged = false) {
+  Sizes sizes = hybrid.sizes;
+  Options options = hybrid.options;
+  sizes["batch"] = batch;
+  if (layers > 0) sizes["layers"] = layers;
+  if (paged) sizes["page"] = 16;
+  if (layers == 0) options.erase("pattern");
+  if (layers > 0 && options.contains("layers-b") && !options.contains("pattern"))
+    options["pattern"] = "bbba";
+  return decode_problem(kind, kind == DeviceKind::cpu ? DType::f32 : DType::bf16, std::move(sizes),
+                        std::move(options));
+}
+
+std::string hybrid_complaint(const Sizes& more, const Options& options) {
+  return error_of([&] {
+    Sizes sizes = more;
+    sizes.insert({"batch", 2});
+    const auto first = hybrids().front().sizes;
+    sizes.insert(first.begin(), first.end());
+    decode_problem(DeviceKind::cpu, DType::f32, sizes, options);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("decode: layers of several kinds are named and repeated in the order of the pattern") {
+  const Problem problem = hybrid_problem(hybrids().front(), DeviceKind::cpu, 2, 4);
+  CHECK(problem.option("layers-b") == "conv:dim=16,h=96,heads=4,width=3");
+  const Names names = names_of(problem);
+  const Names conv{"attn_norm", "w_in",   "w_conv", "conv_state", "w_o",
+                   "ffn_norm",  "w_gate", "w_up",   "w_down"};
+  const Names attention{"attn_norm", "w_q",      "w_k",    "w_v",  "k_cache", "v_cache",
+                        "w_o",       "ffn_norm", "w_gate", "w_up", "w_down"};
+  Names expected{"ids", "lengths", "steps", "ended", "out", "limits", "embedding"};
+  for (const auto& [at, own] : {std::pair{"layers.0.", conv},
+                                {"layers.1.", conv},
+                                {"layers.2.", attention},
+                                {"layers.3.", conv}})
+    for (const std::string& name : own) expected.push_back(at + name);
+  for (const char* name : {"final_norm", "w_head", "chosen", "logit"}) expected.emplace_back(name);
+  CHECK(names == expected);
+  const auto repetition = decode_op().repetition(problem);
+  REQUIRE(repetition);
+  CHECK_FALSE(repetition->one.options.contains("pattern"));
+  CHECK(repetition->places.size() == 4);
+  // A time has the tensors of its kind alone.
+  const auto one = decode_op().tensors(repetition->one), all = decode_op().tensors(problem);
+  for (std::size_t layer = 0; layer < 4; ++layer) {
+    CAPTURE(layer);
+    const auto& places = repetition->places[layer];
+    const bool attends = layer == 2;
+    CHECK((places[tensor_index(one, "w_q")] == nowhere) != attends);
+    CHECK((places[tensor_index(one, "b.w_in")] == nowhere) == attends);
+    CHECK(places[tensor_index(one, attends ? "y" : "last_hidden")] ==
+          tensor_index(all, layer == 3 ? "last_hidden" : "layers." + std::to_string(layer) + ".y"));
+  }
+}
+
+TEST_CASE("decode refuses kinds of layers that do not go together") {
+  const std::string conv = "conv:dim=16,h=96,heads=4,width=3";
+  const auto says = [](const std::string& text, const char* part) {
+    CAPTURE(text, part);
+    CHECK(text.find(part) != std::string::npos);
+  };
+  CHECK(hybrid_complaint({{"layers", 2}}, {{"layers-b", conv}, {"pattern", "ab"}}) == "");
+  // The order of the fields is no matter.
+  CHECK(hybrid_complaint({}, {{"layers-b", "conv:width=3,heads=4,h=96,dim=16"}}) == "");
+  says(hybrid_complaint({{"layers", 2}}, {{"layers-b", conv}}),
+       "none of the 2 layers is of kind b");
+  says(hybrid_complaint({{"layers", 2}}, {{"layers-b", conv}, {"pattern", "abc"}}),
+       "give letters from a to b");
+  says(hybrid_complaint({{"layers", 2}}, {{"pattern", "ab"}}), "pattern=ab without layers-b");
+  says(hybrid_complaint({}, {{"layers-b", conv}, {"pattern", "ab"}}), "pattern=ab without layers");
+  says(hybrid_complaint({}, {{"layers-c", conv}}), "layers-c without layers-b");
+  says(hybrid_complaint({{"ranks", 2}}, {{"layers-b", conv}}), "ranks=2 with layers-b");
+  says(hybrid_complaint({}, {{"layers-b", "conv"}}), "is no kind of layers");
+  says(hybrid_complaint({}, {{"layers-b", "conv:dim"}}), "'dim' is no field");
+  says(hybrid_complaint({}, {{"layers-b", conv + ",cache=3"}}), "cache is that of all layers");
+  says(hybrid_complaint({}, {{"layers-b", conv + ",s=3"}}), "no s");
+  says(hybrid_complaint({}, {{"layers-b", conv + ",dim=4"}}), "dim is given twice");
+  says(hybrid_complaint({}, {{"layers-b", "conv:dim=16,h=96,heads=4"}}), "width");
+  says(hybrid_complaint({}, {{"layers-b", conv + ",kv-heads=2"}}), "kv-heads=2 is of");
+  says(hybrid_complaint(
+           {}, {{"layers-b", "attention:angles=table,dim=32,h=96,heads=2"}, {"angles", "table"}}),
+       "angles of layers-b has another shape");
+  says(error_of([] {
+         decode_problem(DeviceKind::cpu, DType::f32,
+                        {{"batch", 1},
+                         {"d", 8},
+                         {"h", 8},
+                         {"heads", 1},
+                         {"dim", 8},
+                         {"width", 2},
+                         {"vocab", 9}},
+                        {{"mixer", "conv"}});
+       }),
+       "room without cache");
+}
+
+TEST_CASE("decode: layers of several kinds are right on the CPU, one of each and by a pattern") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  std::mt19937_64 random(1);
+  for (const Hybrid& hybrid : hybrids()) {
+    CAPTURE(hybrid.name);
+    CHECK(verify_variants(*backend, decode_op(), hybrid_problem(hybrid, DeviceKind::cpu, 7, 0),
+                          random, 0) > 0);
+    verify_plan(*backend, decode_op(), hybrid_problem(hybrid, DeviceKind::cpu, 5, 8), 1);
+  }
+  verify_plan(*backend, decode_op(), hybrid_problem(hybrids()[1], DeviceKind::cpu, 3, 4, true), 1);
+}
+
+TEST_CASE("decode: a sequence that has ended keeps its states") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  const Problem problem = hybrid_problem(hybrids()[2], DeviceKind::cpu, 2, 3);
+  const Plan plan = plan_of(*backend, decode_op(), problem);
+  Memory memory(*backend, buffers_of(plan));
+  begin(memory, 2, 0);
+  memory.write("ended", Ints{0, 1});
+  const std::vector<std::string> states{"layers.0.states", "layers.0.conv_state",
+                                        "layers.2.states"};
+  std::map<std::string, std::vector<std::byte>> before;
+  for (const std::string& name : states) before[name] = memory.read(name);
+  memory.run(plan, own_name);
+  for (const std::string& name : states) {
+    CAPTURE(name);
+    const auto now = memory.read(name);
+    const auto half = static_cast<std::ptrdiff_t>(now.size() / 2);
+    CHECK_FALSE(std::equal(now.begin(), now.begin() + half, before[name].begin()));
+    CHECK(std::equal(now.begin() + half, now.end(), before[name].begin() + half));
+  }
+}
+
+TEST_CASE("decode: stages of several kinds of layers have families on GPUs, but no one launch") {
+  for (const Hybrid& hybrid : hybrids()) {
+    CAPTURE(hybrid.name);
+    const Problem problem = hybrid_problem(hybrid, DeviceKind::cuda, 2, 8);
+    const auto facts = facts_of_architecture("sm_90a");
+    if (hybrid.name == std::string_view("states alone")) {
+      CHECK(error_of([&] { default_recipe(decode_op(), problem, facts); }).find("states alone") !=
+            std::string::npos);
+      continue;
+    }
+    const Recipe recipe = default_recipe(decode_op(), problem, facts);
+    CHECK_NOTHROW(check_recipe(decode_op(), problem, facts, recipe));
+    CHECK_FALSE(is_repeated_by_family(decode_op(), recipe));
+  }
+}
+
+TEST_CASE("decode: layers of several kinds are right on a GPU", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const Hybrid& hybrid : hybrids()) {
+    if (hybrid.name == std::string_view("states alone")) continue;
+    CAPTURE(hybrid.name);
+    verify_plan(*backend, decode_op(), hybrid_problem(hybrid, DeviceKind::cuda, 2, 4), 1);
+  }
 }
 
 TEST_CASE("every model that decode knows is a problem of it, on pages too") {

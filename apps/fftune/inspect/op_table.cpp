@@ -357,7 +357,7 @@ Json option_row(const OptionField& field) {
   Json row = Json::Array{field.name, field.pass};
   if (field.number)
     row.push_back("number");
-  else if (field.pattern || field.routing)
+  else if (field.pattern || field.routing || field.choices.size() == 1)
     row.push_back("pattern");
   else
     row.push_back(field.choices);

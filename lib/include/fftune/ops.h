@@ -1396,6 +1396,9 @@
  *   conv-bias       no, yes                               whether a mixer's convolution has a bias,
  *                                                         and with mixer=conv the product in front
  *                                                         of it
+ *   conv-indices    no, yes                               whether state_indices find the states of
+ *                                                         a mixer's convolutions too: a sequence
+ *                                                         whose index is -1 keeps them
  *   out-bias        no, yes                               whether the output product has a bias
  *   ffn-bias        no, yes                               whether the feed-forward network has
  *                                                         biases
@@ -1962,7 +1965,9 @@
  *                                                         make its channels
  *   dim             1 to 512                              features of a head
  *   cache           1 to 16777216                         keys that the cache has room for, of a
- *                                                         sequence; not of mixers with a state
+ *                                                         sequence; not of mixers with a state:
+ *                                                         there tokens that a sequence may have,
+ *                                                         any number if left out
  *   kv-heads        1 to 1024, rare                       heads of k, and of v; heads if left out
  *   layers          1 to 256, rare                        number of layers, each with its own
  *                                                         weights and caches
@@ -2184,6 +2189,20 @@
  *                                                         that of q, or e4m3 with f32 scales
  *   cache-scales    tensor, head                          scales of keys and of values in e4m3: one
  *                                                         for the tensor, or each head's own
+ *   pattern         a text                                the kinds of the layers in order, from
+ *                                                         the first on again behind the last one:
+ *                                                         bbba is three layers b and one a; with
+ *                                                         `layers` and several kinds
+ *   layers-b        a text                                the mixer and the fields of layers b in
+ *                                                         the pattern, as
+ *                                                         conv:dim=64,h=8192,heads=32,width=3;
+ *                                                         batch, d, cache, page, pages and lengths
+ *                                                         are those of all layers
+ *   layers-c        a text                                the mixer and the fields of layers c in
+ *                                                         the pattern, as
+ *                                                         conv:dim=64,h=8192,heads=32,width=3;
+ *                                                         batch, d, cache, page, pages and lengths
+ *                                                         are those of all layers
  *   choose          argmax, sample, filtered              the best id; a sample by temperature; or
  *                                                         filtered: a sample of the ids that top-k,
  *                                                         top-p and min-p keep
@@ -2339,10 +2358,6 @@
  *   12  k_norm       input  T  [dim]
  *   13  q_norm_bias  input  T  [dim]
  *   14  k_norm_bias  input  T  [dim]
- * with query-scale=rows: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
- *   w_v, k_cache, v_cache, q_factors, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head,
- *   chosen, logit
- *   13  q_factors  input  f32  [batch]
  * with sinks=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
  *   k_cache, v_cache, sinks, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
  *   13  sinks  input  f32  [heads]
