@@ -7,6 +7,7 @@ from torch import Tensor
 from .._checks import FP8, KINDS, Kind, expect, expect_given, expect_tensors, expect_values
 from .._custom import OPS, call, define, fake
 from .._layer_form import parse, scale_type, shapes_of_packed
+from .._layer_kinds import Kinds, fields_of, parse_kinds
 from .._library import Error
 from .._run import Form, ready, run
 from ..distributed import Group
@@ -46,7 +47,7 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
     dtype = embedding.dtype
     packed = options[-1]
     sliced = memory is not None and not packed and head["w_head"].shape[0] != vocab
-    rows = vocab // parse(options[0]).get("ranks") if sliced else vocab
+    rows = vocab // parse_kinds(options[0]).parsed[0].get("ranks") if sliced else vocab
     for name, shape in (("final_norm", (d,)), ("final_norm_bias", (d,)), ("head_bias", (rows,))):
         expect("decode", name, head[name], shape, dtype)
     codes, scales = shapes_of_packed(packed, rows, d) if packed else ((rows, d), None)
@@ -59,12 +60,8 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
         expect("decode", name, head[name], (batch,), kind)
     if not batch:
         return None
-    # The plan makes the inputs of the layers.
-    places = torch.empty(batch, 1, dtype=torch.int32, device="meta")
     x = torch.empty(batch, 1, d, dtype=dtype, device="meta")
-    rotates = parse(options[0]).rotates
-    sizes = _values_of_layers((options[0], None), x, places if rotates else None, angles, places,
-                              places[:, 0], pages, memory, first_expert, *layers)
+    sizes = _values_of_kinds(parse_kinds(options[0]), x, angles, pages, memory, first_expert, layers)
     filtered = head["top_k"] is not None
     choose = "filtered" if filtered else "argmax" if head["temperature"] is None else "sample"
     return {name: value for name, value in sizes.items() if name != "s"} | {
@@ -74,6 +71,37 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
         **({"head-weights": packed.split("-")[0], "head-group": packed.split("-")[1]} if packed else {}),
         **({"head-zeros": "yes"} if head["w_head_zero"] is not None else {}),
         "best": options[-2] or None, **dict(zip(_OWN, options[1:]))}
+
+
+def _values_of_kinds(kinds: Kinds, x, angles, pages, memory, first_expert, own) -> dict:
+    """Sizes and options of the layers: those of the first kind, and a text for each other one."""
+    def values(form, layers, own):
+        # The plan makes the inputs of the layers.
+        places = torch.empty(x.shape[0], 1, dtype=torch.int32, device="meta")
+        attends, rotates = form.attends, form.rotates
+        slots = places if attends else places[:, 0] if form.is_recurrent else None
+        return _values_of_layers((layers, None), x, places if rotates else None, angles if rotates else None, slots,
+                                 places[:, 0] if attends else None, pages if attends else None, memory, first_expert,
+                                 *own)
+
+    if not kinds.order:
+        return values(kinds.parsed[0], kinds.forms[0], own)
+    tensors = [[] for _ in kinds.forms]
+    at = 0
+    for kind in kinds.order:
+        form = kinds.parsed[kind]
+        count = len(form.before + form.behind) + form.library_state_count
+        tensors[kind] += own[at:at + count]
+        at += count
+    found = [values(*given) for given in zip(kinds.parsed, kinds.forms, tensors)]
+    caches = {tuple(one.get(name) for name in ("cache", "page", "pages"))
+              for one, form in zip(found, kinds.parsed) if form.attends}
+    if len(caches) > 1:
+        raise Error("decode: caches of layers have different sizes: give all the same")
+    first, *others = found
+    return first | dict(zip(("cache", "page", "pages"), *caches)) | {
+        "layers": len(kinds.order), "pattern": kinds.pattern,
+        **{f"layers-{letter}": fields_of(other) for letter, other in zip("bc", others)}}
 
 
 _DECODE = Form("decode", _KINDS, _values, strided=True, typed=7)
@@ -92,14 +120,23 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
       final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p, form,
       embed_scale, logit_softcap, pad, logprobs, best, memory=None, w_head_scale=None, w_head_zero=None,
       head_packed="", first_expert=None):
-    parsed = parse(form)
-    expect_layers("decode", parsed, weights, caches, pages, lambda cache, _: cache.is_contiguous())
+    kinds = parse_kinds(form)
+    if kinds.counts() not in (None, (len(weights), len(caches))):
+        raise Error(f"decode: {len(weights)} weights and {len(caches)} caches: give {kinds.counts()[0]} and "
+                    f"{kinds.counts()[1]} of all layers")
+    for kind, parsed in enumerate(kinds.parsed):
+        given = [own for own in kinds.layers(weights, caches) if own[0] == kind] if kinds.order else \
+            [(0, weights, caches)]
+        expect_layers("decode", parsed, [t for _, own, _ in given for t in own],
+                      [t for _, _, own in given for t in own], pages, lambda cache, _: cache.is_contiguous())
     for name, tensor in zip((*_STATE, "out"), (ids, lengths, steps, ended, out)):
         if not tensor.is_contiguous() or tensor.is_cuda and tensor.data_ptr() & 15:
             raise Error(f"decode: {name} is updated in place: give a contiguous tensor"
                         + (" at an address of 16 bytes" if tensor.is_cuda else ""))
     batch, device = ids.shape[0], ids.device
-    own = tensors_of_layers(parsed, weights, caches, embedding)
+    own = [t for kind, own, states in kinds.layers(weights, caches)
+           for t in tensors_of_layers(kinds.parsed[kind], own, states, embedding)] if kinds.order else \
+        tensors_of_layers(kinds.parsed[0], weights, caches, embedding)
     others = [None if t is None else ready(t) for t in (
         limits, stop, embedding, angles, pages)] + [memory, first_expert]
     head = [None if t is None else ready(t) for t in (

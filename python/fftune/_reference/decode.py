@@ -1,7 +1,7 @@
 """A decode step."""
 import torch
 
-from .._layer_form import parse
+from .._layer_kinds import parse_kinds
 from .head import head
 from .layer import _expect_no_group, layer
 from .packed import _dense
@@ -12,12 +12,15 @@ def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pag
            form, embed_scale, logit_softcap, pad, logprobs, best, memory=None, w_head_scale=None,
            w_head_zero=None, head_packed="", first_expert=None):
     _expect_no_group("decode", memory)
-    found = parse(form)
+    kinds = parse_kinds(form)
+    found = kinds.parsed[0]
+    layers = list(kinds.layers(weights, caches))
     if head_packed:
         format, group = head_packed.split("-")
         w_head = _dense(format, w_head, w_head_scale, w_head_zero, *embedding.shape, group, embedding.dtype)
-    page = caches[0].shape[1] if pages is not None else 0
-    cache = pages.shape[1] * page if page else caches[0].shape[2]
+    first = next((own[0] for kind, _, own in layers if kinds.parsed[kind].attends), None)
+    page = first.shape[1] if pages is not None else 0
+    cache = pages.shape[1] * page if page else 2**31 - 1 if first is None else first.shape[-2]
     alive = (ended == 0) & (lengths < cache)
     exists = (ids >= 0) & (ids < embedding.shape[0])
     x = embedding[ids.clamp(0, embedding.shape[0] - 1).long()].float() * embed_scale
@@ -26,11 +29,21 @@ def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pag
     places = (keys - 1)[:, None].long()
     if page:
         own = pages.gather(1, places // page)
-        slots = torch.where((own >= 0) & (own < caches[0].shape[0]), own * page + places % page, -1)
+        slots = torch.where((own >= 0) & (own < first.shape[0]), own * page + places % page, -1)
     else:
         slots = torch.arange(len(ids), device=ids.device)[:, None] * cache + places
     slots = torch.where(alive[:, None], slots, -1)
-    x = layer(x, places, angles, slots, keys, pages, weights, caches, form)[:, 0]
+    for kind, own, states in layers if kinds.order else [(0, weights, caches)]:
+        parsed, form = kinds.parsed[kind], kinds.forms[kind]
+        if parsed.attends:
+            x = layer(x, places, angles if parsed.rotates else None, slots, keys, pages, own, states, form)
+            continue
+        before = [t.clone() for t in states]
+        sequences = torch.arange(len(ids), dtype=torch.int32, device=ids.device) if parsed.is_recurrent else None
+        x = layer(x, None, None, sequences, None, None, own, states, form)
+        for state, old in zip(states, before):  # a sequence that has ended keeps its states
+            state.copy_(torch.where(alive.view(-1, *[1] * (state.dim() - 1)), state, old))
+    x = x[:, 0]
     chosen, *others = head(
         x, final_norm, final_norm_bias, w_head, head_bias, temperature, seeds,
         None if temperature is None else steps, top_k, top_p, min_p, found.get("eps"),

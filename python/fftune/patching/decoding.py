@@ -21,17 +21,19 @@ from .. import ops, reference
 from .._checks import expect_module, expect_tensor, named
 from .._custom import OPS, call
 from .._layer_form import parse
+from .._layer_kinds import MOST_KINDS, Kinds
 from .._library import Error
 from .._memory import free_bytes
 from .._ops.head import _draw
-from .._ops.layer import has_layout
 from .._ops.packed import packed_word
 from .._versions import CACHE_NAMES, as_option, cache_of, pytree, take_cache
 from .analytic import PATCHED
 from .attention import FLOAT8_LAYERS, format_of
 from .caches import with_growing_cache
 from .graphs import _tensors_of
+from .layer_mixers import STATE_LAYERS, can_write
 from .layer_specs import _is_norm, _norm_of
+from .layers import _lies_as_read
 from .quantised import fits, is_quantised, numbers_of, packed_of
 from .recognise import (Numbers, Unfit, are_plain, expect_alike, expect_methods, has_kernels, has_usual_steps, is_close,
                         reason_of, undoable, view_of, watched)
@@ -136,40 +138,61 @@ def head_of(model: nn.Module) -> Head:
 
 @dataclass(frozen=True)
 class Whole:
-    """A model as the op `decode` sees it: layers of one kind, and what is around them."""
+    """A model as the op `decode` sees it: layers of some kinds, and what is around them."""
 
     head: Head
-    group: object  # of layers (layers._Group)
+    groups: list  # of layers (layers._Group)
+    first: str  # the form of the kind whose norms are as the last one
     embedding: nn.Module
     norm: nn.Module
     scale: float  # of the embedding
 
     def layers_of(self, cache, batch: int, places: int) -> list | None:
-        """Those of a cache, if the op can read and write them in the first `places`."""
-        own = [cache.layers[spec.index] for spec in self.group.specs]
-        window, weight = self.group.specs[0].window, self.embedding.weight
-        formats = {format_of(kv) for kv in own}
-        if len(formats) > 1 or not all(self.group.reads(kv, spec, weight) for kv, spec in zip(own, self.group.specs)):
-            return None
-        dtype = torch.float8_e4m3fn if formats == {"tensor"} or formats == {"head"} else weight.dtype
-        tensors = [t for kv in own for t in (kv.keys, kv.values)]
-        # A cache of a window's size is in the order of the tokens until it is full.
-        shape = (batch, *tensors[0].shape[1:])
-        if shape[2] < places or window is not None and shape[2] > window or any(
-                t.dtype != dtype or t.device != weight.device or t.shape != shape
-                or not has_layout(t) for t in tensors):
-            return None
-        return own
+        """Those of a cache, a list for each group, if the op can read and write them in the first `places`."""
+        own = [[cache.layers[spec.index] for spec in group.specs] for group in self.groups]
+        weight, sizes = self.embedding.weight, set()
+        for group, layers in zip(self.groups, own):
+            for kv, spec in zip(layers, group.specs):
+                if spec.states:
+                    if not can_write(kv, spec, batch, weight) or not kv.is_conv_states_initialized[0]:
+                        return None
+                    continue
+                if not kv.is_initialized or not group.reads(kv, spec, weight):
+                    return None
+                dtype = torch.float8_e4m3fn if format_of(kv) in ("tensor", "head") else weight.dtype
+                size = kv.keys.shape[2]
+                sizes.add((size, format_of(kv)))
+                # A cache of a window's size is in the order of the tokens until it is full.
+                if size < places or spec.window is not None and size > spec.window or not _lies_as_read(kv, spec) \
+                        or any(t.dtype != dtype or t.device != weight.device or t.shape[0] != batch
+                               for t in (kv.keys, kv.values)):
+                    return None
+        return None if len(sizes) > 1 or sizes and len(self.groups) > 1 and {*sizes}.pop()[1] else own
 
-    def angles_of(self, places: int) -> Tensor | None:
+    def given(self, layers: list) -> tuple[str, list[Tensor], list[Tensor]]:
+        """The form of all layers, their weights, and their caches and states."""
+        forms, order, weights, states = [self.first], [], [], []
+        for group, own in zip(self.groups, layers):
+            form, given = group.given(0, own)
+            weights += given
+            states += group.states(own, self.embedding.weight)
+            if len(self.groups) == 1:
+                forms = [form]
+            elif form not in forms:
+                forms.append(form)
+            order += [forms.index(form)] * len(own)
+        return Kinds(tuple(forms), tuple(order) if len(forms) > 1 else ()).text(), weights, states
+
+    def angles_of(self, layers: list) -> Tensor | None:
         """The angles of the places from 0 on."""
-        spec = self.group.specs[0]
-        if spec.rotation is None:
+        group, own = next(((group, own) for group, own in zip(self.groups, layers)
+                           if group.specs[0].rotation is not None), (None, None))
+        if group is None:
             return None
-        weight = self.embedding.weight
+        weight, places = self.embedding.weight, own[0].keys.shape[2]
         x = weight.new_empty(1, places, weight.shape[1])
         rows = torch.arange(places, device=weight.device)[None]
-        return self.group._angles(x, None, rows, spec)[1].contiguous()
+        return group._angles(x, None, rows, group.specs[0])[1].contiguous()
 
 
 class _Embedded(TorchFunctionMode):
@@ -214,10 +237,11 @@ class _Embedded(TorchFunctionMode):
 
 
 class _Skip(nn.Module):
-    """In the place of a layer: it gives what it is given."""
+    """In the place of a layer: it gives what it is given, alone or with None beside it."""
 
-    def __init__(self, layer: nn.Module):
+    def __init__(self, layer: nn.Module, gives_pairs: bool):
         super().__init__()
+        self.gives_pairs = gives_pairs
         for name in ("attention_type", "layer_type", "layer_idx"):
             if hasattr(layer, name):
                 setattr(self, name, getattr(layer, name))
@@ -225,7 +249,7 @@ class _Skip(nn.Module):
 
     def forward(self, hidden: Tensor, *_, **__) -> Tensor:
         self.seen.append(hidden)
-        return hidden
+        return (hidden, None) if self.gives_pairs else hidden
 
 
 class _Kept(nn.Module):
@@ -245,14 +269,12 @@ def whole_of(head: Head) -> Whole:
     """The model around its head, recognised by what its decoder makes of ids without its layers."""
     decoder = head.decoder
     layers = decoder._fftune_layers
-    if len(layers.groups) != 1 or not layers.are_called(decoder) \
-            or not layers.groups[0].is_as_recognised(decoder):
-        raise Unfit("its layers are of several kinds")
-    if layers.groups[0].specs[0].states or layers.groups[0].specs[0].is_latent:
-        raise Unfit("its layers have states or latents in the place of keys and values")
-    if layers.groups[0].specs[0].given or layers.shares:
+    groups, embedding = layers.groups, decoder.get_input_embeddings()
+    if not layers.are_as_recognised(decoder):
+        raise Unfit("its layers were changed since patch()")
+    if any(spec.given for group in groups for spec in group.specs) or layers.shares:
         raise Unfit("its layers have inputs of their own, factors of queries, or keys of other layers")
-    group, embedding = layers.groups[0], decoder.get_input_embeddings()
+    first = _expect_kinds(groups, embedding)
     norms = [child for child in decoder.children() if _is_norm(child)]
     weight = getattr(embedding, "weight", None)
     if getattr(embedding, "max_norm", None) is not None:
@@ -260,15 +282,19 @@ def whole_of(head: Head) -> Whole:
     if len(norms) != 1 or weight is None or weight.dim() != 2 or not are_plain(weight) \
             or tuple(weight.shape) != head.shape or watched(decoder, embedding, *norms):
         raise Unfit("it has other parts than an embedding, layers and a norm, or hooks")
-    norm, form = _norm_of(norms[0], {}), parse(group.specs[0].form)
+    norm = _norm_of(norms[0], {})
     w, b = (getattr(norms[0], name, None) for name in ("weight", "bias"))
-    if w is None or (form.get("norm") == "layer") != (b is not None) \
-            or (norm.kind == "layer") != (b is not None) or norm.eps != form.get("eps") \
-            or b is None and norm.convention != form.get("convention"):
+
+    def is_like(form) -> bool:
+        return w is not None and (form.get("norm") == "layer") == (norm.kind == "layer") == (b is not None) \
+            and norm.eps == form.get("eps") and (b is not None or norm.convention == form.get("convention"))
+
+    first = next((form for form in first if is_like(parse(form))), None)
+    if first is None:
         raise Unfit("its last norm is not as those of its layers")
     name, = (name for name, child in decoder._modules.items() if child is layers.own)
     last, = (name for name, child in decoder._modules.items() if child is norms[0])
-    skips = {(name, at): _Skip(layer) for at, layer in layers.own._modules.items()}
+    skips = {(name, at): _Skip(layer, groups[0].gives_pairs) for at, layer in layers.own._modules.items()}
     kept = _Kept(norms[0])
     view = view_of(decoder, {**skips, (last,): kept})
     view.__dict__.pop("forward", None)
@@ -291,7 +317,21 @@ def whole_of(head: Head) -> Whole:
         reference.layernorm(x, w, b, norm.eps)
     if not is_close(right, out):
         raise Unfit("its last norm is not known")
-    return Whole(head, group, embedding, norms[0], scale)
+    return Whole(head, groups, first, embedding, norms[0], scale)
+
+
+def _expect_kinds(groups: list, embedding: nn.Module) -> list[str]:
+    """The forms of the kinds of layers, if one plan can have all of them: those with caches first."""
+    every = [spec for group in groups for spec in group.specs]
+    specs = {spec.form: spec for spec in every}
+    if len(specs) > MOST_KINDS:
+        raise Unfit(f"its layers are of {len(specs)} kinds")
+    if len({spec.angles for spec in every if spec.rotation is not None}) > 1:
+        raise Unfit("its layers have different angles")
+    if (len(specs) > 1 or any(spec.states or spec.is_latent for spec in specs.values())) \
+            and any(p.is_cuda for p in embedding.parameters()):
+        raise Unfit("steps of layers of several kinds, or with states or latents, have not been timed on a GPU")
+    return sorted(specs, key=lambda form: bool(specs[form].states))
 
 
 class _State:
@@ -303,9 +343,8 @@ class _State:
         self.ids, self.ended = loop.ids[:, 0].int(), loop.done.int()
         self.lengths, self.steps = full(length), full(1)
         self.out = loop.out.int()
-        group, norm, product = whole.group, whole.norm, whole.head.product
-        form, weights = group.given(0, layers)
-        caches = [t for kv in layers for t in (kv.keys, kv.values)]
+        norm, product = whole.norm, whole.head.product
+        form, weights, caches = whole.given(layers)
         draw = [loop.draw.get(name) for name in ("temperature", "seeds", "top_k", "top_p", "min_p")]
         own = whole.head.weight
         head, *packed = (own, None, None, "") if isinstance(own, Tensor) else (
@@ -313,7 +352,7 @@ class _State:
         self.arguments = (
             self.ids, self.lengths, self.steps, self.ended, self.out, full(length + loop.count),
             loop.stop.int() if loop.stop.numel() else None, whole.embedding.weight,
-            whole.angles_of(caches[0].shape[2]), None, weights, caches, norm.weight,
+            whole.angles_of(layers), None, weights, caches, norm.weight,
             getattr(norm, "bias", None), head, product.bias, *draw,
             form, whole.scale, whole.head.softcap, loop.pad, False, 0, None, *packed, None)
 
@@ -632,9 +671,12 @@ def _is_new(cache, kind: str) -> bool:
 
 
 def _cache_of_all_keys(model: nn.Module, kind: type, places: int):
-    """A new static cache. None if a layer would keep the last keys alone."""
+    """A new static cache. None if a layer would keep the last keys alone, or a state where drafts take tokens back."""
+    from transformers import StaticCache
+
     cache = kind(config=model.config.get_text_config(), max_cache_len=places)
-    return cache if all(type(layer).__name__ == "StaticLayer" for layer in cache.layers) else None
+    known = ("StaticLayer", *(STATE_LAYERS if kind is StaticCache else ()))
+    return cache if all(type(layer).__name__ in known for layer in cache.layers) else None
 
 
 def _cache_in_place_of_growing(model: nn.Module, head: Head, batch: int, places: int):
@@ -646,11 +688,11 @@ def _cache_in_place_of_growing(model: nn.Module, head: Head, batch: int, places:
     if not head.decoder._fftune_layers.are_as_recognised(head.decoder):
         return None  # others see the cache
     cache = _cache_of_all_keys(model, StaticCache, places)
-    tokens = [sum(spec.heads) if spec.is_latent else 2 * math.prod(spec.heads)
-              for group in head.decoder._fftune_layers.groups for spec in group.specs]
-    if cache is None or not tokens:
+    specs = [spec for group in head.decoder._fftune_layers.groups for spec in group.specs]
+    tokens = [sum(spec.heads) if spec.is_latent else 2 * math.prod(spec.heads) for spec in specs if not spec.states]
+    if cache is None or not specs:
         return None
-    size = len(cache.layers) * max(tokens) * batch * places
+    size = len(tokens) * max(tokens, default=0) * batch * places
     return cache if 2 * size * model.dtype.itemsize <= free_bytes(model.device) else None
 
 

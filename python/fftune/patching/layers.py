@@ -127,12 +127,23 @@ class _Group:
     def given(self, start: int, caches: list, of_call: dict[str, Tensor] | None = None) -> tuple[str, list[Tensor]]:
         """The form and the weights of the layers from `start` on that have these caches, all of one format. `of_call`:
         what a call gives in the place of weights."""
-        form, scales, weights = self.specs[start].form, attentions.format_of(caches[0]), []
+        form, scales, weights = self.specs[start].form, None, []
+        if not self.specs[start].states:
+            scales = attentions.format_of(caches[0])
         form, at = self.float8[scales] if scales else (form, 0)
         for layer, spec, cache in zip(self.layers[start:], self.specs[start:], caches):
             own = [w.of(layer) if w.given is None else of_call[w.name] for w in spec.weights]
             weights += [*own[:at], cache.k_scale, cache.v_scale, *own[at:]] if scales else own
         return form, weights
+
+    def states(self, caches: list, like: Tensor) -> list[Tensor]:
+        """The tensors of these caches as the op reads and writes them: keys and values, rows of latents, or states."""
+        first = self.specs[0]
+        if first.states:
+            batch = caches[0].conv_states[0].shape[0]
+            return [t for own, spec in zip(caches, self.specs) for t in states_of(own, spec, batch, like)]
+        return [_rows_of(cache) for cache in caches] if first.is_latent else \
+            [t for cache in caches for t in (cache.keys, cache.values)]
 
     def reads(self, cache, spec: Spec, like: Tensor) -> bool:
         """Whether the op reads and writes the cache of a layer. Scales of float8_e4m3fn come from the first call, which
