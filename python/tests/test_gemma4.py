@@ -8,6 +8,7 @@ import transformers
 import fftune
 from fftune import _run
 from models import inputs
+from whole_layers import error, patched_layers, run_over_cache
 
 SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, head_dim=8, global_head_dim=16, num_global_key_value_heads=1, sliding_window=32,
@@ -36,24 +37,6 @@ def make(name: str, of_text=True, **changes):
             if isinstance(tensor, torch.nn.Parameter) or path.endswith("layer_scalar"):
                 tensor += torch.randn_like(tensor) * (0.3 if tensor.dim() == 1 else 0.1)
     return model
-
-
-def patched_layers(model, **options):
-    """A copy of the model by whole layers, and the report's words for its decoder."""
-    patched = copy.deepcopy(model)
-    report = fftune.patch(patched, whole_layers=True, **options)
-    return patched, [w for _, w in report.replaced + report.left if w.startswith("layers:") or "by layer in" in w]
-
-
-def error(ours, theirs) -> float:
-    return float(((ours - theirs).norm() / theirs.norm()).detach())
-
-
-def run_over_cache(model, ids, past=None, places=24):
-    """Logits, and the cache of a call for these ids."""
-    past = transformers.StaticCache(config=model.config, max_cache_len=places) if past is None else past
-    with torch.no_grad():
-        return model(ids, past_key_values=past, use_cache=True).logits, past
 
 
 @pytest.mark.parametrize("name", MODELS)

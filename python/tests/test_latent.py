@@ -10,6 +10,7 @@ import fftune
 from fftune import _run, reference
 from fftune._layer_form import Latent, form_of, parse, shapes_of
 from models import inputs
+from whole_layers import error, patched_layers, run_over_cache
 
 SIZES = dict(vocab_size=96, hidden_size=48, intermediate_size=64, moe_intermediate_size=16,
              num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4,
@@ -35,10 +36,6 @@ def make(name: str):
         pytest.skip(f"this transformers has no {name}")
     torch.manual_seed(0)
     return getattr(transformers, f"{name}ForCausalLM")(config(**sizes_of(name))).eval()
-
-
-def error(ours, theirs) -> float:
-    return float(((ours - theirs).norm() / theirs.norm()).detach())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -81,21 +78,6 @@ def test_latent_attention_over_a_static_cache(name):
 
 STATIC = dict(max_new_tokens=6, min_new_tokens=6, do_sample=False, cache_implementation="static", disable_compile=True)
 WHOLE = list(MODELS)
-
-
-def patched_layers(model):
-    """A copy of the model by whole layers, and the report's words for its decoder."""
-    patched = copy.deepcopy(model)
-    report = fftune.patch(patched, whole_layers=True)
-    words = [w for _, w in report.replaced + report.left if w.startswith("layers:") or "by layer in" in w]
-    return patched, words
-
-
-def run_over_cache(model, ids, past=None, places=40):
-    """Logits, and the cache of a call for these ids."""
-    past = transformers.StaticCache(config=model.config, max_cache_len=places) if past is None else past
-    with torch.no_grad():
-        return model(ids, past_key_values=past, use_cache=True).logits, past
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -154,20 +154,25 @@ def model_of(config):
     return transformers.AutoModelForCausalLM.from_config(config).float().eval()
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_keys_that_are_missing_have_transformers_values(name, run_model, tmp_path):
+def saved_without_defaults(name, layers, folder):
+    """A model whose saved configuration lacks all that is as its class has it."""
     cls, heads = getattr(transformers, name), CLASSES[name]
     sizes = (dict(n_embd=32, n_layer=2, n_head=4, n_positions=128) if name == "GPT2Config" else
-             dict(hidden_size=8 * heads, intermediate_size=48, num_attention_heads=heads,
-                  num_hidden_layers=7 if "Gemma3" in name else 3))
+             dict(hidden_size=8 * heads, intermediate_size=48, num_attention_heads=heads, num_hidden_layers=layers))
     if name == "Qwen3MoeConfig":
         sizes |= dict(moe_intermediate_size=16, num_experts=8)
     if name in ("LlamaConfig", "PhiConfig", "Phi3Config"):
         sizes |= dict(max_position_embeddings=128)
     model = model_of(cls(**sizes, vocab_size=96, bos_token_id=1, eos_token_id=2, pad_token_id=0))
     defaults, own = cls().to_dict(), model.config.to_dict()
-    save_with(tmp_path, model, **{key: None for key in own if key not in SIZES and own[key] == defaults.get(key)},
+    save_with(folder, model, **{key: None for key in own if key not in SIZES and own[key] == defaults.get(key)},
               layer_types=None)
+    return model
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_keys_that_are_missing_have_transformers_values(name, run_model, tmp_path):
+    model = saved_without_defaults(name, 7 if "Gemma3" in name else 3, tmp_path)
     ids, logits = run(run_model, tmp_path, tokens=12)
     assert error(logits, logits_of(model, ids)) < 1e-5
 

@@ -8,7 +8,7 @@ import transformers
 from fftune.__main__ import tool_environment
 from fftune._library import tool_path
 from models import make
-from test_run_model import CLASSES, SIZES, model_of, save_with
+from test_run_model import CLASSES, save_with, saved_without_defaults
 
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"}
 
@@ -66,17 +66,7 @@ def expect_right(config, folder, layer):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_keys_that_are_missing_have_transformers_values(name, tmp_path):
-    cls, heads = getattr(transformers, name), CLASSES[name]
-    sizes = (dict(n_embd=32, n_layer=2, n_head=4, n_positions=128) if name == "GPT2Config" else
-             dict(hidden_size=8 * heads, intermediate_size=48, num_attention_heads=heads, num_hidden_layers=6))
-    if name == "Qwen3MoeConfig":
-        sizes |= dict(moe_intermediate_size=16, num_experts=8)
-    if name in ("LlamaConfig", "PhiConfig", "Phi3Config"):
-        sizes |= dict(max_position_embeddings=128)
-    model = model_of(cls(**sizes, vocab_size=96, bos_token_id=1, eos_token_id=2, pad_token_id=0))
-    defaults, own = cls().to_dict(), model.config.to_dict()
-    save_with(tmp_path, model, **{key: None for key in own if key not in SIZES and own[key] == defaults.get(key)},
-              layer_types=None)
+    model = saved_without_defaults(name, 6, tmp_path)
     for layer in (0, 1, len(model.base_model.layers if hasattr(model.base_model, "layers") else model.base_model.h) - 1):
         expect_right(model.config, tmp_path, layer)
 

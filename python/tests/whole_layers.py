@@ -1,0 +1,25 @@
+"""Models by whole layers, beside what they were."""
+import copy
+
+import torch
+import transformers
+
+import fftune
+
+
+def patched_layers(model, **options):
+    """A copy of the model by whole layers, and the report's words for its decoder."""
+    patched = copy.deepcopy(model)
+    report = fftune.patch(patched, whole_layers=True, **options)
+    return patched, [w for _, w in report.replaced + report.left if w.startswith("layers:") or "by layer in" in w]
+
+
+def run_over_cache(model, ids, past=None):
+    """Logits, and the cache of a call for these ids."""
+    past = transformers.StaticCache(config=model.config, max_cache_len=40) if past is None else past
+    with torch.no_grad():
+        return model(ids, past_key_values=past, use_cache=True).logits, past
+
+
+def error(ours, theirs) -> float:
+    return float(((ours - theirs).norm() / theirs.norm()).detach())
