@@ -64,9 +64,16 @@
 //              `gate-rank` w_z and w_a multiply n·w_z_lowᵀ and n·w_a_lowᵀ
 //
 //   ssd        a = norm(core(conv(x), conv(B), conv(C)) ⊙ silu(z)), [z x B C dt] = n·w_inᵀ: conv
-//   has
-//              SiLU behind it, and the core takes its steps from dt (ssd/ssd.hpp). The norm is one
-//              of each of `state-groups` parts of the features.
+//              has SiLU behind it, and the core takes its steps from dt, within dt-min and dt-max
+//              (ssd/ssd.hpp). The norm is one of each of `state-groups` parts of the features.
+//
+// A layer may have one of its halves alone (Mamba-2, Nemotron-H): with ffn=none y is the sum behind
+// the mixer, and with mixer=none the network takes x, as in
+//
+//   y = x + ffn(norm(x))
+//
+// act=relu2, of networks without gates, is relu(x)² (Primer): experts and a network beside them
+// then have no gates either.
 //
 // The state of conv is a tensor of the layer, which is updated in place, in the order of
 // transformers' caches: conv_state [batch, channels, width] with the last inputs of each sequence,
@@ -123,6 +130,8 @@ inline std::vector<std::string> sharded_sizes() {
 
 /// Whether the feed-forward network is a mixture of experts: ffn=moe.
 bool has_experts(const Problem& problem);
+/// Whether there is a feed-forward network: no ffn=none.
+bool has_network(const Problem& problem);
 /// Whether attention keeps dense weights beside a network whose weights are packed or e4m3.
 bool has_dense_attention(const Problem& problem);
 /// Whether the weights of q, k and v and of the output product are packed.

@@ -51,10 +51,22 @@ std::string PartList::scales() const {
 }
 
 const std::vector<const Mixer*>& mixers() {
-  static const std::vector<const Mixer*> all{&attention_mixer(),  &conv_mixer(),
-                                             &mla_mixer(),        &gated_delta_mixer(),
-                                             &kimi_delta_mixer(), &ssd_mixer()};
+  static const std::vector<const Mixer*> all{
+      &attention_mixer(),  &conv_mixer(), &mla_mixer(), &gated_delta_mixer(),
+      &kimi_delta_mixer(), &ssd_mixer(),  &no_mixer()};
   return all;
+}
+
+const Mixer& no_mixer() {
+  static const Mixer mixer{.name = "none",
+                           .summary = "for layers that are a feed-forward network alone",
+                           .needed = {},
+                           .fields = {},
+                           .shared_inputs = {},
+                           .inputs = {},
+                           .add_parts = [](PartList&, const MixerPlace&) {},
+                           .part_kinds = [] { return std::vector<PartKind>{}; }};
+  return mixer;
 }
 
 const Mixer& mixer_of(const Problem& problem) {

@@ -151,5 +151,7 @@ const Mixer& gated_delta_mixer();
 const Mixer& kimi_delta_mixer();
 /// State space duality, as in Mamba-2: ssd_mixer.cpp.
 const Mixer& ssd_mixer();
+/// None: the layer is its feed-forward network.
+const Mixer& no_mixer();
 
 }  // namespace fftune::layer

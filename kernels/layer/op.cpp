@@ -253,9 +253,61 @@ bool has_stages(const PartKind& kind, const Family& family) {
   });
 }
 
+/// Fields that a layer without a mixer, or without a network, has not.
+std::string contradiction_of_halves(const Problem& problem) {
+  const bool mixes = &mixer_of(problem) != &no_mixer();
+  if (mixes && has_network(problem)) return "";
+  if (!mixes && !has_network(problem))
+    return "mixer=none with ffn=none: a layer has at least one of them";
+  const char* const lacks = mixes ? "ffn=none" : "mixer=none";
+  if (problem.sizes.contains("ranks"))
+    return fmt::format("{} with ranks={}: ranks have slices of layers with both halves", lacks,
+                       problem.size("ranks"));
+  if (problem.sizes.contains("input-h"))
+    return fmt::format("{} with input-h={}: layers with both halves have inputs", lacks,
+                       problem.size("input-h"));
+  if (problem.options.contains("block"))
+    return fmt::format("{} with block={}: there is one half alone", lacks, problem.option("block"));
+  if (!mixes) {
+    for (const char* name : {"out-bias", "attn-weights", "expert-norms"})
+      if (problem.options.contains(name))
+        return fmt::format("{}={} is of layers with a mixer", name, problem.option(name));
+    return "";
+  }
+  if (problem.sizes.contains("h"))
+    return fmt::format("h={} is of layers with a feed-forward network", problem.size("h"));
+  if (problem.options.contains("ffn-bias"))
+    return fmt::format("ffn-bias={} is of layers with a feed-forward network",
+                       problem.option("ffn-bias"));
+  if (!problem.has("act", "silu"))
+    return fmt::format("act={} is of layers with a feed-forward network", problem.option("act"));
+  return "";
+}
+
+/// relu(x)² is of networks without gates, by the kernels of those with gates.
+std::string contradiction_of_squares(const Problem& problem) {
+  if (!problem.has("act", "relu2")) return "";
+  if (!has_experts(problem) && !problem.has("ffn", "plain"))
+    return "act=relu2 with a gate: it is of ffn=plain and moe";
+  for (const char* name : {"ffn-bias", "gate-up", "shared-gate", "weights", "quantise"})
+    if (problem.options.contains(name))
+      return fmt::format("act=relu2 with {}={}: there is no kernel for it", name,
+                         problem.option(name));
+  return "";
+}
+
+std::vector<std::string> activations_of_networks() {
+  auto names = gated_activation_names();
+  names.emplace_back("relu2");
+  return names;
+}
+
 std::vector<OptionField> network_options() {
   return {
-      {"act", "activation of the feed-forward network", gated_activation_names()},
+      {"act",
+       "activation of the feed-forward network; relu2: relu(x)² of networks without gates, which "
+       "experts then have none of",
+       activations_of_networks()},
       rare_option(
           "norm",
           "normalisation of rows: by the root mean square, or layer normalisation with biases",
@@ -282,9 +334,9 @@ std::vector<OptionField> network_options() {
                   "same normalised x; parallel-norms: it takes x by a second norm",
                   {"serial", "parallel", "parallel-norms"}),
       rare_option("ffn",
-                  "the feed-forward network: with a gate, plain without, or a mixture of experts "
-                  "with gates",
-                  {"gated", "plain", "moe"}),
+                  "the feed-forward network: with a gate, plain without, a mixture of experts with "
+                  "gates, or none in a layer that is its mixer alone",
+                  {"gated", "plain", "moe", "none"}),
       rare_option("score", "function of a router's logit that gives an expert's score",
                   {"softmax", "sigmoid"}),
       rare_option("order",
@@ -353,6 +405,8 @@ std::vector<OptionField> norm_and_attention_options() {
       rare_number("gate-bound",
                   "mixer=kda: the decays' bound, which sigmoids approach; 0: decays by softplus",
                   "0", {-100, 0}),
+      rare_number("dt-min", "mixer=ssd: the least step", "0", {0, 1e6}),
+      rare_number("dt-max", "mixer=ssd: the largest step; 0: no limit", "0", {0, 1e6}),
       rare_number("mixer-eps", "added to the mean square of a mixer's own norm", "1e-06", {0, 1}),
       rare_option(
           "output-gate",
@@ -441,7 +495,8 @@ OpFacts facts() {
            {.name = "d", .help = "features of a token", .example = 1024},
            {.name = "h",
             .help = "intermediate size of the feed-forward network, or of an expert",
-            .example = 2048},
+            .example = 2048,
+            .is_needed = has_network},
            size_of_mixers({.name = "heads",
                            .help = "heads of q; with mixer=conv heads and dim make its channels",
                            .max = 1024,
@@ -543,6 +598,8 @@ class LayerOp final : public DescribedOp {
 
   std::string contradiction(const Problem& problem) const override {
     if (auto reason = contradiction_of_mixer(problem); !reason.empty()) return reason;
+    for (const auto contradiction : {contradiction_of_halves, contradiction_of_squares})
+      if (auto reason = contradiction(problem); !reason.empty()) return reason;
     if (problem.options.contains("link") && !problem.sizes.contains("ranks"))
       return "link=" + problem.option("link") + " without ranks: give the ranks of the group";
     const bool layer_norm = problem.has("norm", "layer");

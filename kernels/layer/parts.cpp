@@ -33,28 +33,13 @@ class Parts {
         norms_first_(!problem.has("post-norms", "only")),
         post_norms_(problem.has("post-norms", "yes") || !norms_first_),
         sliced_(problem.sizes.contains("ranks")),
+        mixes_(&mixer_of(problem) != &no_mixer()),
+        squares_(problem.has("act", "relu2")),
         beside_(problem.options.contains("block") && !problem.has("block", "serial")) {}
 
   std::vector<OpPart> all() {
-    const bool shares_norm = problem_.has("block", "parallel");
-    if (norms_first_) add_norm("attn_norm", "x", "normalised");
-    mixer_of(problem_).add_parts(list_, {norms_first_ ? "normalised" : "x", out_y(), out_adds()});
-    const bool normed = add_attn_reduce();
-    if (post_norms_) add_post_norm("attn_post_norm", sliced_ ? "attn_sum" : "attn_out", "x", "mid");
-    if (norms_first_ && !shares_norm && !normed)
-      add_norm("ffn_norm", beside_ ? "x" : "mid", "ffn_normalised");
-    ffn_input_ = !norms_first_ ? "mid" : shares_norm ? "normalised" : "ffn_normalised";
-    if (has_experts(problem_))
-      add_experts();
-    else
-      add_ffn();
-    if (sliced_)
-      add_reduce("ffn_reduce", post_norms_ ? "no" : "yes", "none",
-                 {{"x", "ffn_out"},
-                  {"residual", beside_ ? "x" : "mid"},
-                  {"y", post_norms_ ? "ffn_sum" : last_y()}});
-    if (post_norms_)
-      add_post_norm("ffn_post_norm", sliced_ ? "ffn_sum" : "ffn_out", "mid", last_y());
+    if (mixes_) add_mixer();
+    if (has_network(problem_)) add_network();
     if (problem_.sizes.contains("input-h")) add_input();
     if (problem_.has("layer-scalar", "yes"))
       add("scalar", scale_op(), {{"m", tokens_}, {"h", problem_.size("d")}}, {{"in-place", "no"}},
@@ -63,6 +48,32 @@ class Parts {
   }
 
  private:
+  void add_mixer() {
+    if (norms_first_) add_norm("attn_norm", "x", "normalised");
+    mixer_of(problem_).add_parts(list_, {norms_first_ ? "normalised" : "x", out_y(), out_adds()});
+    normed_ = add_attn_reduce();
+    if (post_norms_)
+      add_post_norm("attn_post_norm", sliced_ ? "attn_sum" : "attn_out", "x", mixed_y());
+  }
+
+  void add_network() {
+    const bool shares_norm = problem_.has("block", "parallel");
+    if (norms_first_ && !shares_norm && !normed_)
+      add_norm("ffn_norm", beside_ ? "x" : mid(), "ffn_normalised");
+    ffn_input_ = !norms_first_ ? mid() : shares_norm ? "normalised" : "ffn_normalised";
+    if (has_experts(problem_))
+      add_experts();
+    else
+      add_ffn();
+    if (sliced_)
+      add_reduce("ffn_reduce", post_norms_ ? "no" : "yes", "none",
+                 {{"x", "ffn_out"},
+                  {"residual", beside_ ? "x" : mid()},
+                  {"y", post_norms_ ? "ffn_sum" : last_y()}});
+    if (post_norms_)
+      add_post_norm("ffn_post_norm", sliced_ ? "ffn_sum" : "ffn_out", mid(), last_y());
+  }
+
   void add(const char* name, const Op& op, PartList::Sizes sizes, PartList::Options options,
            Names names, std::optional<DType> dtype = std::nullopt) {
     list_.add(name, op, std::move(sizes), std::move(options), std::move(names), dtype);
@@ -127,9 +138,12 @@ class Parts {
   bool out_adds() const { return !post_norms_ && !sliced_; }
   bool ffn_adds() const { return !post_norms_ && (!sliced_ || beside_); }
   /// Outputs of the sublayers. A rank's slice of a network beside attention adds to its own output.
-  const char* out_y() const { return out_adds() ? "mid" : "attn_out"; }
-  const char* ffn_residual() const { return sliced_ ? "attn_out" : "mid"; }
+  const char* out_y() const { return out_adds() ? mixed_y() : "attn_out"; }
+  const char* ffn_residual() const { return sliced_ ? "attn_out" : mid(); }
   const char* ffn_y() const { return post_norms_ || sliced_ ? "ffn_out" : last_y(); }
+  /// The network adds to the sum behind the mixer, or to x without one. And where that sum is.
+  const char* mid() const { return mixes_ ? "mid" : "x"; }
+  const char* mixed_y() const { return has_network(problem_) ? "mid" : last_y(); }
   /// The sum with the feed-forward network, and the one with the layer's own input if there is
   /// that; the last one is the output, or what a scalar multiplies.
   const char* last_y() const { return problem_.sizes.contains("input-h") ? "ffn_y" : input_y(); }
@@ -148,10 +162,14 @@ class Parts {
     add_post_norm("input_norm", "input_out", "ffn_y", input_y());
   }
 
+  /// The activation of networks: relu(x)² without a gate is relu(x) of a gate times x, which both
+  /// are the product with w_up. Kernels read a weight twice from a cache at most.
+  std::string activation() const { return squares_ ? "relu" : option_or(problem_, "act", "silu"); }
+
   void add_ffn() {
-    const bool gated = !problem_.has("ffn", "plain");
+    const bool gated = squares_ || !problem_.has("ffn", "plain");
     const bool bias = problem_.has("ffn-bias", "yes");
-    std::map<std::string, std::string> options{{"act", option_or(problem_, "act", "silu")},
+    std::map<std::string, std::string> options{{"act", activation()},
                                                {"gate", gated ? "yes" : "no"},
                                                {"bias", !bias   ? "none"
                                                         : gated ? "down"
@@ -163,12 +181,19 @@ class Parts {
     add_format(options);
     add("ffn", ffn_op(), {{"m", tokens_}, {"d", problem_.size("d")}, {"h", problem_.size("h")}},
         std::move(options),
-        {{"x", ffn_input_},
-         {"x_quantised", "ffn_quantised"},
-         {"x_scale", "ffn_scale"},
-         {"y_scale", "residual_scale"},
-         {"residual", ffn_residual()},
-         {"y", ffn_y()}});
+        with_gate({{"x", ffn_input_},
+                   {"x_quantised", "ffn_quantised"},
+                   {"x_scale", "ffn_scale"},
+                   {"y_scale", "residual_scale"},
+                   {"residual", ffn_residual()},
+                   {"y", ffn_y()}},
+                  "w_up"));
+  }
+
+  /// The names of a network's tensors, with that of the gate's weight where it is `up`.
+  Names with_gate(Names names, const char* up) const {
+    if (squares_) names["w_gate"] = up;
+    return names;
   }
 
   std::string quantise() const { return list_.quantise(); }
@@ -228,7 +253,7 @@ class Parts {
     for (const char* name : {"shared", "own-experts"})
       if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
     std::map<std::string, std::string> of_experts{
-        {"act", option_or(problem_, "act", "silu")},
+        {"act", activation()},
         {"routing", option_or(problem_, "routing", "uniform")},
         {"gate-up", option_or(problem_, "gate-up", "separate")},
         {"bias", problem_.has("ffn-bias", "yes") ? "all" : "none"},
@@ -237,13 +262,14 @@ class Parts {
         {"residual", adds ? "yes" : "no"}};
     add_format(of_experts);
     add("experts", moe_ffn_op(), std::move(sizes), std::move(of_experts),
-        {{"x", experts_input},
-         {"x_quantised", "experts_quantised"},
-         {"x_scale", "experts_scale"},
-         {"ids", "expert_ids"},
-         {"weights", "expert_weights"},
-         {"residual", shares ? "shared_out" : ffn_residual()},
-         {"y", normed ? "experts_out" : ffn_y()}});
+        with_gate({{"x", experts_input},
+                   {"x_quantised", "experts_quantised"},
+                   {"x_scale", "experts_scale"},
+                   {"ids", "expert_ids"},
+                   {"weights", "expert_weights"},
+                   {"residual", shares ? "shared_out" : ffn_residual()},
+                   {"y", normed ? "experts_out" : ffn_y()}},
+                  "w_up"));
     if (normed) add_post_norm("experts_post_norm", "experts_out", "shared_normalised", ffn_y());
   }
 
@@ -251,8 +277,7 @@ class Parts {
   /// sigmoid of one product, it is a mixture of one expert, weighted by that.
   void add_shared() {
     const std::int64_t d = problem_.size("d"), h = problem_.size("shared-h");
-    const std::string act = option_or(problem_, "act", "silu"),
-                      residual = ffn_adds() ? "yes" : "no";
+    const std::string residual = ffn_adds() ? "yes" : "no";
     Names names{{"x", ffn_input_},           {"w_gate", "w_shared_gate"},  {"w_up", "w_shared_up"},
                 {"w_down", "w_shared_down"}, {"residual", ffn_residual()}, {"y", "shared_out"},
                 {"hidden", "shared_hidden"}, {"y_scale", "residual_scale"}};
@@ -261,7 +286,8 @@ class Parts {
     for (const char* name : {"gate", "up", "down"})
       for (const char* part : {"_scale", "_zero", "_dense"})
         names[std::string("w_") + name + part] = std::string("w_shared_") + name + part;
-    std::map<std::string, std::string> options{{"act", act},
+    names = with_gate(std::move(names), "w_shared_up");
+    std::map<std::string, std::string> options{{"act", activation()},
                                                {"residual", residual},
                                                {"weights", option_or(problem_, "weights", "dense")},
                                                {"quantise", quantise()}};
@@ -289,8 +315,11 @@ class Parts {
   PartList list_;
   std::int64_t tokens_;
   bool norms_first_, post_norms_;
-  bool sliced_;  // a rank's, of a group
-  bool beside_;  // the feed-forward network stands beside attention
+  bool sliced_;          // a rank's, of a group
+  bool mixes_;           // it has a mixer
+  bool squares_;         // act=relu2
+  bool beside_;          // the feed-forward network stands beside attention
+  bool normed_ = false;  // the sum over ranks has normalised what the network reads
   const char* ffn_input_ = "";
 };
 
@@ -298,6 +327,10 @@ class Parts {
 
 bool has_experts(const Problem& problem) {
   return problem.has("ffn", "moe");
+}
+
+bool has_network(const Problem& problem) {
+  return !problem.has("ffn", "none");
 }
 
 bool has_dense_attention(const Problem& problem) {

@@ -162,6 +162,7 @@ std::optional<std::string> unknown_option(const Problem& problem, bool experts) 
   if (problem.sizes.contains("input-h"))
     return fmt::format("input-h={}: the kernel knows layers without inputs of their own",
                        problem.size("input-h"));
+  if (problem.has("act", "relu2")) return "act=relu2: the kernel has gates";
   if (problem.has("post-norms", "only"))
     return "post-norms=only: the kernel has norms in front too";
   if (!experts && problem.has("ffn-bias", "yes"))

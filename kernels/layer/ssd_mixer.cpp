@@ -48,25 +48,28 @@ void add_ssd_parts(PartList& parts, const MixerPlace& place) {
   add_in_product(parts, place, at.columns(), "no");
   add_state_conv(parts, conv, at.channels(), at.channels(), option_or(problem, "conv-bias", "no"),
                  at.of_conv());
-  OpPart& core =
-      parts.add("ssd", ssd_op(),
-                {{"s", size_or(problem, "s", 1)},
-                 {"b", batch},
-                 {"heads", heads},
-                 {"dim", dim},
-                 {"state-dim", state_dim},
-                 {"groups", groups},
-                 {"states", batch},
-                 {"x-row", at.channels()},
-                 {"b-row", at.channels()},
-                 {"c-row", at.channels()},
-                 {"dt-row", at.columns()}},
-                {{"dt-bias", "yes"}, {"skip", "yes"}, {"indices", "yes"}, {"null-index", "-1"}},
-                {{"x", "convolved"},
-                 {"B", "convolved"},
-                 {"C", "convolved"},
-                 {"dt", "projected"},
-                 {"out", "mixed"}});
+  PartList::Options options{
+      {"dt-bias", "yes"}, {"skip", "yes"}, {"indices", "yes"}, {"null-index", "-1"}};
+  for (const char* name : {"dt-min", "dt-max"})
+    if (problem.options.contains(name)) options[name] = problem.option(name);
+  OpPart& core = parts.add("ssd", ssd_op(),
+                           {{"s", size_or(problem, "s", 1)},
+                            {"b", batch},
+                            {"heads", heads},
+                            {"dim", dim},
+                            {"state-dim", state_dim},
+                            {"groups", groups},
+                            {"states", batch},
+                            {"x-row", at.channels()},
+                            {"b-row", at.channels()},
+                            {"c-row", at.channels()},
+                            {"dt-row", at.columns()}},
+                           std::move(options),
+                           {{"x", "convolved"},
+                            {"B", "convolved"},
+                            {"C", "convolved"},
+                            {"dt", "projected"},
+                            {"out", "mixed"}});
   set_first(core, "B", at.B().first);
   set_first(core, "C", at.C().first);
   set_first(core, "dt", at.features + at.channels());
@@ -124,7 +127,7 @@ const Mixer& ssd_mixer() {
       .name = "ssd",
       .summary = "state space duality behind short convolutions, as in Mamba-2",
       .needed = {"heads", "dim", "state-dim", "state-groups", "width"},
-      .fields = {"conv-bias", "conv-indices", "mixer-eps"},
+      .fields = {"conv-bias", "conv-indices", "mixer-eps", "dt-min", "dt-max"},
       .shared_inputs = {"state_indices"},
       .inputs = {"w_in", "w_in_scale", "w_in_zero", "w_conv", "b_conv", "A_log", "dt_bias", "D",
                  "mixer_norm", "conv_state", "states"},

@@ -47,7 +47,8 @@ _OF_MIXERS = {"conv": (("w_in", "w_conv"), ("b_in", "b_conv")),
               "mla": (("w_kv_a", "kv_a_norm", "w_kv_b"), ("w_q", "w_g", "q_factors", *_OF_LATENT)),
               "gated-delta-rule": (_OF_DELTA, (*_PACKED_DELTA, *_SEPARATE_DELTA)),
               "kda": (_OF_DELTA, ("w_z_low", "w_a_low", *_PACKED_DELTA, *_SEPARATE_DELTA)),
-              "ssd": (("w_in", "w_conv", "A_log", "dt_bias", "D", "mixer_norm"), ("b_conv",))}
+              "ssd": (("w_in", "w_conv", "A_log", "dt_bias", "D", "mixer_norm"), ("b_conv",)),
+              "none": ((), ())}
 # Mixers with a state of each head, in float32, beside those of convolutions.
 _DELTA = ("gated-delta-rule", "kda")
 _RECURRENT = (*_DELTA, "ssd")
@@ -66,6 +67,9 @@ _BESIDE_PACKED = tuple(f"{name}{part}" for name in PACKED for part in ("_scale",
 ROUNDED = ("w_qkv", "w_o", "w_gate", "w_up", "w_gate_up", "w_down")
 ROUNDED_NETWORK = ROUNDED[2:]
 _SCALES = tuple(f"{name}_scale" for name in ROUNDED)
+_OF_NETWORK = ("ffn_norm", "ffn_norm_bias", "ffn_post_norm", "w_router", "b_router", "choice_bias", "w_gate", "w_up",
+               "w_gate_up", "w_down", "b_gate", "b_up", "b_gate_up", "b_down", "w_shared_router", "w_shared_gate",
+               "w_shared_up", "w_shared_down")
 # Weights and biases that norms have if a model's do not: 1 and 0.
 _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm", "ffn_norm",
               "ffn_norm_bias", "ffn_post_norm")
@@ -168,9 +172,14 @@ class LayerForm:
         return torch.float8_e4m3fn if self.get("cache-format") == "e4m3" else dtype
 
     @property
+    def mixes(self) -> bool:
+        """Whether it has a mixer: others are a feed-forward network alone."""
+        return self.mixer != "none"
+
+    @property
     def states(self) -> int:
         """How many tensors each layer writes in place: keys and values, latents with rotated keys, or states."""
-        return 2 if self.mixer == "attention" or self.is_recurrent else 1
+        return 0 if not self.mixes else 2 if self.mixer == "attention" or self.is_recurrent else 1
 
     @property
     def is_recurrent(self) -> bool:
@@ -180,7 +189,7 @@ class LayerForm:
     @property
     def features(self) -> tuple[int, int]:
         """Of all heads of q, and of v, where these are others."""
-        heads, dim = self.get("heads"), self.get("dim", 0)
+        heads, dim = self.get("heads", 0), self.get("dim", 0)
         return heads * dim, self.get("v-heads", heads) * self.get("v-dim", dim)
 
     @property
@@ -199,7 +208,7 @@ class LayerForm:
 
     def state_shapes(self, batch: int) -> list[tuple[int, ...]]:
         """Those of a mixer's states; nothing where there are caches, which have any size."""
-        if self.attends:
+        if self.attends or not self.mixes:
             return []
         shapes = [(batch, sum(self.convolved), self.get("width"))]
         if self.mixer in _DELTA:
@@ -241,7 +250,8 @@ def shares_keys(names: Sequence[str] | set[str], mixer: str = "attention") -> bo
     return mixer == "attention" and not {"w_k", "w_v", "w_qkv"} & {*names}
 
 
-def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer: str) -> None:
+def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer: str, network: bool,
+                  squares: bool) -> None:
     """That a layer has these tensors, and no others."""
     packed = "w_gate_up" in names
     shares = shares_keys(names, mixer)
@@ -252,7 +262,10 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
     if mixer in _DELTA and names & {"b_q", "b_k", "b_v"}:
         raise Error(f"layer: {mixer} has no biases of q, k and v")
     unknown = sorted(names - set(WEIGHTS) | names & others)
-    needed = {*of_mixer, "w_o", "w_gate_up" if packed else "w_up", "w_down"} - names
+    needed = {*of_mixer, *(("w_o",) if mixer != "none" else ()),
+              *(("w_gate_up" if packed else "w_up", "w_down") if network else ())} - names
+    unknown += sorted(names & {*(_OF_NETWORK if not network else ("w_o", "b_o", "attn_norm", "attn_norm_bias",
+                                                                    "attn_post_norm") if mixer == "none" else ())})
     if mixer in _DELTA:
         packed_qkv = "w_qkv" in names
         needed |= {*(_PACKED_DELTA if packed_qkv else _SEPARATE_DELTA)} - names
@@ -261,7 +274,9 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
         by_latent = bool(names & {*_OF_LATENT})
         needed |= {*(_OF_LATENT if by_latent else ("w_q",))} - names
         unknown += ["w_q"] if by_latent and "w_q" in names else []
-    if parallel or "ffn_norm" in names or "attn_post_norm" not in names:
+    if mixer == "none":
+        needed |= {"ffn_norm"} - names if "ffn_post_norm" not in names else set()
+    elif parallel or "ffn_norm" in names or "attn_post_norm" not in names:
         needed |= {"attn_norm"} - names
     if unknown or needed:
         raise Error(f"layer: a layer has {'no ' + sorted(needed)[0] if needed else unknown[0]}: its "
@@ -273,8 +288,9 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
                     "give q, k and v packed, or each")
     of_heads = () if shares else (("b_q", "b_k", "b_v"), ("q_norm", "k_norm"), ("q_norm_bias", "k_norm_bias"))
     for group in (*of_heads, ("k_scale", "v_scale"), OF_INPUT, _OF_EXPERT_NORMS,
-                  ("attn_post_norm", "ffn_post_norm"), ("w_z_low", "w_a_low"),
-                  ("w_shared_gate", "w_shared_up", "w_shared_down")):
+                  *((("attn_post_norm", "ffn_post_norm"),) if network and mixer != "none" else ()),
+                  ("w_z_low", "w_a_low"),
+                  (*(() if squares else ("w_shared_gate",)), "w_shared_up", "w_shared_down")):
         if 0 < sum(name in names for name in group) < len(group):
             raise Error(f"layer: give all of {', '.join(group)}, or none")
     if "q_norm_bias" in names and "q_norm" not in names:
@@ -285,10 +301,13 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
     if ("w_router" in names) != (choice is not None) or packed and choice is None:
         raise Error("layer: a mixture of experts has w_router and top_k: give both"
                     + (", or w_gate and w_up in the place of w_gate_up" if packed else ""))
-    if choice and not gated:
+    if choice and not gated and not squares:
         raise Error("layer: experts have gates: give w_gate too")
-    of_experts = sorted(names & {"b_router", "choice_bias", "w_shared_gate", "w_shared_router", "expert_scale",
-                                 "router_norm"})
+    if squares and names & {"w_gate", "w_gate_up", "w_shared_gate", "b_up", "b_down", "w_shared_router", *OF_INPUT,
+                            *_OF_EXPERT_NORMS}:
+        raise Error("layer: relu2 is of networks without gates and biases: give w_up and w_down alone")
+    of_experts = sorted(names & {"b_router", "choice_bias", "w_shared_gate", "w_shared_up", "w_shared_router",
+                                 "expert_scale", "router_norm"})
     if of_experts and not choice:
         raise Error(f"layer: {of_experts[0]} is of a mixture of experts: there is no w_router")
     if "w_shared_router" in names and "w_shared_gate" not in names:
@@ -297,7 +316,7 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
                                    or not {"attn_post_norm", "ffn_norm"} <= names):
         raise Error("layer: router_norm is of experts beside w_shared_gate, without w_shared_router, in layers with "
                     "norms before and behind")
-    if "ffn_norm" in names and ("ffn_norm_bias" in names) != ("attn_norm_bias" in names):
+    if {"ffn_norm", "attn_norm"} <= names and ("ffn_norm_bias" in names) != ("attn_norm_bias" in names):
         raise Error("layer: give biases of both norms, or of none")
     if choice:
         needed = {"b_down", *(("b_gate_up",) if packed else ("b_gate", "b_up"))}
@@ -318,7 +337,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             head_gates: bool = False, latent: Latent | None = None, head_scales: bool = False, v_heads: int = 0,
             v_dim: int = 0, beta_scale: float = 1.0, mixer_eps: float = 1e-6, state_dim: int = 0,
             state_groups: int = 1, gate_rank: int = 0, gate_bound: float = 0.0,
-            gated_rows: bool = False, v_norm: bool = False) -> str:
+            gated_rows: bool = False, v_norm: bool = False, network: bool = True,
+            dt_limit: tuple[float, float] = (0.0, float("inf"))) -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
     is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: format and
     groups of packed weights, "int4-128", and then `h`, which their shapes do not tell. `quantise`: "token" or
@@ -329,7 +349,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     `v_heads` to `mixer_eps` are of gated-delta-rule, and `mixer_eps` to `state_groups` of ssd.
     kda has `gate_rank` and `gate_bound`, and no beta_scale. `gated_rows`: behind the rows of each head of w_q are
     those of its gates, in the place of w_g. `v_norm`: heads of v have a norm without
-    weights."""
+    weights. Without `network` layers
+    are their mixer alone, and with mixer="none" they are their network. `dt_limit`: of the steps of ssd."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -343,7 +364,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     if grouped and "w_qkv" not in names:
         raise Error("layer: grouped is of w_qkv: give that in the place of w_q, w_k and w_v")
     beside = _BESIDE_PACKED if packed else _SCALES if quantise else ()
-    _expect_names(names - set(beside), choice, parallel, mixer)
+    _expect_names(names - set(beside), choice, parallel, mixer, network, act == "relu2")
     packs_attention = "w_qkv_scale" in names
     if "w_g" in names and packs_attention:
         raise Error("layer: w_g beside attention's weights that are packed or float8_e4m3fn: a gate's layer is dense")
@@ -369,17 +390,17 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
                "kv-heads": kv_heads, "dim": dim, "act": act, "eps": float(eps)}
     if constants:
         options["constants"] = ",".join([n for n in WEIGHTS if n in constants])
-    if "attn_norm_bias" in names:
+    if {"attn_norm_bias", "ffn_norm_bias"} & names:
         options["norm"] = "layer"
     else:
         options["convention"] = convention
-    post_norms = "attn_post_norm" in names
-    if len(norms) == 1 and not post_norms:
+    post_norms = bool({"attn_post_norm", "ffn_post_norm"} & names)
+    if len(norms) == 1 and not post_norms and network and mixer != "none":
         parallel = True
     for name, holds, value in (
             ("post-norms", post_norms, "yes" if norms else "only"),
             ("block", parallel, "parallel" if len(norms) == 1 else "parallel-norms"),
-            ("ffn", choice or not gated, "moe" if choice else "plain"),
+            ("ffn", choice or not gated, "moe" if choice else "plain" if network else "none"),
             ("qkv-weights", "w_qkv" in names and (grouped or not packs_attention),
              "grouped" if grouped else "packed"),
             ("packed", packed, packed), ("h", packed, h),
@@ -424,8 +445,11 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
                 ("shared-gate", "w_shared_router" in names, "yes")):
             if holds:
                 options[name] = value
+    if not network:
+        options.pop("act")
     if mixer != "attention":
-        others = (*_ATTENTION_OPTIONS, *(("dim",) if latent else _CACHE_OPTIONS))
+        others = (*_ATTENTION_OPTIONS, *(("dim",) if latent else _CACHE_OPTIONS),
+                  *(("heads", "dim") if mixer == "none" else ()))
         options = {name: value for name, value in options.items() if name not in others} | {"mixer": mixer}
     if mixer == "conv":
         options |= {"width": width} | ({"conv-bias": "yes"} if "b_conv" in names else {})
@@ -438,6 +462,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     if mixer == "ssd":
         options |= {"width": width, "state-dim": state_dim, "state-groups": state_groups,
                     "mixer-eps": float(mixer_eps)} | ({"conv-bias": "yes"} if "b_conv" in names else {})
+        least, most = map(float, dt_limit)
+        options |= ({"dt-min": least} if least else {}) | ({"dt-max": most} if most != float("inf") else {})
     if latent:
         options |= {"nope": latent.nope, "rope": latent.rope, "v-dim": latent.v, "rank": latent.rank,
                     "latent-eps": float(latent.eps)}
@@ -543,7 +569,8 @@ def _shapes_of_scales(form: LayerForm, shapes: Mapping[str, tuple[int, ...]]) ->
 
 def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None, input_h: int = 0,
               tokens: tuple[int, int] = (1, 1)) -> dict[str, tuple[int, ...]]:
-    heads, kv_heads, dim = form.get("heads"), form.get("kv-heads", form.get("heads")), form.get("dim", 0)
+    heads, dim = form.get("heads", 0), form.get("dim", 0)
+    kv_heads = form.get("kv-heads", heads)
     shapes = dict.fromkeys(WEIGHTS, (d,))
     shapes |= dict(q_factors=tokens, layer_input=(*tokens, input_h), w_input_gate=(input_h, d),
                    w_input_out=(d, input_h))

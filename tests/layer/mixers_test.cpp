@@ -35,6 +35,11 @@ std::vector<SmallModel> models_with_states() {
   mixture["dim"] = 11;
   mixture["state-dim"] = 20;
   mixture.insert({{"experts", 6}, {"top-k", 2}, {"shared-h", 40}});
+  Sizes alone = ssd;
+  alone.erase("h");
+  const Sizes network{{"d", 72}, {"h", 104}};
+  Sizes experts_alone = network;
+  experts_alone.insert({{"experts", 6}, {"top-k", 2}, {"shared-h", 40}});
   return {{"qwen3.5", delta, {{"mixer", "gated-delta-rule"}, {"convention", "gemma"}}},
           {"olmo hybrid",
            delta,
@@ -66,7 +71,27 @@ std::vector<SmallModel> models_with_states() {
            {{"mixer", "gated-delta-rule"}, {"qkv-weights", "packed"}, {"convention", "gemma"}}},
           {"kimi, packed", kimi, {{"mixer", "kda"}, {"qkv-weights", "packed"}}},
           {"kimi linear", low_rank, {{"mixer", "kda"}}},
-          {"ling", kimi, {{"mixer", "kda"}, {"gate-bound", "-5"}, {"mixer-eps", "1e-5"}}}};
+          {"ling", kimi, {{"mixer", "kda"}, {"gate-bound", "-5"}, {"mixer-eps", "1e-5"}}},
+          {"mamba2", alone, {{"mixer", "ssd"}, {"ffn", "none"}, {"conv-bias", "yes"}}},
+          {"steps with limits",
+           alone,
+           {{"mixer", "ssd"}, {"ffn", "none"}, {"dt-min", "0.25"}, {"dt-max", "1"}}},
+          {"mamba2 with a norm behind",
+           alone,
+           {{"mixer", "ssd"}, {"ffn", "none"}, {"post-norms", "yes"}, {"layer-scalar", "yes"}}},
+          {"nemotron-h's MLP", network, {{"mixer", "none"}, {"ffn", "plain"}, {"act", "relu2"}}},
+          {"an MLP alone",
+           network,
+           {{"mixer", "none"}, {"residual-scale", "yes"}, {"layer-scalar", "yes"}}},
+          {"nemotron-h's experts",
+           experts_alone,
+           {{"mixer", "none"},
+            {"ffn", "moe"},
+            {"act", "relu2"},
+            {"score", "sigmoid"},
+            {"choice-bias", "yes"},
+            {"renormalise", "yes"},
+            {"route-scale", "2.5"}}}};
 }
 
 Problem with_states(const SmallModel& model, DeviceKind kind, DType dtype, const Sizes& more) {
@@ -91,7 +116,7 @@ void verify_states(Backend& backend, DType dtype, int more) {
         several["layers"] = 3;
         verify_plan(backend, layer_op(), with_states(model, kind, dtype, several), 2);
       }
-      if (model.options.at("mixer") != "ssd")
+      if (const std::string& mixer = model.options.at("mixer"); mixer != "ssd" && mixer != "none")
         verify_plan(backend, layer_op(),
                     with_states(model, kind, dtype, {{"batch", 2}, {"s", 3}, {"ranks", 2}}), 3);
     }
@@ -210,6 +235,49 @@ TEST_CASE("a mixer refuses the fields of others, and asks for its own") {
   ssd["state-groups"] = 2;
   ssd["ranks"] = 2;
   CHECK(mentions(layer_complaint(ssd, {{"mixer", "ssd"}}), "mixer=ssd with ranks=2"));
+}
+
+TEST_CASE("a layer may be its mixer alone, or its network") {
+  const auto models = models_with_states();
+  const auto names = [&](std::size_t model) {
+    Names all;
+    for (const auto& tensor : layer_op().tensors(
+             with_states(models[model], DeviceKind::cuda, DType::bf16, {{"batch", 2}})))
+      if (tensor.role != Role::intermediate) all.push_back(tensor.name);
+    return all;
+  };
+  CHECK(names(11) == Names{"x", "state_indices", "attn_norm", "w_in", "w_conv", "b_conv", "A_log",
+                           "dt_bias", "D", "mixer_norm", "conv_state", "states", "w_o", "y"});
+  CHECK(names(14) == Names{"x", "ffn_norm", "w_up", "w_down", "y"});
+  CHECK(names(16) == Names{"x", "ffn_norm", "w_router", "choice_bias", "w_up", "w_down",
+                           "w_shared_up", "w_shared_down", "y"});
+  const Sizes llama{{"batch", 1}, {"d", 64}, {"heads", 4}, {"dim", 16}, {"cache", 24}};
+  Sizes network{{"batch", 1}, {"d", 64}, {"h", 96}};
+  CHECK(layer_complaint(llama, {{"ffn", "none"}}) == "");
+  CHECK(mentions(layer_complaint(llama), "size 'h'"));
+  CHECK(layer_complaint(network, {{"mixer", "none"}}) == "");
+  CHECK(mentions(layer_complaint(network, {{"mixer", "none"}, {"ffn", "none"}}),
+                 "mixer=none with ffn=none"));
+  CHECK(mentions(layer_complaint(network, {{"mixer", "none"}, {"block", "parallel"}}),
+                 "mixer=none with block=parallel"));
+  CHECK(mentions(layer_complaint(network, {{"mixer", "none"}, {"out-bias", "yes"}}),
+                 "out-bias=yes is of layers with a mixer"));
+  CHECK(mentions(layer_complaint(network, {{"mixer", "none"}, {"act", "relu2"}}),
+                 "act=relu2 with a gate"));
+  CHECK(mentions(
+      layer_complaint(network,
+                      {{"mixer", "none"}, {"ffn", "plain"}, {"act", "relu2"}, {"ffn-bias", "yes"}}),
+      "act=relu2 with ffn-bias=yes"));
+  network["ranks"] = 2;
+  CHECK(mentions(layer_complaint(network, {{"mixer", "none"}}), "mixer=none with ranks=2"));
+  network.erase("ranks");
+  network["heads"] = 4;
+  CHECK(mentions(layer_complaint(network, {{"mixer", "none"}}), "heads=4 is of mixer=attention"));
+  Sizes more = llama;
+  more["h"] = 96;
+  CHECK(mentions(layer_complaint(more, {{"ffn", "none"}}), "h=96 is of layers with"));
+  CHECK(mentions(layer_complaint(llama, {{"ffn", "none"}, {"act", "gelu"}}),
+                 "act=gelu is of layers with"));
 }
 
 TEST_CASE("columns of one product are read by their rows, with one convolution behind it") {

@@ -1306,8 +1306,10 @@
  *   positions       1 to 1073741824, rare                 rows of the table of angles; 4096 if left
  *                                                         out
  *   act                                                   silu, gelu, gelu-tanh, relu, none,
- *                                                         swiglu-oai: activation of the
- *                                                         feed-forward network
+ *                                                         swiglu-oai, relu2: activation of the
+ *                                                         feed-forward network; relu2: relu(x)² of
+ *                                                         networks without gates, which experts
+ *                                                         then have none of
  *   norm            rms, layer                            normalisation of rows: by the root mean
  *                                                         square, or layer normalisation with
  *                                                         biases
@@ -1328,9 +1330,10 @@
  *                                                         attention; parallel: it takes the same
  *                                                         normalised x; parallel-norms: it takes x
  *                                                         by a second norm
- *   ffn             gated, plain, moe                     the feed-forward network: with a gate,
- *                                                         plain without, or a mixture of experts
- *                                                         with gates
+ *   ffn             gated, plain, moe, none               the feed-forward network: with a gate,
+ *                                                         plain without, a mixture of experts with
+ *                                                         gates, or none in a layer that is its
+ *                                                         mixer alone
  *   score           softmax, sigmoid                      function of a router's logit that gives
  *                                                         an expert's score
  *   order           before, after                         whether the router's softmax is over all
@@ -1386,6 +1389,8 @@
  *   beta-scale      a number from 0 to 2                  factor of beta in mixer=gated-delta-rule
  *   gate-bound      a number from -100 to 0               mixer=kda: the decays' bound, which
  *                                                         sigmoids approach; 0: decays by softplus
+ *   dt-min          a number from 0 to 1000000            mixer=ssd: the least step
+ *   dt-max          a number from 0 to 1000000            mixer=ssd: the largest step; 0: no limit
  *   mixer-eps       a number from 0 to 1                  added to the mean square of a mixer's own
  *                                                         norm
  *   output-gate     no, features, heads, q-rows           sigmoids of a product of attention's
@@ -1450,7 +1455,7 @@
  *                                                         for each token and row of a weight, or
  *                                                         each 128 elements and block of 128 x 128
  *   mixer                                                 attention, conv, mla, gated-delta-rule,
- *                                                         kda, ssd: what mixes the tokens:
+ *                                                         kda, ssd, none: what mixes the tokens:
  *                                                         attention, attention over a cache of keys
  *                                                         and values; conv, a short convolution
  *                                                         with gates in front of it and behind it,
@@ -1461,7 +1466,9 @@
  *                                                         convolutions; kda, Kimi Delta Attention,
  *                                                         the gated delta rule with a decay of each
  *                                                         feature; ssd, state space duality behind
- *                                                         short convolutions, as in Mamba-2
+ *                                                         short convolutions, as in Mamba-2; none,
+ *                                                         for layers that are a feed-forward
+ *                                                         network alone
  *   cache-format    same, e4m3                            element type of cached keys and values:
  *                                                         that of q, or e4m3 with f32 scales
  *   cache-scales    tensor, head                          scales of keys and of values in e4m3: one
@@ -1529,6 +1536,8 @@
  *   16  layer_input   input  T  [batch, input-h]
  *   17  w_input_out   input  T  [d, input-h]
  *   18  input_norm    input  T  [d]
+ * with act=relu2: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   ffn_norm, w_up, w_down, y
  * with norm=layer: x, positions, slots, lengths, attn_norm, attn_norm_bias, w_q, w_k, w_v,
  *   k_cache, v_cache, w_o, ffn_norm, ffn_norm_bias, w_gate, w_up, w_down, y
  *   5   attn_norm_bias  input  T  [d]
@@ -1551,6 +1560,7 @@
  *   w_o, w_gate, w_up, w_down, y
  * with ffn=plain: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
  *   ffn_norm, w_up, w_down, y
+ * with ffn=none: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o, y
  * with qkv-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, b_q, b_k, b_v,
  *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   8   b_q  input  T  [dim * heads]
@@ -2032,8 +2042,10 @@
  *   room            1 to 16777216, rare                   ids of a sequence that `out` has room
  *                                                         for; the cache's keys if left out
  *   act                                                   silu, gelu, gelu-tanh, relu, none,
- *                                                         swiglu-oai: activation of the
- *                                                         feed-forward network
+ *                                                         swiglu-oai, relu2: activation of the
+ *                                                         feed-forward network; relu2: relu(x)² of
+ *                                                         networks without gates, which experts
+ *                                                         then have none of
  *   norm            rms, layer                            normalisation of rows: by the root mean
  *                                                         square, or layer normalisation with
  *                                                         biases
@@ -2054,9 +2066,10 @@
  *                                                         attention; parallel: it takes the same
  *                                                         normalised x; parallel-norms: it takes x
  *                                                         by a second norm
- *   ffn             gated, plain, moe                     the feed-forward network: with a gate,
- *                                                         plain without, or a mixture of experts
- *                                                         with gates
+ *   ffn             gated, plain, moe, none               the feed-forward network: with a gate,
+ *                                                         plain without, a mixture of experts with
+ *                                                         gates, or none in a layer that is its
+ *                                                         mixer alone
  *   score           softmax, sigmoid                      function of a router's logit that gives
  *                                                         an expert's score
  *   order           before, after                         whether the router's softmax is over all
@@ -2112,6 +2125,8 @@
  *   beta-scale      a number from 0 to 2                  factor of beta in mixer=gated-delta-rule
  *   gate-bound      a number from -100 to 0               mixer=kda: the decays' bound, which
  *                                                         sigmoids approach; 0: decays by softplus
+ *   dt-min          a number from 0 to 1000000            mixer=ssd: the least step
+ *   dt-max          a number from 0 to 1000000            mixer=ssd: the largest step; 0: no limit
  *   mixer-eps       a number from 0 to 1                  added to the mean square of a mixer's own
  *                                                         norm
  *   output-gate     no, features, heads, q-rows           sigmoids of a product of attention's
@@ -2173,7 +2188,7 @@
  *                                                         for each token and row of a weight, or
  *                                                         each 128 elements and block of 128 x 128
  *   mixer                                                 attention, conv, mla, gated-delta-rule,
- *                                                         kda, ssd: what mixes the tokens:
+ *                                                         kda, ssd, none: what mixes the tokens:
  *                                                         attention, attention over a cache of keys
  *                                                         and values; conv, a short convolution
  *                                                         with gates in front of it and behind it,
@@ -2184,7 +2199,9 @@
  *                                                         convolutions; kda, Kimi Delta Attention,
  *                                                         the gated delta rule with a decay of each
  *                                                         feature; ssd, state space duality behind
- *                                                         short convolutions, as in Mamba-2
+ *                                                         short convolutions, as in Mamba-2; none,
+ *                                                         for layers that are a feed-forward
+ *                                                         network alone
  *   cache-format    same, e4m3                            element type of cached keys and values:
  *                                                         that of q, or e4m3 with f32 scales
  *   cache-scales    tensor, head                          scales of keys and of values in e4m3: one
@@ -2329,6 +2346,8 @@
  *   w_v, k_cache, v_cache, w_o, w_gate, w_up, w_down, final_norm, w_head, chosen, logit
  * with ffn=plain: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
  *   k_cache, v_cache, w_o, ffn_norm, w_up, w_down, final_norm, w_head, chosen, logit
+ * with ffn=none: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, final_norm, w_head, chosen, logit
  * with qkv-bias=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
  *   w_v, b_q, b_k, b_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, final_norm, w_head,
  *   chosen, logit

@@ -45,24 +45,27 @@ def _values(options, x, positions, angles, slots, lengths, pages, memory, first_
     h, shared_h, input_h = (own[before + states + form.behind.index(name)].shape[-1]
                             if name in form.behind else None for name in ("w_down", "w_shared_down", "w_input_out"))
     h = form.get("h", h)
-    shapes = shapes_of(form, d, h, shared_h, input_h or 0, (batch, s))
+    shapes = shapes_of(form, d, h or 0, shared_h, input_h or 0, (batch, s))
     if (memory is None) != (form.get("ranks") is None):
         raise Error("layer: the form has ranks without a group's memory, or that is given without ranks")
     if (first_expert is None) != (form.get("own-experts") is None):
         raise Error("layer: first_expert is of a rank with whole experts: give both, or neither")
     if first_expert is not None:
         expect("layer", "first_expert", first_expert, (1,), torch.int32)
-    first = own[before]
+    first = own[before] if states else None
     page = count_of_pages = cache = None
     of_states = form.state_shapes(batch)
     if of_states:
         of_states = [t.shape for t in form.library_states([x.new_empty(shape, device="meta") for shape in of_states])]
         if any(t is not None for t in (positions, angles, lengths, pages)):
             raise Error(f"layer: positions, angles, lengths or pages are of attention, not of {form.mixer}")
-        if (slots is None) != (form.mixer == "conv"):
+        if (slots is None) == form.is_recurrent:
             raise Error(f"layer: slots are {'of other mixers than conv' if slots is not None else 'missing'}")
         if slots is not None:
             expect("layer", "slots", slots, (batch,), torch.int32)
+    elif not form.mixes:
+        if any(t is not None for t in (positions, angles, slots, lengths, pages)):
+            raise Error("layer: positions, angles, slots, lengths or pages are of mixers, which these layers have not")
     elif lengths is None or (slots is None) != form.shares_keys:
         raise Error("layer: layers without keys of their own have no slots" if form.shares_keys and lengths is not None
                     else "layer: no slots and lengths: give both")
@@ -126,10 +129,10 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
         if str(parsed.get("packed")).startswith("int4"):
             like = own["w_gate_scale"]
     else:
-        like = own["w_o"]
-        width = like.shape[0]
+        like = own["w_o"] if parsed.mixes else own["w_down"]
+        width = like.shape[-2]
     x = torch.empty(1, 1, width, dtype=like.dtype, device="meta")
-    of_states = parsed.state_shapes(1) or (
+    of_states = parsed.state_shapes(1) or ([] if not parsed.mixes else
         [(1, 64, parsed.get("rank") + parsed.get("rope"))] if parsed.is_latent else
         [(1, parsed.get("kv-heads"), 64, parsed.get("dim"))] * 2)
     caches = parsed.library_states([x.new_empty(shape, dtype=parsed.cache_dtype(x.dtype)) for shape in of_states])
@@ -181,7 +184,7 @@ def tensors_of_layers(parsed, weights: Sequence[Tensor], caches: Sequence[Tensor
                       like: Tensor) -> list[Tensor | None]:
     """The tensors of all layers in the library's order. Constants are on the device of `like`."""
     count, states, own = len(parsed.weights), parsed.states, []
-    for at in range(len(caches) // states):
+    for at in range(len(weights) // count):
         given = zip(parsed.weights, weights[at * count:(at + 1) * count])
         tensors = {name: (w.float() if name in FLOAT32 else w).contiguous() for name, w in given}
         if parsed.constants:
@@ -212,7 +215,7 @@ def expect_layers(op: str, parsed, weights: Sequence[Tensor], caches: Sequence[T
                   has_pages: Callable[[Tensor, Tensor], bool]) -> None:
     """That there are the tensors of whole layers, and caches that lie in memory as the op reads them."""
     count, states = len(parsed.weights), parsed.states
-    layers = len(caches) // states
+    layers = len(weights) // count
     if not layers or len(caches) != states * layers or len(weights) != count * layers:
         raise Error(f"{op}: {len(weights)} weights and {len(caches)} caches: give {count} and {states} of each layer")
     for cache in caches:

@@ -19,6 +19,9 @@ from .rope import _rotated, angles_at
 from .ssd import ssd_update
 
 
+_ACTIVATIONS = {**ACTIVATIONS, "relu2": lambda x: torch.relu(x).square()}
+
+
 def _expect_no_group(op, memory):
     if memory is not None:
         raise Error(f"{op}: the reference has no sums over the ranks of a group: unset FFTUNE_DISABLE")
@@ -28,7 +31,7 @@ def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, me
     _expect_no_group("layer", memory)
     found = parse(form)
     count, states = len(found.weights), found.states
-    for at in range(len(caches) // states):
+    for at in range(len(weights) // count):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
         for name, (n, k) in packed_sizes(found, x.shape[-1]).items() if found.get("packed") else ():
             format, group = found.get("packed").split("-")
@@ -113,7 +116,7 @@ def _state_space(x, w, states, slots, form):
                                  0)
     inputs, B, C = (t.unflatten(-1, (n, -1)) for t, n in zip(mixed.split(form.convolved, -1), (heads, groups, groups)))
     out = ssd_update(inputs, steps, None, w["A_log"], B, C, w["D"], w["dt_bias"], recurrent, slots,
-                     None, None, True, 0.0, 0.0, -1)
+                     None, None, True, form.get("dt-min", 0.0), form.get("dt-max", 0.0), -1)
     return gated_rmsnorm(out.flatten(2), gates, w["mixer_norm"], form.get("mixer-eps"), "before",
                          "silu", "t5", groups)
 
@@ -143,17 +146,13 @@ def _unscaled(x, positions, angles, slots, lengths, pages, w, caches, form):
         return residual + (norm(y, name) if form.get("post-norms") else y)
 
     normed = norm(x, "attn_norm") if "attn_norm" in w else x
-    if form.mixer == "conv":
-        mixed = _convolution(normed, w, *caches, form)
-    elif form.mixer in ("gated-delta-rule", "kda"):
-        mixed = _delta_rule(normed, w, caches, slots, form)
-    elif form.mixer == "ssd":
-        mixed = _state_space(normed, w, caches, slots, form)
-    elif form.is_latent:
-        mixed = _latent_attention(normed, positions, angles, slots, lengths, pages, w, *caches, form)
+    if not form.mixes:
+        mid = x
     else:
-        mixed = _attended(normed, positions, angles, slots, lengths, pages, w, caches, form)
-    mid = added(scaled(_product(mixed, w, "w_o", "b_o")), "attn_post_norm", x)
+        mixed = _mixed(normed, positions, angles, slots, lengths, pages, w, caches, form)
+        mid = added(scaled(_product(mixed, w, "w_o", "b_o")), "attn_post_norm", x)
+    if form.get("ffn") == "none":
+        return mid
     if "ffn_norm" in w:
         inner = norm(x if form.get("block") == "parallel-norms" else mid, "ffn_norm")
     else:
@@ -163,10 +162,23 @@ def _unscaled(x, positions, angles, slots, lengths, pages, w, caches, form):
         if "router_norm" in w:
             normed = norm(mid, "router_norm"), norm(mid, "experts_norm")
         return added(_experts(inner, w, form, scaled, *normed, norm), "ffn_post_norm", mid)
-    hidden = ACTIVATIONS[form.get("act")](_product(inner, w, "w_gate" if "w_gate" in w else "w_up", "b_up"))
+    hidden = _ACTIVATIONS[form.get("act")](_product(inner, w, "w_gate" if "w_gate" in w else "w_up", "b_up"))
     if "w_gate" in w:
         hidden = hidden * _product(inner, w, "w_up")
     return added(scaled(_product(hidden, w, "w_down", "b_down")), "ffn_post_norm", mid)
+
+
+def _mixed(normed, positions, angles, slots, lengths, pages, w, caches, form):
+    """The mixer's result in front of w_o."""
+    if form.mixer == "conv":
+        return _convolution(normed, w, *caches, form)
+    if form.mixer in ("gated-delta-rule", "kda"):
+        return _delta_rule(normed, w, caches, slots, form)
+    if form.mixer == "ssd":
+        return _state_space(normed, w, caches, slots, form)
+    if form.is_latent:
+        return _latent_attention(normed, positions, angles, slots, lengths, pages, w, *caches, form)
+    return _attended(normed, positions, angles, slots, lengths, pages, w, caches, form)
 
 
 def _attended(x, positions, angles, slots, lengths, pages, w, caches, form):
@@ -292,15 +304,17 @@ def _experts(x, w, form, scaled, of_router, of_experts, norm):
         return (moe_ffn_fp8_token if form.get("quantise") == "token" else moe_ffn_fp8_block)(
             of_experts, ids, weights, w[first], w.get("w_up"), w["w_down"], w[f"{first}_scale"], w.get("w_up_scale"),
             w["w_down_scale"], form.get("act"), form.get("gate-up", "halves"), 0, "")
+    squares = form.get("act") == "relu2"  # relu(x) x, with one weight for both
+    act = "relu" if squares else form.get("act")
     w_gate_up, b_gate_up = w.get("w_gate_up"), w.get("b_gate_up")
     if w_gate_up is None:
-        w_gate_up = torch.cat((w["w_gate"], w["w_up"]), 1)
+        w_gate_up = torch.cat((w["w_up" if squares else "w_gate"], w["w_up"]), 1)
         b_gate_up = torch.cat((w["b_gate"], w["b_up"]), 1) if "b_gate" in w else None
     y = moe_ffn(of_experts, ids, weights, w_gate_up, None, w["w_down"], b_gate_up, w.get("b_down"),
-                form.get("act"), form.get("gate-up", "halves"), "after", 0, "")
-    if "w_shared_gate" not in w:
+                act, form.get("gate-up", "halves"), "after", 0, "")
+    if "w_shared_up" not in w:
         return y
-    hidden = act_mul(F.linear(x, w["w_shared_gate"]), F.linear(x, w["w_shared_up"]), form.get("act"))
+    hidden = act_mul(F.linear(x, w["w_shared_up" if squares else "w_shared_gate"]), F.linear(x, w["w_shared_up"]), act)
     shared = F.linear(hidden, w["w_shared_down"])
     if "w_shared_router" in w:
         shared = shared * torch.sigmoid(F.linear(x, w["w_shared_router"]))
