@@ -89,8 +89,8 @@ def is_known(condition) -> bool:
 
 # transformers.
 
-# Under which modules take a cache of keys and values, which 5.24 renamed.
-CACHE_NAMES = ("cache", "past_key_values", "past_key_value", "layer_past")
+# Under which modules take a cache of keys and values, which 5.24 renamed; the last one is of states alone.
+CACHE_NAMES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_params")
 
 
 @functools.cache

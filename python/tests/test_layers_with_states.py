@@ -8,7 +8,7 @@ import transformers
 import fftune
 from fftune import reference
 from fftune._custom import OPS, call
-from fftune._layer_form import FLOAT32, form_of, parse
+from fftune._layer_form import FLOAT32, Choice, form_of, parse
 from fftune.patching import layers as patched_layers
 from models import RELEASE
 
@@ -96,14 +96,31 @@ def bailing_hybrid(**more):
                                             head_dim=16, **more)
 
 
+def mamba2(**more):
+    """Layers that are mixers alone, without positions and masks; it adds in float32."""
+    return transformers.Mamba2Config(vocab_size=96, hidden_size=32, num_hidden_layers=4, num_heads=4, head_dim=16,
+                                     state_size=12, n_groups=2, chunk_size=8, bos_token_id=1, eos_token_id=2,
+                                     pad_token_id=0, **more)
+
+
+def nemotron_h(kinds="M-*E", **more):
+    """Layers that are a mixer, attention, an MLP with relu(x)², or such experts alone; prompts limit their steps."""
+    return transformers.NemotronHConfig(**_SIZES, hybrid_override_pattern=kinds, mamba_num_heads=4, mamba_head_dim=16,
+                                        ssm_state_size=12, n_groups=2, head_dim=8, chunk_size=8, n_routed_experts=6,
+                                        num_experts_per_tok=2, moe_intermediate_size=24, routed_scaling_factor=2.5,
+                                        moe_shared_expert_intermediate_size=20, **more)
+
+
 MODELS = {"lfm2": lfm2, "lfm2-biased": lambda: lfm2(conv_bias=True, conv_L_cache=5), "lfm3": lfm3,
           "lfm2-moe": lfm2_moe, "lfm2-moe-unbiased": lambda: lfm2_moe(use_expert_bias=False, norm_topk_prob=False),
           "qwen3.5": qwen3_5, "qwen3.5-moe": qwen3_5_moe, "qwen3-next": qwen3_next, "olmo-hybrid": olmo_hybrid,
           "bamba": bamba, "bamba-plain": lambda: bamba(mamba_conv_bias=False, mamba_n_groups=1),
           "granite-hybrid": granite_hybrid, "granite-hybrid-moe": lambda: granite_hybrid(6), "kimi-linear": kimi_linear,
-          "bailing-hybrid": bailing_hybrid, "bailing-hybrid-free": lambda: bailing_hybrid(kda_safe_gate=False)}
+          "mamba2": mamba2, "nemotron-h": nemotron_h, "bailing-hybrid": bailing_hybrid,
+          "bailing-hybrid-free": lambda: bailing_hybrid(kda_safe_gate=False)}
 # Their mixers, one for each run of equal layers.
-RUNS = {"lfm2": ["conv", "attention", "conv"], "lfm2-biased": ["conv", "attention", "conv"],
+RUNS = {"mamba2": ["ssd"], "nemotron-h": ["ssd", "none", "attention", "none"],
+        "lfm2": ["conv", "attention", "conv"], "lfm2-biased": ["conv", "attention", "conv"],
         "lfm3": ["conv", "attention"] * 2,
         **dict.fromkeys(("lfm2-moe", "lfm2-moe-unbiased"), ["conv", "attention", "conv"]),
         **dict.fromkeys(("qwen3.5", "qwen3.5-moe", "qwen3-next", "olmo-hybrid"),
@@ -148,7 +165,8 @@ def steps(model, calls, mask=None):
         for ids in calls:
             if mask is not None:
                 mask = torch.cat((mask, mask.new_ones(len(ids), ids.shape[1])), 1)
-            logits.append(model(ids, past_key_values=cache, use_cache=True, attention_mask=mask).logits)
+            name = "cache_params" if isinstance(model.config, transformers.Mamba2Config) else "past_key_values"
+            logits.append(model(ids, use_cache=True, attention_mask=mask, **{name: cache}).logits)
     return torch.cat(logits, 1), cache
 
 
@@ -234,6 +252,51 @@ def test_op_is_its_reference(mixer, shapes_of, s, form, dtype):
     with pytest.raises(fftune.Error, match=reason):
         slots = torch.zeros(3, s, dtype=torch.int32) if slots is None else None
         call(OPS.layer, x, None, None, slots, None, None, weights, mine, form, None, None)
+
+
+@pytest.mark.parametrize("s", (1, 3))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("half", ("mixer", "network", "squares", "experts"))
+def test_half_a_layer_is_its_reference(half, s, dtype):
+    torch.manual_seed(1)
+    network = dict(ffn_norm=(_D,), w_up=(_H, _D), w_down=(_D, _H))
+    experts = dict(ffn_norm=(_D,), w_router=(5, _D), choice_bias=(5,), w_up=(5, _H, _D), w_down=(5, _D, _H),
+                   w_shared_up=(16, _D), w_shared_down=(_D, 16))
+    squares = dict(heads=0, mixer="none", act="relu2")
+    shapes, options = dict(
+        mixer=(dict(ssd_shapes(True)[0], attn_norm=(_D,)), dict(ssd_shapes(True)[1], mixer="ssd", network=False)),
+        network=(dict(network, w_gate=(_H, _D)), dict(heads=0, mixer="none")), squares=(network, squares),
+        experts=(experts, dict(squares, choice=Choice(5, 2, "sigmoid", renormalise=True, scale=2.5))))[half]
+    options = dict(kv_heads=4, dim=6, act="silu", eps=1e-5, convention="llama", rotary=0, softcap=0.0, scale=0.0,
+                   rope_scale=0.0, rotates=False) | options
+    form = form_of(tuple(shapes), **options)
+    parsed = parse(form)
+    weights = [(torch.randn(*shapes[name]) * 0.3 + (name.endswith("norm"))).to(
+        torch.float32 if name in FLOAT32 else dtype) for _ in range(2) for name in parsed.weights]
+    x = torch.randn(3, s, _D).to(dtype)
+    states = [torch.randn(*shape).to(torch.float32 if at else dtype) for _ in range(2)
+              for at, shape in enumerate(parsed.state_shapes(3))]
+    slots = torch.tensor([2, 0, 1], dtype=torch.int32) if parsed.is_recurrent else None
+    mine, right_states = [t.clone() for t in states], [t.float() for t in states]
+    y = call(OPS.layer, x, None, None, slots, None, None, weights, mine, form, None, None)
+    right = reference.layer(x.float(), None, None, slots, None, None, [w.float() for w in weights], right_states, form)
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-2
+    for ours, theirs in zip((y, *mine), (right, *right_states)):
+        assert (ours - theirs).norm() <= tolerance * theirs.norm()
+    if not parsed.mixes:
+        with pytest.raises(fftune.Error, match="are of mixers, which these layers have not"):
+            call(OPS.layer, x, None, None, torch.zeros(3, dtype=torch.int32), None, None, weights, [], form, None, None)
+
+
+@pytest.mark.parametrize("names,options,words", (
+    (("attn_norm", "w_in", "w_down"), dict(mixer="ssd", network=False), "no A_log"),
+    (("ffn_norm", "w_up", "w_down", "w_o"), dict(mixer="none"), "a layer has w_o"),
+    (("ffn_norm", "w_gate", "w_up", "w_down"), dict(mixer="none", act="relu2"), "relu2 is of networks without gates"),
+    (("w_up", "w_down"), dict(mixer="none"), "no ffn_norm")), ids=str)
+def test_weights_of_half_a_layer(names, options, words):
+    with pytest.raises(fftune.Error, match=words):
+        form_of(names, **dict(heads=2, kv_heads=2, dim=8, act="silu", eps=1e-5, convention="llama", rotary=0,
+                              softcap=0.0, scale=0.0, rope_scale=0.0, rotates=False) | options)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -361,7 +424,7 @@ def test_layers_run_after_the_model_was_saved(tmp_path, runs):
     assert runs == RUNS["lfm2"] and torch.equal(after, before)
 
 
-@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "bamba"))
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "bamba", "mamba2"))
 def test_compiled(name):
     torch._dynamo.reset()  # whatever other tests have compiled
     model = make(name)
@@ -374,7 +437,7 @@ def test_compiled(name):
 
 @pytest.mark.parametrize("options", ({}, dict(cache_implementation="static"), dict(num_beams=2),
                                      dict(prompt_lookup_num_tokens=3)), ids=str)
-@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "bamba"))
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "bamba", "mamba2", "nemotron-h"))
 def test_generate(options, name):
     model = make(name)
     if model._is_stateful and "prompt_lookup_num_tokens" in options:
@@ -385,7 +448,8 @@ def test_generate(options, name):
     assert torch.equal(own.generate(given, **options), model.generate(given, **options))
 
 
-@pytest.mark.parametrize("name,mixer", (("lfm2", "conv"), ("bamba", "ssd")))
+@pytest.mark.parametrize("name,mixer", (("lfm2", "conv"), ("bamba", "ssd"), ("mamba2", "ssd"),
+                                        ("nemotron-h", "ssd")))
 def test_generate_of_fftune(name, mixer, runs):
     """Bamba's decoder counts from 0 where it is given no positions."""
     model = make(name)
@@ -393,7 +457,7 @@ def test_generate_of_fftune(name, mixer, runs):
     given, = ids(7, batch=3)
     right = model.generate(given, max_new_tokens=12, do_sample=False)
     assert torch.equal(fftune.generate(own, given, max_new_tokens=12), right)
-    assert runs.count(mixer) == 2 * runs.count("attention") >= 2 * 11
+    assert runs.count(mixer) >= 11 and runs.count("attention") in (0, runs.count(mixer) // 2, runs.count(mixer))
 
 
 def test_the_cache_of_a_model_without_static_ones_is_the_models(runs):
@@ -421,12 +485,30 @@ def test_a_changed_convolution_is_the_models(runs):
     assert not runs and torch.allclose(ours, right, atol=1e-4)
 
 
-def test_limits_of_steps_are_the_models(runs):
-    """No input that is tried may reach them."""
+@pytest.mark.parametrize("least", (0.001, 0.5))
+def test_limits_of_steps_are_those_of_prompts(least, runs):
+    """transformers has none where a sequence with a state goes on by one token."""
+    model = make("nemotron-h")
+    model.model.layers[0].mixer.time_step_limit = (least, float("inf"))
+    with torch.no_grad():
+        model.model.layers[0].mixer.dt_bias.copy_(torch.tensor([-9.0, -8.0, -1.0, 1.0]))
+    own, _ = patched(model)
+    for calls in ((1, 1, 1), (5, 1, 3)):
+        given = ids(*calls)
+        right, right_cache = steps(model, given)
+        ours, cache = steps(own, given)
+        assert (ours - right).abs().max() <= 3e-5 * right.abs().max()
+        assert (states_of(cache)[1] - states_of(right_cache)[1]).norm() <= 1e-5 * states_of(right_cache)[1].norm()
+    assert runs == RUNS["nemotron-h"] * 6
+
+
+def test_other_limits_of_steps_are_left_alone(runs):
     torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(bamba(time_step_limit=(0.0, 1e9))).eval()
-    _, report = patched(model)
-    assert any("BambaMixer limits its steps to (0.0, 1000000000.0)" in reason for _, reason in report.left), report
+    model = transformers.AutoModelForCausalLM.from_config(bamba())
+    for layer in (0, 1, 3):
+        model.model.layers[layer].mamba.time_step_limit = (2.0, 1.0)
+    _, report = patched(model.eval())
+    assert any("BambaMixer limits its steps to (2.0, 1.0)" in reason for _, reason in report.left), report
     model = make("bamba")
     own, _ = patched(model)
     for each in (model, own):
@@ -453,6 +535,23 @@ def test_other_convolutions_are_left_alone(monkeypatch):
     assert not any("by layer" in words and "Lfm2Model" in words for _, words in report.replaced), report
 
 
+def test_experts_of_latents_are_left_alone():
+    _, report = patched(transformers.AutoModelForCausalLM.from_config(nemotron_h(moe_latent_size=16)).eval())
+    assert any("a mixture of experts, fc1_latent_proj, fc2_latent_proj, gate, shared_experts is not known" in reason
+               for _, reason in report.left), report
+
+
+def test_a_changed_activation_is_the_models(runs):
+    model = make("nemotron-h")
+    own, _ = patched(model)
+    given = ids(3, 1)
+    for each in (model, own):
+        each.model.layers[1].mixer.act_fn = torch.nn.SiLU()
+    right, _ = steps(model, given)
+    ours, _ = steps(own, given)
+    assert not runs and torch.allclose(ours, right, atol=1e-4)
+
+
 def test_an_output_gate_of_features(runs):
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AfmoeConfig(
@@ -475,6 +574,25 @@ def test_a_gate_with_a_bias_is_left_alone():
     gate.bias = torch.nn.Parameter(torch.ones(gate.out_features))
     _, report = patched(model)
     assert any("has an output gate, g_proj, with a bias" in reason for _, reason in report.left), report
+
+
+def test_a_sum_in_float32_is_the_models_in_other_types(runs):
+    """The op adds in the type of its tokens."""
+    model = make("mamba2")
+    own, _ = patched(model)
+    for each in (model, own):
+        each.bfloat16()
+    given = ids(4, 1)
+    right, _ = steps(model, given)
+    ours, _ = steps(own, given)
+    assert not runs and (ours - right).norm() <= 5e-2 * right.norm()
+    _, report = patched(make("mamba2", torch.bfloat16))
+    assert any("Mamba2Block adds in float32" in reason for _, reason in report.left), report
+    model = transformers.AutoModelForCausalLM.from_config(mamba2(residual_in_fp32=False)).bfloat16().eval()
+    own, _ = patched(model)
+    right, _ = steps(model, given)
+    ours, _ = steps(own, given)
+    assert runs == ["ssd"] * 2 and (ours - right).norm() <= 3e-2 * right.norm()
 
 
 def test_restored(runs):

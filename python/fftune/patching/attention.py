@@ -343,24 +343,33 @@ _KNOWN_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask",
                 "create_bidirectional_mask", "create_recurrent_attention_mask"}
 
 
+def _words_of_forward(module: nn.Module) -> tuple[set[str], set[str]]:
+    """The names that its forward uses, and the words in it."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    # And those of functions within it, one for the mask of each type of layer say.
+    codes = [] if code is None else [code]
+    for one in codes:
+        codes += [constant for constant in one.co_consts if inspect.iscode(constant)]
+    words = {word for one in codes for constant in one.co_consts if isinstance(constant, tuple)
+             for word in constant}
+    return {name for one in codes for name in one.co_names}, words
+
+
+def _masks_made(names: set[str]) -> set[str]:
+    return {name for name in names if name.startswith("create_") and name.endswith(("_mask", "_masks"))}
+
+
 def makes_causal_mask(module: nn.Module) -> bool:
     """Whether its forward makes the causal mask, within a window too, and nothing but that: no
     overlays, and no chunks."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    if code is None:
-        return False
-    codes = [code]  # and those of functions within it, one for the mask of each type of layer say
-    for one in codes:
-        codes += [constant for constant in one.co_consts if inspect.iscode(constant)]
-    names = {name for one in codes for name in one.co_names}
-    if "create_causal_mask" not in names:
-        return False
-    others = {name for name in names
-              if name.startswith("create_") and name.endswith(("_mask", "_masks"))}
-    words = {word for one in codes for constant in one.co_consts if isinstance(constant, tuple)
-             for word in constant}
-    return others <= _KNOWN_MASKS and not words & {
+    names, words = _words_of_forward(module)
+    return "create_causal_mask" in names and _masks_made(names) <= _KNOWN_MASKS and not words & {
         "or_mask_function", "and_mask_function", "block_sequence_ids", "allow_is_causal_skip"}
+
+
+def makes_mask_of_states(module: nn.Module) -> bool:
+    """Whether its forward makes the mask of layers with states, and no other."""
+    return _masks_made(_words_of_forward(module)[0]) == {"create_recurrent_attention_mask"}
 
 
 def uses_interface(module: nn.Module) -> bool:

@@ -326,6 +326,8 @@ def _expect_kinds(groups: list, embedding: nn.Module) -> list[str]:
     specs = {spec.form: spec for spec in every}
     if len(specs) > MOST_KINDS:
         raise Unfit(f"its layers are of {len(specs)} kinds")
+    if any(spec.prompt_form or not spec.mixes or parse(form).get("ffn") == "none" for form, spec in specs.items()):
+        raise Unfit("its layers are a mixer or a network alone, or have other steps in prompts")
     if len({spec.angles for spec in every if spec.rotation is not None}) > 1:
         raise Unfit("its layers have different angles")
     if (len(specs) > 1 or any(spec.states or spec.is_latent for spec in specs.values())) \
@@ -667,7 +669,14 @@ def _cache_of_drafts(model: nn.Module, config, options: dict):
 def _is_new(cache, kind: str) -> bool:
     """Whether generate() itself made a cache of this kind, for this call, and it is empty."""
     return type(cache).__name__ == kind and not getattr(cache, "_is_user_defined", False) \
-        and not int(cache.get_seq_length())
+        and not _has_tokens(cache)
+
+
+def _has_tokens(cache) -> bool:
+    """Whether a cache has tokens, which one of states alone does not count."""
+    if cache.layers and all(type(layer).__name__ in STATE_LAYERS for layer in cache.layers):
+        return cache.has_previous_state()
+    return bool(int(cache.get_seq_length()))
 
 
 def _cache_of_all_keys(model: nn.Module, kind: type, places: int):
@@ -689,7 +698,7 @@ def _cache_in_place_of_growing(model: nn.Module, head: Head, batch: int, places:
         return None  # others see the cache
     cache = _cache_of_all_keys(model, StaticCache, places)
     specs = [spec for group in head.decoder._fftune_layers.groups for spec in group.specs]
-    tokens = [sum(spec.heads) if spec.is_latent else 2 * math.prod(spec.heads) for spec in specs if not spec.states]
+    tokens = [sum(spec.heads) if spec.is_latent else 2 * math.prod(spec.heads) for spec in specs if spec.attends]
     if cache is None or not specs:
         return None
     size = len(tokens) * max(tokens, default=0) * batch * places

@@ -241,6 +241,58 @@ def experts_of(module: nn.Module) -> ExpertsFound | None:
     return module._fftune[0] if is_patched(module, experts_forward) else None
 
 
+def is_squared_experts(module: nn.Module, known: dict) -> bool:
+    """Whether these are experts without gates and with relu(x)². They are the model's but in whole layers."""
+    up, down = (getattr(module, name, None) for name in ("up_proj", "down_proj"))
+    if not all(isinstance(w, nn.Parameter) and w.dim() == 3 for w in (up, down)) \
+            or {name for name, _ in module.named_parameters()} != {"up_proj", "down_proj"} \
+            or up.shape != (len(down), *down.shape[:0:-1]) or "forward" in module.__dict__:
+        return False
+    expect_no_hooks(*module.modules())
+    try:
+        return remembered(known, ("squares", kind_of(module)), lambda: _expect_squares(module))
+    except Unfit:
+        return False
+
+
+def _expect_squares(module: nn.Module) -> bool:
+    own = stand_in(module, smaller_sizes(*module.down_proj.shape))
+
+    def computed(act, weigh: str):
+        def compute(given):
+            x, ids, weights = given
+            share, rows = weights[..., None], x[:, None].expand(*ids.shape, -1)
+            hidden = act(_chosen(rows if weigh == "after" else rows * share, ids, own.up_proj, None))
+            out = _chosen(hidden, ids, own.down_proj, None)
+            return (out * share if weigh == "after" else out).sum(1)
+        return compute
+
+    def draw(numbers: Numbers) -> tuple[Tensor, Tensor, Tensor]:
+        numbers.fill(own)
+        experts, d, _ = own.down_proj.shape
+        choices = min(2, experts)
+        ids = torch.stack([torch.randperm(experts, generator=numbers.generator)[:choices] for _ in range(5)])
+        return numbers(5, d) * SCALES[numbers.seed % len(SCALES)], ids, numbers(5, choices).abs() + 0.1
+
+    known = {}
+    for name, act in KNOWN_ACTIVATIONS.items():
+        squares = isinstance(name, Foreign) and name.name == "relu-squared"
+        known[True if squares else known_by(name)] = computed(act, "after")
+        known[Foreign(f"{name} weighed before", (name,))] = computed(act, "before")
+    return identify(lambda given: own(*given), known, draw, subject=type(module).__name__, free=(INTEGERS,),
+                    elsewhere=Elsewhere(own)) is True
+
+
+def recognised_router(router: nn.Module, block: nn.Module, known: dict) -> "RouterFound | None":
+    """What the router of a block was found to be, where patch_router() has not looked at it because its experts stay
+    the model's; None of other modules."""
+    if not _looks_like_router(router) or "forward" in router.__dict__:
+        return None
+    expect_no_hooks(router)
+    whole = _with_bias_of(router, block)
+    return replace(remembered(known, kind_of(whole), lambda: _router_of(whole)), given=whole is not router)
+
+
 def restore_experts(module: nn.Module) -> None:
     """Takes back how transposed weights were laid out."""
     settings = module.__dict__.get("_fftune")

@@ -1,6 +1,5 @@
 """Layers whose token mixer is no attention: its tensors, its state in a cache of transformers, and how it is run to
 be compared with the op `layer`."""
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -205,17 +204,20 @@ def state_space_of(module: nn.Module) -> StateSpace | None:
     return found if getattr(children["in_proj"], "out_features", None) == sum(found.rows.values()) else None
 
 
-def expect_no_limits(module: nn.Module) -> None:
-    """That steps have no limits, which inputs that are tried may not reach."""
+def limits_of(module: nn.Module) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """The limits that steps may have, those of a token behind a state and those of all other calls: transformers has
+    them in prompts alone."""
     limits = getattr(module, "time_step_limit", _NO_LIMIT)
-    if limits != _NO_LIMIT:
+    if not isinstance(limits, (list, tuple)) or len(limits) != 2 or not 0 <= limits[0] <= limits[1] > 0:
         raise Unfit(f"layers: {type(module).__name__} limits its steps to {limits}, for which the op has no option")
+    limits = tuple(map(float, limits))
+    return [(_NO_LIMIT, _NO_LIMIT)] if limits == _NO_LIMIT else [
+        (_NO_LIMIT, limits), (limits, limits), (_NO_LIMIT, _NO_LIMIT)]
 
 
 def has_cache(module: nn.Module) -> bool:
     """Whether a part of a layer is told of a cache: attention, or what stands in its place."""
-    forward = type(module).forward
-    return name_of_cache(forward) is not None or "cache_params" in inspect.signature(forward).parameters
+    return name_of_cache(type(module).forward) is not None
 
 
 def _raw_states(kv, spec) -> list[Tensor]:

@@ -25,17 +25,19 @@ from .._library import Error
 from .._versions import as_option
 from . import attention as attentions
 from .analytic import INTEGERS, PATCHED, ROOTS, Trace
-from .experts import ExpertsFound, experts_of, router_of
+from .experts import ExpertsFound, experts_of, is_squared_experts, recognised_router, router_of
 from .inline_mlps import chain_of
 from .fp8_experts import is_rounded_experts
 from .layer_extras import (INPUT_ARGUMENT, STATES_ARGUMENT, AffineExperts, AffineRouter, Extras, KeySharing,
                            QueryFactors, SharedStates, expect_router, extras_of, query_factors_of, sharing_of, source_of,
                            with_experts, with_input)
-from .layer_mixers import (DeltaNet, ShortConv, StateSpace, delta_net_of, expect_no_limits, expect_not_on_gpu,
-                           has_cache, heads_of, kimi_delta_of, new_cache_layer, short_conv_of, slots_of, state_space_of, states_of)
+from .layer_mixers import (DeltaNet, ShortConv, StateSpace, delta_net_of, expect_not_on_gpu,
+                           has_cache, heads_of, kimi_delta_of, limits_of, new_cache_layer, short_conv_of, slots_of,
+                           state_space_of, states_of)
 from .fp8_linear import MERGED, expect_scales_of_op, is_rounded_fp8, merge_fp8
 from .mxfp4 import LAYER_WEIGHTS, DenseExperts, DenseMixture, is_packed_mixture
-from .mlps import GatedMLP, fp8_mlp_forward, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward
+from .mlps import (GatedMLP, fp8_mlp_forward, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward,
+                   squared_mlp_of)
 from .norms import gated_norm_forward, gated_settings_of, norm_forward, settings_of
 from .quantised import is_quantised, merge, numbers_of, packed_of
 from .recognise import (CUDA_TYPES, SCALES, SETTINGS, Elsewhere, Numbers, Uncertain, Unfit, cast, expect_no_hooks,
@@ -152,7 +154,7 @@ class Spec:
     rotation: str | None
     weights: tuple[Weight, ...]  # in the form's order
     parts: tuple[Part, ...]  # the layer and the modules in it
-    index: int  # of its keys and values in a cache
+    index: int | None  # of its keys and values in a cache; None without a mixer
     window: int | None  # keys that a query sees at most
     angles: Angles | None
     is_told: bool = True  # whether its decoder tells it the positions of the angles
@@ -162,6 +164,8 @@ class Spec:
     states: tuple[tuple[int, ...], ...] = ()  # shapes of a sequence's, where the mixer is no attention
     sharing: KeySharing | None = None  # of its keys and values with other layers
     factors: QueryFactors | None = None
+    prompt_form: str = ""  # with the limits of steps that a model has in all calls but those of a token behind a state
+    wide: bool = False  # whether the layer adds in float32, as the op does where x is that alone
 
     @property
     def takes_keys(self) -> bool:
@@ -173,6 +177,20 @@ class Spec:
         """What a call gives in the place of weights."""
         return tuple(weight.name for weight in self.weights if weight.given is not None)
 
+    def form_in(self, tokens: int, begins: bool) -> str:
+        """That of a call of so many tokens, which a sequence may begin with."""
+        return self.prompt_form if self.prompt_form and (tokens > 1 or begins) else self.form
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it has a mixer, and so a layer of the cache."""
+        return self.index is not None
+
+    @property
+    def attends(self) -> bool:
+        """Whether it has keys and values, or latents, in a cache."""
+        return self.mixes and not self.states
+
 
 # the order of its parts
 
@@ -183,6 +201,11 @@ class _Affine(nn.Module):
         super().__init__()
         self.count = count
         self.register_buffer("line", torch.zeros(2, dtype=torch.float64))
+
+    @property
+    def weight(self) -> Tensor:
+        """As layers read it for its type."""
+        return self.line
 
     def forward(self, *arguments, **options):
         x = arguments[0] if arguments else next(t for t in options.values() if torch.is_tensor(t))
@@ -197,7 +220,8 @@ class _Same(nn.Module):
 
 @dataclass(frozen=True)
 class _Order:
-    """How a layer computes: `kind` is one of _ORDERS, with the names of its norms in their roles."""
+    """How a layer computes: `kind` is one of _ORDERS, with the names of its norms in their roles. Its attention or its
+    MLP is "" where it has none, and INLINE."""
 
     kind: str
     norms: tuple[str, ...]
@@ -223,6 +247,12 @@ _ORDERS: dict[str, tuple[tuple[str, ...], Callable]] = {
     "parallel-norms": (("attn_norm", "ffn_norm"), lambda x, n, attention, mlp, add: add(
         add(x, attention(n[0](x))), mlp(n[1](x)))),
 }
+# Those of layers that are attention alone, or an MLP.
+_HALVES: dict[str, tuple[tuple[str, ...], Callable]] = {
+    "attention": (("attn_norm",), lambda x, n, attention, mlp, add: add(x, attention(n[0](x)))),
+    "mlp": (("ffn_norm",), lambda x, n, attention, mlp, add: add(x, mlp(n[0](x)))),
+}
+NONE = "none"  # the name of an attention or an MLP that a layer has not
 
 
 def _then(x, function):
@@ -237,6 +267,7 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() and not _has_matrices(module)
 
 
+_WIDE = "residual_in_fp32"  # by this setting a layer adds in float32
 INLINE = ""  # the name of an MLP that is no module
 
 
@@ -259,11 +290,11 @@ def _order_of(layer: nn.Module) -> _Order:
     attentions_ = [name for name in large if has_cache(children[name])]
     mlps = [INLINE] if chain else [name for name in large if name not in attentions_]
     described = ", ".join(sorted(n for n in children if next(children[n].parameters(), None) is not None))
-    if not attentions_:
-        kinds = ", ".join(f"{name} is {type(children[name]).__name__}" for name in sorted(large))
+    kinds = ", ".join(f"{name} is {type(children[name]).__name__}" for name in sorted(large))
+    if not attentions_ and (len(mlps) != 1 or not large):
         raise Unfit(f"layers: {type(layer).__name__} has no attention over a cache of keys and values: {kinds}")
-    if not mlps:
-        raise Unfit(f"layers: {type(layer).__name__} has no MLP beside its attention: {described}")
+    orders = {k: order for k, order in _HALVES.items() if (k == "mlp") != bool(attentions_)} \
+        if not mlps or not attentions_ else _ORDERS
     factors = dict.fromkeys((1.0, *(v for v in vars(layer).values() if isinstance(v, float) and v)))
     parameters = list(inspect.signature(type(layer).forward).parameters.values())[2:]
     given = [None for p in parameters if p.default is p.empty
@@ -278,6 +309,8 @@ def _order_of(layer: nn.Module) -> _Order:
             **{name: stub for name, stub in stubs.items() if name},
             **{path[0]: _Same() for path in (chain.paths if chain else ())
                if path[0] in layer._modules}})
+        if getattr(own, _WIDE, False):
+            setattr(own, _WIDE, False)  # where layers may have it, _forms_of() looks at
         if chain:
             for path, part in zip(chain.paths, (stubs[INLINE], _Same(), _Same())):
                 (own._modules if path[0] in own._modules else vars(own))[path[0]] = part
@@ -324,11 +357,11 @@ def _order_of(layer: nn.Module) -> _Order:
         if not isinstance(y, Tensor):
             continue
         known = {}
-        for kind, (roles, compute) in _ORDERS.items():
+        for kind, (roles, compute) in orders.items():
             for chosen in itertools.permutations(norms, len(roles)):
                 for attention, own_mlps, factor, scalar in itertools.product(
-                        attentions_, [(mlp,) for mlp in mlps] + [*itertools.combinations(mlps, 2)], factors,
-                        ("", *scalars)):
+                        attentions_ or [NONE], [(mlp,) for mlp in mlps or [NONE]] + [*itertools.combinations(mlps, 2)],
+                        factors, ("", *scalars)):
                     order = _Order(kind, chosen, attention, own_mlps[0], factor, *(own_mlps[1:] or ("",)), scalar,
                                    extras)
                     known[order] = whole(kind, compute, chosen, attention, own_mlps, factor, scalar)
@@ -742,18 +775,13 @@ class Recogniser:
         """The forms that the layer may have, by rotation, scale of scores, rows of a packed weight, and
         the order of rotation and norms of heads."""
         found = {}
-        conv = short_conv_of(layer._modules[order.attention])
-        delta = delta_net_of(layer._modules[order.attention]) or kimi_delta_of(layer._modules[order.attention])
-        space = state_space_of(layer._modules[order.attention])
+        if order.attention == NONE:
+            return {(): self._network_form(layer, order)}
+        attention = layer._modules[order.attention]
+        conv, space = short_conv_of(attention), state_space_of(attention)
+        delta = delta_net_of(attention) or kimi_delta_of(attention)
         for grouped in (False, True) if conv is delta is space is None else (False,):
-            parts = _Parts(layer)
-            for name, role in zip(order.norms, _ORDERS[order.kind][0]):
-                parts.norm((name,), role, self.known)
-            if order.scalar:
-                parts.weights["layer_scalar"] = Weight((), order.scalar)
-            if order.extras.input:
-                self._layer_input(parts, layer, order.extras)
-            attention = layer._modules[order.attention]
+            parts = self._norms(layer, order)
             # Another attention of the layer, to an encoder's states, has none to read.
             if any(getattr(m, "is_causal", True) is not True for m in attention.modules()):
                 raise Unfit(f"layers: {type(attention).__name__} is not causal")
@@ -763,26 +791,61 @@ class Recogniser:
                      self._attention(parts, order.attention, attention, grouped))
             if heads is None:
                 continue
-            ffn = self._inline(parts) if order.mlp == INLINE else \
-                self._normed_experts(parts, layer, order) if order.extras.experts else \
-                self._mixture_beside(parts, layer, order) if order.beside else \
-                self._mlp(parts, (order.mlp,), layer._modules[order.mlp])
-            if len(parts.norms) > 1:
-                raise Unfit("layers: norms that differ in their eps, or in how they round")
-            dtypes = {weight.of(layer).dtype for name, weight in parts.weights.items()
-                      if name not in ("sinks", "choice_bias", "A_log", "dt_bias", "D", "layer_scalar", "q_factors")}
-            if len(dtypes) > 1:
-                raise Unfit("layers: weights of several types")
+            ffn = self._network(parts, layer, order)
             parts.module((order.attention,))
-            for name in filter(None, (order.mlp, order.beside)):
-                parts.module((name,))
             for key, spec in self._forms(parts, attention, order, at, heads, ffn).items():
                 found[key, grouped] = spec
         return found
 
+    def _norms(self, layer: nn.Module, order: _Order) -> _Parts:
+        """The tensors of the layer that are in no attention and MLP of it."""
+        parts = _Parts(layer)
+        for name, role in zip(order.norms, (_ORDERS | _HALVES)[order.kind][0]):
+            parts.norm((name,), role, self.known)
+        if order.scalar:
+            parts.weights["layer_scalar"] = Weight((), order.scalar)
+        if order.extras.input:
+            self._layer_input(parts, layer, order.extras)
+        return parts
+
+    def _network(self, parts: _Parts, layer: nn.Module, order: _Order) -> dict:
+        """The MLP or the mixture of the layer, the last of its parts."""
+        ffn = dict(network=False, act="silu") if order.mlp == NONE else \
+            self._inline(parts) if order.mlp == INLINE else \
+            self._normed_experts(parts, layer, order) if order.extras.experts else \
+            self._mixture_beside(parts, layer, order) if order.beside else \
+            self._mlp(parts, (order.mlp,), layer._modules[order.mlp])
+        if len(parts.norms) > 1:
+            raise Unfit("layers: norms that differ in their eps, or in how they round")
+        dtypes = {weight.of(layer).dtype for name, weight in parts.weights.items()
+                  if name not in ("sinks", "choice_bias", "A_log", "dt_bias", "D", "layer_scalar", "q_factors")}
+        if len(dtypes) > 1:
+            raise Unfit("layers: weights of several types")
+        if getattr(layer, _WIDE, False) and self.dtype != torch.float32:
+            raise Unfit(f"layers: {type(layer).__name__} adds in float32, as the op does in models of float32 alone")
+        for name in filter(None, (order.mlp, order.beside)):
+            if name != NONE:
+                parts.module((name,))
+        return ffn
+
+    def _network_form(self, layer: nn.Module, order: _Order) -> Spec:
+        """The one form of a layer that is an MLP alone."""
+        expect_not_on_gpu(layer, f"{type(layer).__name__}, a network alone,")
+        parts = self._norms(layer, order)
+        ffn = self._network(parts, layer, order)
+        norm, = parts.norms
+        form = form_of(tuple(parts.weights), heads=0, kv_heads=0, dim=0, convention=norm.convention, eps=norm.eps,
+                       rotary=0, rotates=False, softcap=0.0, scale=0.0, rope_scale=0.0,
+                       constants=tuple(parts.constants), multiplier=order.factor, mixer="none", **ffn)
+        weights = tuple(parts.weights[name] for name in parse(form).weights)
+        return Spec(form, (0, 0), None, weights, _parts_of(layer), None, None, None,
+                    wide=getattr(layer, _WIDE, False))
+
     def _forms(self, parts: _Parts, attention: nn.Module, order: _Order, at: int, heads: dict,
                ffn: dict) -> dict[tuple, Spec]:
         norm, = parts.norms
+        if order.mlp == NONE:
+            expect_not_on_gpu(parts.layer, f"{type(parts.layer).__name__}, a mixer alone,")
         if "latent" in heads:
             return self._latent_forms(parts, attention, order, at, heads, ffn)
         if "mixer" in heads:
@@ -979,14 +1042,18 @@ class Recogniser:
         if not isinstance(index, int):
             raise Unfit(f"layers: {type(mixer).__name__} has no number")
         states, numbers = heads.pop("states"), heads.pop("numbers", [{}])
+        limits = heads.pop("limits", [({}, {})])
         found = {}
-        for own in numbers:
-            form = form_of(tuple(parts.weights), convention=norm.convention, eps=norm.eps, rotary=0, rotates=False,
-                           softcap=0.0, scale=0.0, rope_scale=0.0, constants=tuple(parts.constants),
-                           multiplier=order.factor, parallel=order.kind.startswith("parallel"), **own, **heads, **ffn)
-            weights = tuple(parts.weights[name] for name in parse(form).weights)
-            found[tuple(own.values())] = Spec(form, (heads["heads"], heads["dim"]), None, weights,
-                                              _parts_of(parts.layer), index, None, None, states=states)
+        for own, of_call in itertools.product(numbers, limits):
+            forms = [form_of(tuple(parts.weights), convention=norm.convention, eps=norm.eps, rotary=0, rotates=False,
+                             softcap=0.0, scale=0.0, rope_scale=0.0, constants=tuple(parts.constants),
+                             multiplier=order.factor, parallel=order.kind.startswith("parallel"), **own, **more,
+                             **heads, **ffn) for more in of_call]
+            weights = tuple(parts.weights[name] for name in parse(forms[0]).weights)
+            found[(*own.values(), *(tuple(more.values()) for more in of_call))] = Spec(
+                forms[0], (heads["heads"], heads["dim"]), None, weights, _parts_of(parts.layer), index, None, None,
+                states=states, prompt_form=forms[1] if forms[1] != forms[0] else "",
+                wide=getattr(parts.layer, _WIDE, False))
         return found
 
     def _delta_net(self, parts: _Parts, at: str, mixer: nn.Module, net: DeltaNet) -> dict:
@@ -1031,7 +1098,7 @@ class Recogniser:
         return sizes | dict(numbers=numbers)
 
     def _state_space(self, parts: _Parts, at: str, mixer: nn.Module, space: StateSpace) -> dict:
-        expect_no_limits(mixer)
+        limits = [tuple(dict(dt_limit=own) for own in both) for both in limits_of(mixer)]
         if mixer._buffers:
             raise Unfit(f"layers: {type(mixer).__name__} has tensors of its own: {', '.join(sorted(mixer._buffers))}")
         parts.linear((at, space.inner), ("in",))
@@ -1054,7 +1121,7 @@ class Recogniser:
             raise Unfit(f"layers: {type(norm).__name__} is no norm of {space.groups} groups behind a gate with SiLU")
         return dict(mixer="ssd", heads=space.heads, kv_heads=space.heads, dim=space.dim, width=space.width,
                     state_dim=space.state_dim, state_groups=space.groups,
-                    mixer_eps=eps,
+                    mixer_eps=eps, limits=limits,
                     states=((sum(space.channels.values()), space.width), (space.heads, space.dim, space.state_dim)))
 
     def _convolution(self, parts: _Parts, at: str, mixer: nn.Module, conv: ShortConv) -> dict:
@@ -1223,7 +1290,16 @@ class Recogniser:
             return dict(act=act)
         if "experts" in mlp._modules:
             return self._mixture(parts, at, mlp)
+        if (squared := squared_mlp_of(mlp, self.known)) is not None:
+            return self._squared(parts, at, squared)
         raise Unfit(f"layers: {type(mlp).__name__} is no MLP that was replaced")
+
+    def _squared(self, parts: _Parts, at: tuple[str, ...], layers: tuple[str, str], prefix: str = "") -> dict:
+        """An MLP without a gate whose activation is relu(x)²: kernels of networks with gates compute it."""
+        expect_not_on_gpu(parts.layer, "an MLP with relu(x)²")
+        for name, own in zip(layers, ("up", "down")):
+            parts.linear((*at, name), (f"{prefix}{own}",))
+        return dict(act="relu2")
 
     def _mixture_beside(self, parts: _Parts, layer: nn.Module, order: _Order) -> dict:
         """A mixture of experts, and an MLP of the layer for every token."""
@@ -1237,13 +1313,18 @@ class Recogniser:
         """A router and experts, both patched, and a shared expert among them or `beside` them, by its path."""
         children = {n: child for n, child in mlp.named_children()
                     if next(child.parameters(), None) is not None}
-        routers = [name for name, child in children.items() if router_of(child) is not None]
-        shared = {(*at, name): child for name, child in children.items() if gated_of(child) is not None}
+        squares = "experts" in children and is_squared_experts(children["experts"], self.known)
+        routers = {name: router for name, child in children.items()
+                   if (router := router_of(child) or (recognised_router(child, mlp, self.known) if squares else None))}
+        shared = {(*at, name): child for name, child in children.items()
+                  if gated_of(child) is not None
+                  or squares and name not in routers and squared_mlp_of(child, self.known)}
         own_shared = {path[-1] for path in shared}
         shared |= beside or {}
         gates = [name for name, child in children.items()
                  if type(child) is nn.Linear and child.out_features == 1 and child.bias is None]
-        experts = experts_of(children["experts"]) if "experts" in children else None
+        experts = ExpertsFound("relu2", "halves", False, False) if squares else \
+            experts_of(children["experts"]) if "experts" in children else None
         described = f"layers: a mixture of {', '.join(sorted(children))}"
         if experts is None or not routers:
             raise Unfit(f"{described} has {'experts that were' if experts is None else 'a router that was'} not replaced")
@@ -1251,8 +1332,8 @@ class Recogniser:
                 or {"experts", *routers, *own_shared, *gates} != set(children) \
                 or mlp._parameters:
             raise Unfit(f"{described} is not known")
-        router, gate = router_of(children[routers[0]]), children[routers[0]]
-        of_router = (*at, routers[0])
+        (router_name, router), = routers.items()
+        gate, of_router = children[router_name], (*at, router_name)
         of_bias = at if router.given else of_router
         if {*mlp._buffers} - ({router.bias} if router.given else set()):
             raise Unfit(f"{described} has tensors of its own: {', '.join(mlp._buffers)}")
@@ -1267,12 +1348,20 @@ class Recogniser:
             parts.weights["b_router"] = Weight(of_router, "bias")
         if router.bias:
             parts.weights["choice_bias"] = Weight(of_bias, router.bias)
-        parts.weights["w_gate_up"] = Weight(own, "gate_up_proj", None, experts.transposed)
+        if squares:
+            expect_not_on_gpu(parts.layer, "experts with relu(x)²")
+            parts.weights["w_up"] = Weight(own, "up_proj")
+        else:
+            parts.weights["w_gate_up"] = Weight(own, "gate_up_proj", None, experts.transposed)
         parts.weights["w_down"] = Weight(own, "down_proj", None, experts.transposed)
         if experts.biased:
             parts.weights["b_gate_up"] = Weight(own, "gate_up_proj_bias")
             parts.weights["b_down"] = Weight(own, "down_proj_bias")
         for path, child in shared.items():
+            if squares and (squared := squared_mlp_of(child, self.known)) is not None:
+                parts.module(path)
+                self._squared(parts, path, squared, "shared_")
+                continue
             found = gated_of(child)
             if found is None or found.act != experts.act:
                 other = "an MLP that was not replaced" if found is None else "another activation"
@@ -1318,8 +1407,13 @@ class Recogniser:
 
         def draw(numbers: Numbers) -> tuple:
             numbers.fill(own, buffers=[w.name for w in spec.weights if w.name not in own._parameters])
+            if len(candidates) > 1 and "dt_bias" in (names := parse(spec.form).weights):
+                bias = spec.weights[names.index("dt_bias")].of(own)
+                bias.copy_((bias - 1) * 10 - 4)  # some steps are shorter than 0.001, and some longer than 1
             like = spec.weights[0].of(own)
             of_call["layer_input"] = [numbers(2, 2, *w.given) for w in spec.weights if w.name == "layer_input"]
+            if not spec.mixes:
+                return numbers(2, 1 + numbers.seed % 2, like.shape[-1]), None
             if spec.states:  # one token or two, in every other pair for sequences without a state
                 x = numbers(2, 1 + numbers.seed % 2, like.shape[-1])
                 past = [numbers(2, *shape) * (numbers.seed % 4 > 1) for shape in spec.states]
@@ -1337,7 +1431,7 @@ class Recogniser:
         # All but its attention was traced before.
         found = identify(run, {key: _run_reference(own, rotary, other, of_call) for key, other in candidates.items()},
                          draw, subject=f"layers: {type(layer).__name__}", agrees=agrees, free=None)
-        for dtype in CUDA_TYPES:
+        for dtype in CUDA_TYPES if spec.mixes else ():
             with of_type(own, dtype):
                 _expect_analytic(own._modules[order.attention], dtype, lambda: run(cast(draw(Numbers(0)), dtype)),
                                  () if spec.factors is None else ("floor", "log"))
@@ -1346,6 +1440,8 @@ class Recogniser:
     def _small(self, layer: nn.Module, spec: Spec) -> dict[int, int]:
         """A stand-in has fewer features in the middle of the MLP."""
         names = dict(zip(parse(spec.form).weights, spec.weights))
+        if "w_down" not in names:
+            return {}
         down = names["w_down"].of(layer)
         h, kept = down.shape[-1], set()
         for name, weight in names.items():
@@ -1376,10 +1472,10 @@ def _expect_analytic(attention: nn.Module, dtype: torch.dtype, run: Callable, of
         run()
     finally:
         del attention.__dict__["forward"]
-    scores = torch.zeros(1)
+    scores, limits = torch.zeros(1), getattr(attention, "time_step_limit", (0.0, None))
     # Those of masked keys are infinite; and steps, which softplus gives, are positive.
     # Kimi's softplus is what it is given above 20.
-    known = (lambda: scores.clamp(min=0.0)) if state_space_of(attention) else \
+    known = (lambda: scores.clamp(*limits)) if state_space_of(attention) else \
         (lambda: scores > 20.0) if kimi_delta_of(attention) else lambda: scores.clamp(min=torch.finfo(dtype).min)
     expect_pieces(trace, known, f"layers: {type(attention).__name__}")
 
@@ -1389,7 +1485,8 @@ def _expect_runs(layer: nn.Module, spec: Spec, dtype: torch.dtype) -> bool:
     its kernels."""
     weights = [w.of(layer) for w in spec.weights]
     try:
-        expect_runs(spec.form, weights, weights[0].get_device() if weights[0].is_cuda else -1)
+        for form in filter(None, (spec.form, spec.prompt_form)):
+            expect_runs(form, weights, weights[0].get_device() if weights[0].is_cuda else -1)
         if not weights[0].is_cuda:
             _run_token(spec, weights, dtype)
     except Error as reason:
@@ -1402,8 +1499,12 @@ def _run_token(spec: Spec, weights: list[Tensor], dtype: torch.dtype) -> None:
     form = parse(spec.form)
     own = dict(zip(form.weights, weights))
     norm = next((own[name] for name in ("attn_norm", "attn_post_norm", "ffn_norm") if name in own), None)
-    x = torch.zeros(1, 1, len(own["w_o"] if norm is None else norm), dtype=dtype)
+    like = own["w_o" if spec.mixes else "w_down"] if norm is None else norm
+    x = torch.zeros(1, 1, like.shape[-2 if norm is None else -1], dtype=dtype)
     heads, dim = spec.heads
+    if not spec.mixes:
+        call(OPS.layer, x, None, None, None, None, None, weights, [], spec.form, None, None)
+        return
     if spec.states:
         caches = [torch.zeros(1, *shape, dtype=dtype) for shape in spec.states]
         if len(caches) > 1:
@@ -1437,6 +1538,9 @@ def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, lay
     from transformers.cache_utils import StaticLayer
 
     batch, s = x.shape[:2]
+    if not spec.mixes:
+        options = {"attention_mask": None, "use_cache": True, "position_embeddings": None}
+        return _first(own(x, **_accepted(own, options))), x
     if spec.states:
         cache = StaticCache(config=config, max_cache_len=_PLACES)
         kv = cache.layers[spec.index] = new_cache_layer(spec, past)
@@ -1486,11 +1590,13 @@ def _run_reference(own: nn.Module, rotary: nn.Module | None, spec: Spec, of_call
     def compute(given) -> tuple[Tensor, ...]:
         x, past = given
         batch, s = x.shape[:2]
+        if not spec.mixes:
+            return (reference.layer(x, None, None, None, None, None, [w.of(own) for w in spec.weights], [], spec.form),)
         if spec.states:
             states = [x.new_zeros(batch, *shape) for shape in spec.states] if past is None else \
                 [t.clone() for t in past]
             y = reference.layer(x, None, None, slots_of(spec, batch, x.device), None, None,
-                                [w.of(own) for w in spec.weights], states, spec.form)
+                                [w.of(own) for w in spec.weights], states, spec.form_in(s, past is None))
             return y, *states
         *past, first = past
         caches = [torch.cat([t[:, :, 0] for t in past], -1)] if spec.is_latent else \

@@ -35,6 +35,7 @@ from .rotary import angles_of, frequencies, rotation_of, rope_of
 _MERGED = ("q_proj", "k_proj", "v_proj")  # whose packed weights are rows of one
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
+_MARK_NAME = "fftune_mark"  # of an argument, where a decoder hands its layers all that it does not know, but no mask
 # Arguments of a decoder that change nothing between its layers, or are looked at.
 _OPTIONS = {*CACHE_NAMES, "attention_mask", "position_ids", "inputs_embeds", "use_cache",
             "cache_position", "encoder_hidden_states", "is_causal", "output_attentions",
@@ -97,6 +98,9 @@ class _Group:
             positions = position_ids[:, -x.shape[1]:].expand(x.shape[0], -1)
             of_call["q_factors"] = first.factors.of(positions, x.dtype).contiguous()
         batch, s, _ = x.shape
+        if not first.mixes:
+            weights = [w.of(layer) for layer, spec in zip(self.layers, self.specs) for w in spec.weights]
+            return call(OPS.layer, x, None, None, None, None, None, weights, [], first.form, None, None)
         if first.states:
             return self._run_with_states(x, [kv[spec.index] for spec in self.specs])
         rows, angles = self._angles(x, embeddings, position_ids, first)
@@ -172,7 +176,8 @@ class _Group:
         weights = [w.of(layer) for layer, spec in zip(self.layers, self.specs) for w in spec.weights]
         states = [t for own, spec in zip(caches, self.specs) for t in states_of(own, spec, x.shape[0], x)]
         slots = slots_of(self.specs[0], x.shape[0], x.device)
-        x = call(OPS.layer, x, None, None, slots, None, None, weights, states, self.specs[0].form, None, None)
+        form = self.specs[0].form_in(x.shape[1], not caches[0].has_previous_state[0])
+        x = call(OPS.layer, x, None, None, slots, None, None, weights, states, form, None, None)
         for own in caches:
             mark_as_written(own)
         return x
@@ -213,10 +218,11 @@ class Layers:
     """Those of a decoder, and what its forward was before."""
 
     def __init__(self, groups: list[_Group], own: nn.ModuleList, inner, decoder: nn.Module,
-                 masks: tuple[str, ...] = ()):
-        self.masks = masks  # the kinds of layers by which the decoder takes masks, where one mask does not reach all
+                 masks: tuple[str, ...] | None = ()):
+        # The kinds of layers by which the decoder takes masks, where one mask does not reach all; None: none does.
+        self.masks = masks
         self.groups, self.own, self.count, self.inner = groups, own, len(own), inner
-        self.caches = 1 + max(spec.index for group in groups for spec in group.specs)
+        self.caches = 1 + max((spec.index for group in groups for spec in group.specs if spec.mixes), default=-1)
         self.takes_inputs = any("layer_input" in spec.given for group in groups for spec in group.specs)
         self.shares = any(spec.takes_keys for group in groups for spec in group.specs)
         self.attention = decoder.config._attn_implementation
@@ -265,9 +271,11 @@ class Layers:
             return False
         batch, s = given.shape[:2]
         every = [spec for group in self.groups for spec in group.specs]
-        specs = [spec for spec in every if not spec.states]
+        specs = [spec for spec in every if spec.attends]
+        if any(spec.wide for spec in every) and dtype != torch.float32:
+            return False
         if any(not group.reads(kv[spec.index], spec, embedding) for group in self.groups for spec in group.specs
-               if not spec.states) \
+               if spec.attends) \
                 or any(spec.states and not can_write(kv[spec.index], spec, batch, embedding) for spec in every):
             return False
         for spec in specs:
@@ -406,7 +414,10 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
         mask = options.get("attention_mask")
         mark = torch.empty(_MARK, dtype=torch.int32, device=given.device)
         kinds = mask if isinstance(mask, dict) else layers.masks
-        options["attention_mask"] = dict.fromkeys(kinds, mark) if kinds else mark
+        if kinds is None:
+            options[_MARK_NAME] = mark
+        else:
+            options["attention_mask"] = dict.fromkeys(kinds, mark) if kinds else mark
         known = True
     else:
         known = torch.compiler.is_compiling() or not _is_static(cache_of(options)) or layers.are_as_recognised(self)
@@ -425,7 +436,7 @@ def _is_static(cache) -> bool:
 def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
     inner, names, group, runs = self._fftune_layers
     bound = {**dict(zip(names, arguments)), **options}
-    if _is_mark(bound.get("attention_mask")):
+    if _is_mark(bound.get("attention_mask")) or _is_mark(bound.get(_MARK_NAME)):
         if runs:
             hidden_states = group.run(hidden_states, cache_of(bound).layers, bound.get("position_embeddings"),
                                       bound.get("position_ids"), bound.get("per_layer_input"))
@@ -461,7 +472,8 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
     groups: list[_Group] = []
     for at, (layer, spec) in enumerate(zip(layers, specs)):
         last = groups[-1].specs[-1] if groups else None
-        if last is None or (last.form, last.angles) != (spec.form, spec.angles) or "layer_input" in spec.given:
+        if last is None or (last.form, last.prompt_form, last.angles) != (spec.form, spec.prompt_form, spec.angles) \
+                or "layer_input" in spec.given:
             rotary = recogniser.rotaries[spec.angles.path] if spec.angles else None
             groups.append(_Group(rotary, recogniser.takes_pairs))
         groups[-1].add(layer, spec)
@@ -483,14 +495,20 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
             f"{MOST_TOKENS} tokens with a static cache")
 
 
-def _masks_of(decoder: nn.Module, name: str, recogniser: Recogniser) -> tuple[str, ...]:
-    """The kinds of layers by which a decoder takes masks that it hands to its layers as they are."""
+def _masks_of(decoder: nn.Module, name: str, recogniser: Recogniser) -> tuple[str, ...] | None:
+    """The kinds of layers by which a decoder takes masks that it hands to its layers as they are; None if it hands them
+    other arguments that it does not know."""
     kinds = tuple(dict.fromkeys(getattr(decoder.config, "layer_types", None) or ()))
     mark = torch.empty(_MARK, dtype=torch.int32)
-    calls, *_ = calls_of_layers(decoder, name, recogniser.rotaries, attention_mask=dict.fromkeys(kinds, mark))
-    if not kinds or any(given.get("attention_mask") is not mark for given in calls):
-        raise Unfit(f"layers: {type(decoder).__name__} does not hand the mask of a kind of layers to these")
-    return kinds
+    if attentions.makes_causal_mask(decoder):
+        calls, *_ = calls_of_layers(decoder, name, recogniser.rotaries, attention_mask=dict.fromkeys(kinds, mark))
+        if not kinds or any(given.get("attention_mask") is not mark for given in calls):
+            raise Unfit(f"layers: {type(decoder).__name__} does not hand the mask of a kind of layers to these")
+        return kinds
+    calls, *_ = calls_of_layers(decoder, name, recogniser.rotaries, **{_MARK_NAME: mark})
+    if any(given.get(_MARK_NAME) is not mark for given in calls):
+        raise Unfit(f"layers: {type(decoder).__name__} hands its layers neither masks nor other arguments")
+    return None
 
 
 def restore_layers(module: nn.Module) -> None:
@@ -527,7 +545,8 @@ def _parameters_of(module: nn.Module) -> list[str]:
 # all decoders of a model
 
 def patch_whole_layers(model: nn.Module, report: PatchReport) -> None:
-    decoders = [(name, m) for name, m in model.named_modules() if attentions.makes_causal_mask(m)]
+    decoders = [(name, m) for name, m in model.named_modules()
+                if attentions.makes_causal_mask(m) or attentions.makes_mask_of_states(m)]
     if not decoders:
         indexers = sorted({type(m).__name__ for name, m in model.named_modules() if name.rpartition(".")[2] == "indexer"})
         reason = f"{indexers[0]} chooses the keys that a token sees, for which the op has no kernel: nothing tells in " \

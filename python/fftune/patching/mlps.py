@@ -330,6 +330,36 @@ def _expect_two_layers(module, first: str, second: str, act: str) -> bool:
     return True
 
 
+def squared_mlp_of(module: nn.Module, known: dict) -> tuple[str, str] | None:
+    """The names of the layers of an MLP of two, without biases and with relu(x)² between them; None of others. No
+    module is replaced by it, as `ffn` has that activation by a second product alone."""
+    layers = {name: child for name, child in module.named_children() if next(child.parameters(), None) is not None}
+    if len(layers) != 2 or any(type(child) is not nn.Linear or child.bias is not None for child in layers.values()) \
+            or next(iter(module._parameters), None) or "forward" in module.__dict__ or required_arguments(module) != 1:
+        return None
+    (first, up), (second, down) = layers.items()
+    if up.weight.shape != down.weight.shape[::-1]:
+        return None
+    expect_no_hooks(*module.modules())
+    try:
+        found = remembered(known, ("squares", kind_of(module)), lambda: _activation_between(module, first, second))
+    except Unfit:
+        return None
+    return (first, second) if found == SQUARES else None
+
+
+SQUARES = "relu2"
+
+
+def _activation_between(module: nn.Module, first: str, second: str) -> str:
+    own = stand_in(module, _small_sizes(*module._modules[second].weight.shape))
+    layers = own._modules[first], own._modules[second]
+    known = {SQUARES if isinstance(name, Foreign) and name.name == "relu-squared" else name:
+             lambda x, act=function: layers[1](act(layers[0](x))) for name, function in KNOWN_ACTIVATIONS.items()}
+    return identify(own, known, _draw(own, _width(layers[0])), subject=type(module).__name__,
+                    elsewhere=_elsewhere(own))
+
+
 def plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | None:
     """The layers, if the op without a gate runs them in this call."""
     first, second, transposed, *_ = mlp._fftune
