@@ -62,7 +62,9 @@ struct NumberRange {
 struct OptionField {
   std::string name;  // "act"
   std::string help;
-  std::vector<std::string> choices;  // the first is the default
+  /// The first is the default. An option with one choice that is neither a number nor a pattern
+  /// takes any other text too, such as the sizes of a kind of layers; contradiction() judges it.
+  std::vector<std::string> choices;
   /// The canonical form leaves it out if it has its default: for options that few problems use, so
   /// that the text and the presets of the others do not contain it.
   bool rare = false;
@@ -227,7 +229,9 @@ struct OpPart {
 /// are: each has tensors of its own, and reads the previous one's results.
 struct Repetition {
   Problem one;
-  /// For each time in order: where the tensors of `one` are among those of the whole.
+  /// For each time in order: where the tensors of `one` are among those of the whole. Times of
+  /// several kinds, such as layers with attention and with states, have `nowhere` for tensors of
+  /// the other kinds, and leave out the stages that need these.
   std::vector<std::vector<std::size_t>> places;
   /// The stages of `one` that are repeated; all if they are all. Those before them run once with
   /// the tensors of the first time, and those behind them with the tensors of the last.
