@@ -105,16 +105,16 @@ TEST_CASE("the reference of scale is the formula") {
 }
 
 TEST_CASE("rows, or elements by their ids, may have factors of their own") {
-  const auto problem = [](const char* factor) {
+  const auto with_factor = [](const char* factor) {
     Problem problem{"scale", "fwd", DType::f32, {{"m", 2}, {"h", 2}}, {{"in-place", "no"}}};
     problem.options["factor"] = factor;
     if (problem.has("factor", "ids")) problem.sizes["factors"] = 3;
     return canonical(scale_op(), problem, DeviceKind::cpu);
   };
   const std::vector<double> x{1, -2, 3, 5};
-  const auto rows = run_reference(scale_op(), problem("rows"), {{"x", x}, {"factor", {2, -1}}});
+  const auto rows = run_reference(scale_op(), with_factor("rows"), {{"x", x}, {"factor", {2, -1}}});
   CHECK(rows.at("y") == std::vector<double>{2, -4, -3, -5});
-  const auto ids = run_reference(scale_op(), problem("ids"),
+  const auto ids = run_reference(scale_op(), with_factor("ids"),
                                  {{"x", x}, {"factor", {2, -1, 10}}, {"ids", {2, 0, -1, 3}}});
   CHECK(ids.at("y") == std::vector<double>{10, -4, 0, 0});
   CHECK(error_of([] {
