@@ -3,7 +3,7 @@
 //
 // The option layers-b has the mixer and the other fields of layers b, "conv:dim=64,heads=32,…", as
 // the op layer has them, but for what all layers share: batch, d, cache, page, pages and lengths.
-// `pattern` says which layer is of which kind: "bba" is two layers b and one a, again and again up
+// `pattern` says the kind of each layer: "bba" is two layers b and one a, again and again up
 // to the size `layers`. Without that size there is one layer of each kind, a first.
 #pragma once
 

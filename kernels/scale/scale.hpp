@@ -20,7 +20,7 @@ namespace scale {
 
 bool is_in_place(const Problem& problem);
 
-/// What has a factor: everything, a row, or an element by its id.
+/// The elements that share a factor: all, those of a row, or those with the same id.
 enum class Factors { one, rows, ids };
 Factors factors_of(const Problem& problem);
 

@@ -26,17 +26,17 @@ _BEHIND_CACHES = ("k_scale", "v_scale", "sinks", "q_factors", "w_g", "residual_s
                   "shared_post_norm", "experts_post_norm", "ffn_post_norm", "w_input_gate", "layer_input",
                   "w_input_out", "input_norm", "layer_scalar")
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
-# What mixes the tokens of a layer: attention, or what has other tensors in the place of caches. The weights that a
-# mixer needs beside w_o, and those that it may have.
+# Mixers: attention, and others, which have other tensors in the place of caches. The weights that a mixer needs
+# beside w_o, and those that it may have.
 _OF_ATTENTION = ("w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv", "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm",
                  "k_norm", "q_norm_bias", "k_norm_bias", "k_scale", "v_scale", "sinks", "q_factors", "w_g")
 # Those of q, k and v that a layer has which reads another one's keys and values, and those that it has not.
 _OF_QUERIES = ("w_q", "b_q", "q_norm", "q_norm_bias")
 _OF_KEYS = ("w_k", "w_v", "b_k", "b_v", "w_qkv", "b_qkv", "k_norm", "k_norm_bias", "k_scale", "v_scale")
-# Of layers with an input of their own for each token; and of experts beside a network, with norms of their own.
+# Weights of a layer's own input for each token; and norms of experts beside a network.
 OF_INPUT = ("w_input_gate", "layer_input", "w_input_out", "input_norm")
 _OF_EXPERT_NORMS = ("router_norm", "experts_norm", "shared_post_norm", "experts_post_norm")
-# What a call gives for its tokens, in the place of weights.
+# Tensors in the places of weights that a call gives for its tokens.
 GIVEN = ("q_factors", "layer_input")
 _OF_LATENT = ("w_q_a", "q_a_norm", "w_q_b")  # of queries that have a latent too, in the place of w_q
 _OF_DELTA = ("w_z", "w_b", "w_a", "A_log", "dt_bias", "mixer_norm")
@@ -188,7 +188,7 @@ class LayerForm:
 
     @property
     def features(self) -> tuple[int, int]:
-        """Of all heads of q, and of v, where these are others."""
+        """The features of all heads of q, and of all heads of v."""
         heads, dim = self.get("heads", 0), self.get("dim", 0)
         return heads * dim, self.get("v-heads", heads) * self.get("v-dim", dim)
 

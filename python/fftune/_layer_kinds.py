@@ -1,5 +1,5 @@
 """Layers of several kinds, such as linear and full attention, in one string for the op `decode`: the form of each kind,
-and which layer is of which."""
+and the kind of each layer."""
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

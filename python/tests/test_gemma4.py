@@ -114,7 +114,7 @@ def test_other_norms_of_values_stay_the_models(change):
 
 
 def in_sequences(model):
-    """Of two sequences, one padded on the left."""
+    """A call with two sequences, one padded on the left."""
     ids = torch.randint(1, 90, (2, 7), generator=torch.Generator().manual_seed(3))
     mask = torch.ones_like(ids)
     mask[0, :3] = 0

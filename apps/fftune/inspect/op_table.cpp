@@ -127,7 +127,7 @@ class Buffers {
       if (buffer.name == name) return buffer;
     return std::nullopt;
   }
-  /// Of each buffer's name, the first choice that has it.
+  /// The first choice that has a buffer of each name.
   std::map<std::string, Choice> firsts() const {
     std::map<std::string, Choice> firsts;
     for (const List& list : lists_)

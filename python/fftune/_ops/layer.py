@@ -389,8 +389,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
       weighted by ``sigmoid(x w_shared_routerᵀ)`` if w_shared_router [1, d] is there.
 
     * experts beside a network, each with norms of their own, in layers with norms before and behind: the
-      shared MLP takes what ffn_norm gives, the router what router_norm, and the experts what experts_norm
-      gives. What shared_post_norm and experts_post_norm make of their results is added, in front of
+      shared MLP takes the result of ffn_norm, the router that of router_norm, and the experts that of
+      experts_norm. Their results pass shared_post_norm and experts_post_norm, and are added in front of
       ffn_post_norm. expert_scale [experts] multiplies the weights of a token's experts.
 
     * keys of another layer: without w_k and w_v, and without k_norm, a layer attends to what is in its

@@ -284,8 +284,8 @@ def _expect_squares(module: nn.Module) -> bool:
 
 
 def recognised_router(router: nn.Module, block: nn.Module, known: dict) -> "RouterFound | None":
-    """What the router of a block was found to be, where patch_router() has not looked at it because its experts stay
-    the model's; None of other modules."""
+    """Recognises the router of a block whose experts stay the model's, so that patch_router() did not look at it; None
+    of other modules."""
     if not _looks_like_router(router) or "forward" in router.__dict__:
         return None
     expect_no_hooks(router)

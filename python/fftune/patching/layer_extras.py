@@ -1,5 +1,5 @@
-"""What some layers have beside norms, attention and MLP: experts beside the MLP with norms of their own, an input of
-their own for each token, and no keys of their own (Gemma 4); and queries with factors by position (Mistral)."""
+"""Parts of layers beside norms, attention and MLP. Gemma 4 has experts beside the MLP with norms of their own, inputs
+of each layer for each token, and layers without keys of their own. Mistral has queries with factors by position."""
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -65,7 +65,7 @@ class AffineExperts(nn.Module):
 
 
 def with_experts(layer: nn.Module, extras: Extras, mid: Tensor, mlp: Tensor) -> Tensor:
-    """What the layer adds by its norm to mid, in the place of what its MLP gives."""
+    """The tensor that the layer adds to mid by its norm, in the place of the MLP's result."""
     own = layer._modules
     (router, experts), (behind_mlp, before, behind) = extras.experts, extras.norms
     flat = mid.reshape(-1, mid.shape[-1])

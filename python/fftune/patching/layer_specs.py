@@ -174,7 +174,7 @@ class Spec:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """What a call gives in the place of weights."""
+        """Tensors in the places of weights that a call gives."""
         return tuple(weight.name for weight in self.weights if weight.given is not None)
 
     def form_in(self, tokens: int, begins: bool) -> str:

@@ -1,4 +1,4 @@
-"""What an engine's configuration says beyond the layers: versions of vLLM have it in different places."""
+"""Settings of an engine beyond its layers. Versions of vLLM keep them in different places."""
 
 
 def current():
