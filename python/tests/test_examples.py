@@ -51,7 +51,8 @@ def test_example_as_quoted(example):
     total = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     silences.append((total - spent) / CORES)
     assert total / CORES < MOST_SECONDS
-    assert silences[0] < 2 * MOST_SILENCE and max(silences[1:]) < MOST_SILENCE, silences
+    # The first line says that PyTorch is being imported.
+    assert max(silences[:2]) < 2 * MOST_SILENCE and max(silences[2:]) < MOST_SILENCE, silences
 
 
 def test_every_example_is_quoted():
