@@ -755,7 +755,7 @@ def test_slots_are_those_of_the_context(stand_in):
     model = warm(model_of(stand_in))
     metadata, positions = batch_of(model)
     slots = next(iter(metadata.values())).slot_mapping
-    expect_right(model, changed(metadata, slot_mapping=slots * 0, slots_of_context=slots), positions)
+    expect_right(model, changed(metadata, slot_mapping=slots * 0, slots_of_context=(slots,)), positions)
 
 
 def test_a_cache_that_is_bound_again(stand_in):
