@@ -571,9 +571,9 @@ def graphs_of(model, name, training):
 
 @needs_transformers_5
 @pytest.mark.parametrize("name, training", [
-    ("llama", True), *((name, False) for name in ("llama", "qwen3", "gemma2", "phi", "gpt2", "mixtral")),
+    ("llama", True), *((name, False) for name in ("llama", "gemma2", "gpt2", "mixtral")),
     *(pytest.param(name, training, marks=pytest.mark.further) for name, training in (
-        *((name, False) for name in ("qwen2", "gemma", "gemma3", "phi3", "t5", "olmo2", "qwen3-moe")),
+        *((name, False) for name in ("qwen2", "qwen3", "gemma", "gemma3", "phi", "phi3", "t5", "olmo2", "qwen3-moe")),
         *((name, True) for name in ("qwen3", "gemma2", "phi", "gpt2", "t5", "mixtral", "qwen3-moe"))))])
 def test_a_patched_model_has_no_more_graph_breaks_and_copies(name, training):
     model = make(name)
