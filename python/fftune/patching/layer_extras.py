@@ -200,4 +200,3 @@ def query_factors_of(config) -> QueryFactors | None:
             or context < 1:
         return None
     return QueryFactors(beta, context)
-
