@@ -56,6 +56,8 @@ LINEAR = ["linear_attention"] * 3 + ["full_attention"]
 DELTA = dict(linear_num_key_heads=16, linear_num_value_heads=32, linear_key_head_dim=128, linear_value_head_dim=128,
              linear_conv_kernel_dim=4, head_dim=256)
 LATENT = dict(kv_lora_rank=512, qk_rope_head_dim=64, n_shared_experts=1, first_k_dense_replace=1)
+GEMMA = dict(layer_types=["sliding_attention"] * 3 + ["full_attention"], head_dim=256, global_head_dim=512,
+             final_logit_softcapping=30.0)
 HYBRIDS = {
     "qwen3-next/12": Hybrid("Qwen3-Next-80B-A3B", "Qwen3Next", 4, 48, dict(
         **DELTA, hidden_size=2048, intermediate_size=5120, num_attention_heads=16, num_key_value_heads=2,
@@ -92,7 +94,29 @@ HYBRIDS = {
         moe_intermediate_size=1536)),
     "minicpm3-4b/8": Hybrid("MiniCPM3-4B", "MiniCPM3", 8, 62, dict(
         hidden_size=2560, intermediate_size=6400, num_attention_heads=40, num_key_value_heads=40, q_lora_rank=768,
-        kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64))}
+        kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64)),
+    "mistral-small-4/9": Hybrid("Mistral-Small-4", "Mistral4", 4, 36, dict(
+        hidden_size=4096, intermediate_size=12288, num_attention_heads=32, num_key_value_heads=32, q_lora_rank=1024,
+        kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=128,
+        num_experts_per_tok=4, n_shared_experts=1, moe_intermediate_size=2048)),
+    "nemotron-nano-9b/14": Hybrid("Nemotron-Nano-9B-v2", "NemotronH", 4, 56, dict(
+        hidden_size=4480, intermediate_size=15680, num_attention_heads=40, num_key_value_heads=8, head_dim=128,
+        mamba_num_heads=128, mamba_head_dim=80, n_groups=8, ssm_state_size=128,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"])),
+    "arcee-4.5b/9": Hybrid("AFM-4.5B", "Arcee", 4, 36, dict(
+        hidden_size=2560, intermediate_size=18432, num_attention_heads=20, num_key_value_heads=4, head_dim=128)),
+    "gemma-4-31b/15": Hybrid("Gemma-4-31B", "Gemma4", 4, 60, dict(
+        **GEMMA, hidden_size=5376, intermediate_size=21504, num_attention_heads=32, num_key_value_heads=16,
+        num_global_key_value_heads=4, attention_k_eq_v=True, hidden_size_per_layer_input=0, sliding_window=1024),
+        "Text"),
+    "gemma-4-26b-a4b/7": Hybrid("Gemma-4-26B-A4B", "Gemma4", 4, 30, dict(
+        **GEMMA, hidden_size=2816, intermediate_size=2112, num_attention_heads=16, num_key_value_heads=8,
+        num_global_key_value_heads=2, attention_k_eq_v=True, hidden_size_per_layer_input=0, sliding_window=1024,
+        enable_moe_block=True, num_experts=128, top_k_experts=8, moe_intermediate_size=704), "Text"),
+    "gemma-4-e2b/4": Hybrid("Gemma-4-E2B", "Gemma4", 8, 35, dict(
+        **GEMMA | dict(layer_types=GEMMA["layer_types"] * 2), hidden_size=1536, intermediate_size=6144,
+        num_attention_heads=8, num_key_value_heads=1, num_kv_shared_layers=4, vocab_size_per_layer_input=32000,
+        use_double_wide_mlp=True), "Text")}
 
 
 def title(name: str) -> str:
