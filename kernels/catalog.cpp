@@ -17,6 +17,7 @@
 #include "kernels/gated_rmsnorm/gated_rmsnorm.hpp"
 #include "kernels/head/head.hpp"
 #include "kernels/head_linear/head_linear.hpp"
+#include "kernels/indexer/indexer.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/linear_cross_entropy/linear_cross_entropy.hpp"
@@ -71,6 +72,7 @@ const Catalog& builtin_catalog() {
                                 &gated_rmsnorm_op(),
                                 &gated_delta_rule_op(),
                                 &ssd_op(),
+                                &indexer_op(),
                                 &mla_op(),
                                 &mla_rope_op(),
                                 &head_linear_op()},

@@ -284,6 +284,32 @@ bool are_near(const IdChoice& choice, const std::vector<double>& elements,
   return true;
 }
 
+/// Of ids [rows, lists, n], which have the places of the n best of their list's scores in ascending
+/// order, and -1 behind them where there are fewer: whether a list is that of `right`, but for
+/// places whose scores are near those of the places that they replace.
+bool are_near_ascending(std::span<const double> elements, std::span<const double> ids,
+                        std::span<const double> right, double relative_bound,
+                        double absolute_bound) {
+  std::vector<double> own, missing;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if ((ids[i] == -1) != (right[i] == -1)) return false;
+    if (ids[i] == -1) continue;
+    if (!(ids[i] >= 0 && ids[i] < static_cast<double>(elements.size())) ||
+        (i > 0 && !(ids[i] > ids[i - 1])))
+      return false;
+    const auto has = [](std::span<const double> list, double id) {
+      return std::find(list.begin(), list.end(), id) != list.end();
+    };
+    if (!has(right, ids[i])) own.push_back(elements[static_cast<std::size_t>(ids[i])]);
+    if (!has(ids, right[i])) missing.push_back(elements[static_cast<std::size_t>(right[i])]);
+  }
+  if (missing.empty()) return true;
+  const double least = *std::min_element(own.begin(), own.end()),
+               most = *std::max_element(missing.begin(), missing.end());
+  return std::isfinite(least) &&
+         most - least <= 2 * absolute_bound + relative_bound * (std::abs(most) + std::abs(least));
+}
+
 }  // namespace
 
 void Verifier::State::accept_choices(std::size_t first, std::size_t tensor,
@@ -327,6 +353,20 @@ void Verifier::State::accept_choices(std::size_t first, std::size_t tensor,
     }
     // The id has to be a possible one, with a score near that of the best of those that are sure.
     const std::vector<double>& given = scores[source];
+    if (spec.shape.size() > 2) {
+      const auto lists = static_cast<std::size_t>(spec.shape[1]);
+      const auto list_of = [&](std::span<const double> all, std::size_t list) {
+        return all.subspan(all.size() / lists * list, all.size() / lists);
+      };
+      bool good = true;
+      for (std::size_t list = 0; good && list < lists; ++list)
+        good = are_near_ascending(list_of(given, list), list_of(own_ids, list),
+                                  list_of(best_ids, list), relative_bound, absolute_bound);
+      if (!good) continue;
+      take_reference(row);
+      accepted.push_back(row);
+      continue;
+    }
     if (width > 1) {
       if (are_near(spec.choice, given, own_ids, best_ids, relative_bound, absolute_bound)) {
         take_reference(row);

@@ -27,6 +27,7 @@ from ._ops.ffn import ffn, ffn_backward, ffn_block, ffn_fp8, mlp
 from ._ops.gated_delta_rule import gated_delta_rule
 from ._ops.gated_rmsnorm import gated_rmsnorm
 from ._ops.head import head, head_logits, sample
+from ._ops.indexer import indexer
 from ._ops.layer import layer
 from ._ops.layernorm import add_layernorm, layernorm
 from ._ops.linear import linear, linear_backward, linear_fp8
@@ -45,8 +46,8 @@ from ._ops.ssd import ssd
 __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "mlp", "linear", "linear_fp8", "linear_backward",
            "masked_ffn", "masked_ffn_backward", "masked_linear", "masked_linear_backward",
            "rmsnorm", "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "scale_", "rope",
-           "ngram_block", "attention", "mla", "mla_rope", "head_linear", "masked_softmax", "pack_mask", "moe_ffn",
-           "moe_ffn_backward", "moe_route", "moe_ffn_fp8", "qkv", "layernorm", "add_layernorm", "layer", "head",
+           "ngram_block", "attention", "mla", "mla_rope", "head_linear", "indexer", "masked_softmax", "pack_mask",
+           "moe_ffn", "moe_ffn_backward", "moe_route", "moe_ffn_fp8", "qkv", "layernorm", "add_layernorm", "layer", "head",
            "head_logits", "sample",
            "decode", "gated_delta_rule", "ssd", "cross_entropy", "linear_cross_entropy", "all_argmax", "all_reduce",
            "all_reduce_norm", "all_reduce_norm_quantised", "causal_conv1d", "causal_conv1d_update", "gated_rmsnorm",

@@ -10,6 +10,7 @@ from ._reference.experts import *  # noqa: F401, F403
 from ._reference.ffn import *  # noqa: F401, F403
 from ._reference.gated_delta_rule import *  # noqa: F401, F403
 from ._reference.head import *  # noqa: F401, F403
+from ._reference.indexer import *  # noqa: F401, F403
 from ._reference.layer import *  # noqa: F401, F403
 from ._reference.linear import *  # noqa: F401, F403
 from ._reference.mla import *  # noqa: F401, F403

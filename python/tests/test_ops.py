@@ -486,6 +486,26 @@ def test_products_of_heads_read_views(monkeypatch):
         ops.head_linear(latent.requires_grad_(), kv_b)
 
 
+def test_indexer_chooses_the_keys_of_the_highest_scores():
+    q, weights, k = torch.randn(2, 9, 4, 16), torch.randn(2, 9, 4), torch.randn(2, 9, 16)
+    ids = ops.indexer(q, weights, k, top=5)
+    # As transformers' DeepSeek-V3.2 does, for a prompt.
+    scores = torch.matmul(weights.unsqueeze(-2), torch.relu(q @ k.mT.unsqueeze(1) * 16 ** -0.5)).squeeze(-2)
+    scores.masked_fill_(torch.ones(9, 9, dtype=torch.bool).triu(1), -math.inf)
+    mask = torch.full_like(scores, -math.inf).scatter(-1, scores.topk(5).indices, 0) + scores.clamp(max=0)
+    for own, right in zip(ids.flatten(0, 1), mask.flatten(0, 1)):
+        chosen = own[own >= 0]
+        assert chosen.tolist() == (right > -math.inf).nonzero().flatten().tolist()
+        assert (own[len(chosen):] == -1).all()
+    assert ops.indexer(q, weights, k).shape == (2, 9, 2048)
+    with pytest.raises(fftune.Error, match="give \\[batch, keys, 16\\]"):
+        ops.indexer(q, weights, k[..., :8])
+    with pytest.raises(fftune.Error, match="\\[batch, queries, heads\\]"):
+        ops.indexer(q, weights[:, :1], k)
+    with pytest.raises(fftune.Error, match="top is 0"):
+        ops.indexer(q, weights, k, top=0)
+
+
 def test_mla_rope_writes_rows_of_the_cache_that_exist():
     q, kv, norm = torch.randn(3, 2, 12), torch.randn(3, 20), torch.rand(16)
     cache = torch.zeros(4, 20)

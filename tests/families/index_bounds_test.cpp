@@ -89,6 +89,10 @@ std::vector<Form> forms(DeviceKind kind) {
     if (page > 0) sizes.insert({{"page", page}, {"pages", 40}});
     forms.push_back({"mla", "fwd", sizes, {{"lengths", "yes"}, {"lse", "yes"}}});
   }
+  forms.push_back({"indexer",
+                   "fwd",
+                   {{"b", 3}, {"s", 2}, {"kv", 150}, {"heads", 4}, {"dim", 16}, {"top", 20}},
+                   {{"lengths", "yes"}}});
   Sizes before = {{"m", 70}, {"heads", 4}, {"nope", 12}, {"rope", 8}, {"rank", 24}};
   before.insert({{"positions", 50}, {"cache-slots", 90}});
   forms.push_back({"mla-rope", "fwd", before, {}});

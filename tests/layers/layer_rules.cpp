@@ -174,14 +174,15 @@ bool has_text(const Tokens& tokens, std::string_view text) {
 /// Device sources see each other alone: NVRTC is given no include path.
 std::string device_include_rule(const Include& include) {
   if (!include.quoted) return "a device source includes no system header";
-  if (starts_with_any(include.name, {"common/", "gemm/", "attention/", "layer/", "moe/",
-                                     "all_reduce/", "gated_delta_rule/", "mla/", "ssd/"}) &&
+  if (starts_with_any(include.name,
+                      {"common/", "gemm/", "attention/", "layer/", "moe/", "all_reduce/",
+                       "gated_delta_rule/", "indexer/", "mla/", "ssd/"}) &&
       include.name.ends_with(".cuh"))
     return "";
   // The kernel whose epilogue others replace.
   if (include.name == "gemm/sm90/gemm.cu") return "";
   return "a device source includes only .cuh of kernels/common, gemm, attention, layer, moe, "
-         "all_reduce, gated_delta_rule, mla and ssd, and gemm/sm90/gemm.cu";
+         "all_reduce, gated_delta_rule, indexer, mla and ssd, and gemm/sm90/gemm.cu";
 }
 
 std::string host_include_rule(std::string_view path, const Include& include) {

@@ -15,7 +15,7 @@ const std::vector<Purpose>& purposes() {
       {"feed-forward networks", {"ffn", "moe-ffn", "moe-route", "masked-ffn"}},
       {"linear layers and their weights", {"linear", "masked-linear", "pack-weight"}},
       {"attention",
-       {"qkv", "rope", "attention", "mla", "mla-rope", "head-linear", "pack-mask",
+       {"qkv", "rope", "attention", "mla", "mla-rope", "head-linear", "indexer", "pack-mask",
         "masked-softmax"}},
       {"linear attention", {"gated-delta-rule", "ssd", "causal-conv1d", "gated-rmsnorm"}},
       {"norms and elementwise work", {"rmsnorm", "layernorm", "bias-gelu", "act-mul", "scale"}},

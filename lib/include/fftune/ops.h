@@ -2931,6 +2931,27 @@
  * with final-state=yes: d_out, d_final_state, x, dt, A_log, B, C, dx, ddt, dA_log, dB, dC
  *   1  d_final_state  input  f32  [b, heads, dim, state-dim] */
 
+/* indexer: choice of keys of sparse attention: the best of sum_h weights_h relu(q_h k) for each
+ *   query
+ *
+ *   b        1 to 65535        sequences (any number)
+ *   s        1 to 16777216     queries of a sequence, its last
+ *   kv       1 to 16777216     keys of a sequence, with lengths=yes at most
+ *   heads    1 to 256          indexer heads
+ *   dim      1 to 512          features of a head
+ *   top      1 to 65536, rare  keys that are chosen for a query; 2048 if left out
+ *   lengths  no, yes           whether each sequence has its own number of keys, of kv at most
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  q        input   T    [b, s, heads, dim]
+ *   1  weights  input   f32  [b, s, heads]
+ *   2  k        input   T    [b, kv, dim]
+ *   3  ids      output  i32  [b, s, 2048]
+ * with top: q, weights, k, ids
+ *   3  ids  output  i32  [b, s, top]
+ * with lengths=yes: q, weights, k, lengths, ids
+ *   3  lengths  input  i32  [b] */
+
 /* mla: latent attention over a cache: out = softmax(scale * [q_latent, q_rope] cache^T) latent
  *
  *   b         1 to 65536                  sequences (any number)

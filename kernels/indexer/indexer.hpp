@@ -1,0 +1,71 @@
+// The choice of keys of sparse attention (DSA, arXiv 2512.02556, "lightning indexer"): for each
+// query the keys with the highest scores, to which attention is limited then.
+//
+//   score_ij = sum_h weights_ih relu(q_ih · k_j)    over indexer heads h, of keys j <= i + length -
+//   s ids_i    the `top` keys of the highest scores, in ascending order; -1 behind them where a
+//   query
+//            sees fewer. Of equal scores the first keys are chosen. NaN is above every number, as
+//            in PyTorch's topk
+//
+// Positive factors, such as 1/sqrt(dim), change no choice. All heads share a key, as in multi-query
+// attention.
+//
+// The s queries of a sequence are its last: query i sees the keys j <= i + length - s. A prompt has
+// s = kv. Keys beyond a length are not read. A length is cut to [0, kv].
+//
+// q [b, s, heads, dim], weights [b, s, heads] in f32, k [b, kv, dim], ids [b, s, top]. Scores are
+// fp32.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "registry/op.hpp"
+
+namespace fftune {
+
+/// Defined in indexer/op.cpp; listed in kernels/catalog.cpp.
+const Op& indexer_op();
+
+namespace indexer {
+
+constexpr const char *stage_scores = "scores", *stage_choose = "choose";
+
+constexpr std::int64_t usual_top = 2048;
+
+/// A problem's sizes and options, read once.
+struct Layer {
+  std::int64_t b = 0;      // sequences
+  std::int64_t s = 0;      // queries of a sequence
+  std::int64_t kv = 0;     // keys of a sequence at most
+  std::int64_t heads = 0;  // of the indexer
+  std::int64_t dim = 0;    // features of a head
+  std::int64_t top = 0;    // keys of a query
+  bool lengths = false;
+  DType dtype = DType::f32;
+
+  /// Keys that a query of a sequence of `length` keys sees.
+  std::int64_t visible(std::int64_t query, std::int64_t length) const {
+    return std::clamp<std::int64_t>(query + length - s + 1, 0, length);
+  }
+};
+Layer layer_of(const Problem& problem);
+
+/// The keys of a sequence: its length, cut to [0, kv].
+template <typename Length>
+std::int64_t length_of(const Layer& layer, const Length* lengths, std::int64_t sequence) {
+  if (!layer.lengths) return layer.kv;
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(lengths[sequence]), 0, layer.kv);
+}
+
+/// The definition in float64, of each stage.
+void reference_scores(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
+void reference_choice(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
+
+std::vector<const Family*> cuda_families();
+std::vector<const Family*> cpu_families();
+
+}  // namespace indexer
+}  // namespace fftune

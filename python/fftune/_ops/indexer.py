@@ -1,0 +1,45 @@
+"""The choice of keys of sparse attention."""
+from torch import Tensor
+
+from .._custom import OPS, call
+from .._declare import declare
+from .._library import Error
+
+
+def _check(q, weights, k, top, **_):
+    if q.dim() != 4 or weights.shape != q.shape[:3]:
+        raise Error(f"indexer: q is {list(q.shape)}, weights {list(weights.shape)}: give [batch, queries, heads, "
+                    "features] and [batch, queries, heads]")
+    if k.dim() != 3 or k.shape[0] != q.shape[0] or k.shape[2] != q.shape[3]:
+        raise Error(f"indexer: k is {list(k.shape)}: give [batch, keys, {q.shape[3]}]")
+    if isinstance(top, int) and top < 1:
+        raise Error(f"indexer: top is {top}: give 1 or more")
+
+
+declare("indexer", "indexer", "q, weights:floats, k, lengths:ints?, top", "ids", check=_check,
+        shapes={"q": "[batch, queries, heads, features]", "weights": "[batch, queries, heads]",
+                "k": "[batch, keys, features]", "lengths": "[batch]", "ids": "[batch, queries, top]"})
+
+
+def indexer(q: Tensor, weights: Tensor, k: Tensor, *, top: int = 2048, lengths: Tensor | None = None) -> Tensor:
+    """The keys that each query of sparse attention sees, as the lightning indexer of DeepSeek-V3.2 and GLM-5
+    chooses them: those with the `top` highest scores::
+
+        scores = einsum("bqh,bqhk->bqk", weights, relu(einsum("bqhd,bkd->bqhk", q, k)))
+
+    The queries of a sequence are its last ones, and see no key behind their own position. Products and sums
+    are float32. Positive factors of the scores change no choice and may be left out. NaN and infinities of
+    keys behind a length have no effect; a NaN score is above every number, as in ``torch.topk``.
+
+    Args:
+        q: Queries after RoPE, [batch, queries, heads, features].
+        weights: Weights of the heads, float32 [batch, queries, heads].
+        k: Keys after norm and RoPE, which all heads share, [batch, keys, features].
+        top: Number of keys of a query.
+        lengths: Number of keys of each sequence, int32 [batch]; all if None. Later ones are not read.
+
+    Returns:
+        int32 [batch, queries, top], in ascending order; -1 behind them where a query sees fewer keys. Of
+        equal scores the first keys are chosen. There are no gradients.
+    """
+    return call(OPS.indexer, q, weights, k, lengths, top)
