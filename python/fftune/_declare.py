@@ -14,6 +14,7 @@ type of a value in the schema; `?` may be None; `!` is written. A result is `nam
 `like` is an argument whose shape and type it has; `given` is the argument without which it is empty.
 """
 import functools
+import inspect
 from typing import Callable, Mapping, Sequence
 
 import torch
@@ -23,7 +24,8 @@ from . import _generated_ops
 from ._custom import OPS, call, define, fake, gradient as differentiate, is_disabled
 from ._derived_form import DerivedForm
 from ._description import Description, arguments_of, results_of
-from ._run import find, finish
+from ._library import Error
+from ._run import find, finish, problem_of, ready
 
 
 def declare(name: str, of: str, arguments: str, results: str, *, back: bool = False,
@@ -144,6 +146,73 @@ def _is_symbolic(argument) -> bool:
     """Whether a check of it would make a constant of a size."""
     sizes = argument.shape if isinstance(argument, Tensor) else (argument,)
     return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
+class Into:
+    """A run of the declared op `name` into results that are given, in two halves: plan() makes its plan, and
+    run() enqueues it. For callers that compute with several ops in place: once all plans are there, no other
+    part of a run fails. It is no custom op: for callers that torch.compile does not trace.
+
+    `arguments` are those of torch.ops.fftune.<name>; tensors that are written have to be laid out as the kernels
+    take them. `outputs` are all results, contiguous.
+    """
+
+    def __init__(self, name: str, arguments: Sequence, outputs: Sequence[Tensor]):
+        self.form, self.outputs = FORMS[name], outputs
+        self._found: tuple | None = None
+        self._reference: Callable | None = None
+        if is_disabled():
+            self._reference = functools.partial(call, getattr(OPS, name), *arguments)
+            return
+        given = {a.name: value for a, value in zip(self.form.declared, arguments, strict=True)}
+        laid, strides = dict(given), []
+        for a in self.form.declared:
+            if a.name in self.form.lays or not isinstance(given[a.name], Tensor):
+                continue
+            if a.name in self.form.prepare:
+                prepare = self.form.prepare[a.name]
+                laid[a.name] = prepare(given[a.name], *(given[n] for n in _further_parameters(prepare)))
+            laid[a.name] = ready(laid[a.name])
+        values = dict(given)
+        for n, (function, _) in self.form.lays.items():
+            laid[n], *own = function(given[n], *(values[parameter] for parameter in _further_parameters(function)))
+            values |= {f"{n}_": laid[n], **{f"{n}_{k}": stride for k, stride in enumerate(own)}}
+            strides += own
+        for a in self.form.declared:
+            if a.written and laid[a.name] is not given[a.name]:
+                raise Error(f"{self.form.label}: {a.name} is written in place: give it as the kernels take it")
+        order = [laid[a.name] for a in self.form.arguments]
+        fields = tuple(order[i] for i in self.form.fields)
+        self._options = ((*fields, *strides), tuple(range(len(outputs))))
+        self._inputs = tuple(order[i] for i in self.form.places)
+
+    def problem(self) -> tuple[int, dict] | None:
+        """The device and the problem; None for a reference in PyTorch."""
+        if self._reference is not None:
+            return None
+        return self.outputs[0].get_device(), problem_of(self.form, self._options, self._inputs)
+
+    def plan(self) -> None:
+        if self._reference is None:
+            self._found = find(self.form, self._options, self._inputs)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory that run() allocates, once there is a plan."""
+        return 0 if self._found is None else getattr(self._found[0], "workspace_bytes", 0)
+
+    def run(self) -> None:
+        if self._reference is not None:
+            results = self._reference()
+            for output, result in zip(self.outputs, results if isinstance(results, tuple) else (results,)):
+                output.copy_(result)
+            return
+        finish(self._found, self.outputs)
+
+
+@functools.cache
+def _further_parameters(function: Callable) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)[1:]
 
 
 def run_into(form: DerivedForm, arguments: Sequence, outputs: Sequence[Tensor]) -> None:

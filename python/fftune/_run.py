@@ -95,7 +95,8 @@ def listening(found: dict):
         _listeners.remove(listen)
 
 
-def _problem_of(form: Form, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
+def problem_of(form: Form, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
+    """The problem of a call, as a plan takes it; None for no tokens."""
     problem = form.problem(options, inputs)
     if BATCH_INVARIANT and problem and has_option(form.op, problem["pass"], "batch-invariant"):
         problem["batch-invariant"] = "yes"
@@ -181,7 +182,7 @@ def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor |
     with _lock:
         plan = _plans.get(key) or _older.pop(key, None)
         if plan is None:
-            problem = _problem_of(form, options, inputs)
+            problem = problem_of(form, options, inputs)
             if problem is None:
                 plan = _Nothing
             else:
@@ -277,7 +278,7 @@ def find(form: Form, options: tuple, inputs: Sequence[Tensor | None]) -> tuple:
         plan = _make_plan(key, form, options, inputs, device)
     if _listeners and plan is not _Nothing:
         for listener in _listeners:
-            listener(device, _problem_of(form, options, inputs))
+            listener(device, problem_of(form, options, inputs))
     return plan, device, pointers, copies
 
 
