@@ -40,7 +40,7 @@ class Times:
     def __init__(self, monkeypatch, faster, own, mine):
         self.asked = 0
 
-        def milliseconds(*runs, among=None):
+        def milliseconds(*runs, among=None, captured=True):
             self.asked += 1
             return own, mine
 
@@ -126,7 +126,7 @@ def measured(faster, stand_in, monkeypatch):  # noqa: F811
     monkeypatch.setattr(sys.modules["test_vllm_layers"], "BLOCKS", 200)
     rows = []
 
-    def milliseconds(own, mine, among=None):
+    def milliseconds(own, mine, among=None, captured=True):
         before = layers_tests.RUNS[:]
         own()
         rows.append(layers_tests.RUNS[len(before)])

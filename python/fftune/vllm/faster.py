@@ -1,7 +1,7 @@
 """Measures which of two computations is the faster one on the user's device: vLLM's or fftune's.
 
-Each is captured in a CUDA graph, as vLLM runs them, and the graphs are replayed in turns. The times are kept in
-fftune's cache for the next start.
+Each is captured in a CUDA graph, as vLLM runs steps of decoding, and the graphs are replayed in turns. The times are
+kept in fftune's cache for the next start.
 """
 import functools
 import hashlib
@@ -67,17 +67,18 @@ class Alone:
         return nullcontext()
 
 
-def milliseconds(*runs: Callable[[], object], among: Alone = Alone()) -> list[float]:
-    """The time of each run as a CUDA graph: the median of rounds in turns. Each has run before, so nothing compiles."""
-    graphs = [_captured(run, among) for run in runs]
+def milliseconds(*runs: Callable[[], object], among: Alone = Alone(), captured: bool = True) -> list[float]:
+    """The time of each run as a CUDA graph, or as it is: the median of rounds in turns. Each has run before, so nothing
+    compiles."""
+    replays = [_captured(run, among).replay if captured else run for run in runs]
     times: list[list[float]] = [[] for _ in runs]
     repeats = [1] * len(runs)
     for turn in range(_ROUNDS + 1):
-        for i, graph in enumerate(graphs):
+        for i, replay in enumerate(replays):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             for _ in range(repeats[i]):
-                graph.replay()
+                replay()
             end.record()
             end.synchronize()
             taken = begin.elapsed_time(end) / repeats[i]
@@ -162,11 +163,13 @@ def store(key: str, what: str, choice: Choice) -> None:
 
 @same_random_numbers()
 def choice_of(what: str, both: Callable[[int], AbstractContextManager[tuple[Callable, Callable]]], rows: Iterable[int],
-              *key: object, outside: Callable[[], float] = lambda: 0.0, among: Alone = Alone()) -> Choice:
+              *key: object, outside: Callable[[], float] = lambda: 0.0, among: Alone = Alone(),
+              captured: bool = True) -> Choice:
     """The choice of an earlier start, or the times that are measured now.
 
     `both(rows)` gives the computations, vLLM's first. Numbers of rows for which no time is left are left out.
-    `outside()` gives milliseconds of vLLM's time that are no part of its graphs. Ranks of tensor parallelism make the
+    `outside()` gives milliseconds of vLLM's time that are no part of its graphs; without `captured` they run outside of
+    graphs, as vLLM runs prompts. Ranks of tensor parallelism make the
     same choice: the slowest of them counts."""
     name = key_of(what, *key)
     choice = load(name)
@@ -179,7 +182,7 @@ def choice_of(what: str, both: Callable[[int], AbstractContextManager[tuple[Call
             with both(count) as runs:
                 for run in runs:
                     run()  # compiles
-                own, mine = map(max, zip(*among.all(tuple(milliseconds(*runs, among=among)))))
+                own, mine = map(max, zip(*among.all(tuple(milliseconds(*runs, among=among, captured=captured)))))
             part = max(among.all(outside())) if part is None else part
             choice.times[count] = max(own - part, 1e-6), mine
         store(name, what, choice)
