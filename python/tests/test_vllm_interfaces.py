@@ -6,12 +6,16 @@ import inspect
 import json
 
 import pytest
+import torch
 
 import vllm_interfaces
 
 RECORD = json.loads(vllm_interfaces.RECORD.read_text())
 # Names that the plugin asks for with a default, or that it knows in another form.
-ABSENT = {"0.24": {"SpeculativeConfig.enable_adaptive_verification", "AuxOutputConfig", "VllmConfig.aux_output_config"},
+ABSENT = {"0.24": {"SpeculativeConfig.enable_adaptive_verification", "AuxOutputConfig", "VllmConfig.aux_output_config",
+                   "GDNAttentionMetadata.checkpoint", "GDNAttentionMetadata.flashinfer_checkpoint_plan",
+                   "Mamba2AttentionMetadata.checkpoint_chunk_idx", "MambaMixer2.use_replayssm",
+                   "MambaMixer2.mamba_config"},
           "0.33": {"MPLinearLayerConfig.has_g_idx", "FlashAttentionMetadata.use_cascade",
                    "ModelConfig.enable_return_routed_experts", "CompressedTensorsWNA16MarlinMoEMethod",
                    "Attention.calculate_kv_scales"}}
@@ -68,6 +72,16 @@ def test_methods_of_quantised_layers(vllm, version):
     base = of_class(version, "FusedMoEMethodBase")
     assert base["apply"] == "(self, layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input)"
     assert base["apply_monolithic"] == "(self, layer, x, router_logits, input_ids=)"
+
+
+def test_metadata_of_linear_attention(vllm):
+    """What the cores read of vLLM 0.33's metadata, and what they change of it for a batch that is made up."""
+    cores = importlib.import_module("fftune.vllm.linear_cores")
+    of_mamba = of_class("0.33", "BaseMambaAttentionMetadata") | of_class("0.33", "Mamba2AttentionMetadata")
+    for core, fields in ((cores.GatedDeltaNet(), of_class("0.33", "GDNAttentionMetadata")), (cores.Mamba2(), of_mamba)):
+        assert {*core.metadata} <= set(fields)
+        own = type("Metadata", (), {})()
+        assert set(vars(core.metadata_of(own, torch.tensor([3, 0], dtype=torch.int32)))) <= set(fields)
 
 
 @pytest.mark.parametrize("version", RECORD)

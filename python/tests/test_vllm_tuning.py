@@ -147,3 +147,11 @@ def test_parts_are_those_of_the_plugin(tmp_path):
     assert ",".join(plugin.PARTS) in said[0].stdout.replace("\n", "")
     assert said[1].returncode == 2
     assert all(word in said[1].stderr for word in (*plugin.PARTS, *plugin.OPT_IN)), said[1].stderr
+
+
+def test_cores_of_linear_attention_are_not_searched(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama", 1)))
+    done = subprocess.run([str(tool_path()), "tune-vllm", str(tmp_path), "--list", "--parts", "linear-attention"],
+                          env=tool_environment(), text=True, capture_output=True)
+    assert done.returncode == 2
+    assert "there is nothing to search: cores of linear attention are not searched" in " ".join(done.stderr.split())

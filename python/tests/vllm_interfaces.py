@@ -92,6 +92,26 @@ TOUCHED = {
                          "quant_method"},
     f"{_LAYERS}/fused_moe/runner/moe_runner": {"MoERunner": "gate router routed_experts shared_experts"},
     f"{_LAYERS}/fused_moe/router/gate_linear": {"GateLinear": "out_dtype"},
+    f"{_LAYERS}/mamba/gdn/qwen_gdn_linear_attn": {
+        "QwenGatedDeltaNetAttention": "_forward_core conv1d A_log dt_bias num_k_heads num_v_heads head_k_dim "
+                                      "head_v_dim tp_size prefix activation kv_cache gdn_prefill_backend "
+                                      "enable_packed_recurrent_decode"},
+    f"{_LAYERS}/mamba/mamba_mixer2": {
+        "MambaMixer2": "conv_ssm_forward conv1d A D dt_bias num_heads n_groups head_dim ssm_state_size tp_size prefix "
+                       "activation kv_cache use_replayssm mamba_config tped_intermediate_size tped_conv_size "
+                       "tped_dt_size"},
+    "config/mamba": {"MambaConfig": "enable_stochastic_rounding"},
+    "v1/attention/backends/mamba2_attn": {"Mamba2AttentionMetadata": "checkpoint_chunk_idx"},
+    "v1/attention/backends/mamba_attn": {
+        "BaseMambaAttentionMetadata": "num_prefills num_prefill_tokens num_decodes num_decode_tokens "
+                                      "num_accepted_tokens has_initial_states_p query_start_loc_p "
+                                      "state_indices_tensor_p state_indices_tensor_d query_start_loc_d"},
+    "v1/attention/backends/gdn_attn": {
+        "GDNAttentionMetadata": "num_prefills num_prefill_tokens num_decodes num_decode_tokens num_spec_decodes "
+                                "num_spec_decode_tokens num_actual_tokens checkpoint flashinfer_checkpoint_plan "
+                                "has_initial_state non_spec_query_start_loc non_spec_state_indices_tensor "
+                                "spec_sequence_masks prefill_query_start_loc prefill_state_indices "
+                                "prefill_has_initial_state"},
     "lora/layers/base": {"BaseLayerWithLoRA": ""},
     "lora/layers/base_linear": {"BaseLinearLayerWithLoRA": "base_layer punica_wrapper"},
     "lora/punica_wrapper/punica_gpu": {"PunicaWrapperGPU": "token_mapping_meta"},

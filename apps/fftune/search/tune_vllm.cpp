@@ -22,12 +22,17 @@
 namespace fftune::tool {
 namespace {
 
-/// The parts of FFTUNE_VLLM that are searched for.
+/// The parts of FFTUNE_VLLM.
 constexpr std::pair<const char*, bool VllmServing::*> parts[] = {
-    {"experts", &VllmServing::experts},           {"layers", &VllmServing::layers},
-    {"linears", &VllmServing::linears},           {"packed-experts", &VllmServing::packed_experts},
-    {"int4-linears", &VllmServing::int4_linears}, {"fp8-linears", &VllmServing::fp8_linears},
-    {"prompts", &VllmServing::prompts},           {"ranks", &VllmServing::ranks}};
+    {"experts", &VllmServing::experts},
+    {"layers", &VllmServing::layers},
+    {"linears", &VllmServing::linears},
+    {"packed-experts", &VllmServing::packed_experts},
+    {"int4-linears", &VllmServing::int4_linears},
+    {"fp8-linears", &VllmServing::fp8_linears},
+    {"prompts", &VllmServing::prompts},
+    {"ranks", &VllmServing::ranks},
+    {"linear-attention", &VllmServing::linear_attention}};
 
 struct TuneVllmOptions {
   std::vector<std::string> paths;

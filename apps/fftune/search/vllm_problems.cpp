@@ -858,6 +858,10 @@ VllmProblems vllm_problems(const Catalog& catalog, const JsonValue& config,
            [&] { add_experts(model, quantisation, experts, serving, problems); });
   else if (serving.experts && !serving.layers && experts.empty())
     result.left_alone.push_back(fmt::format("{} has no experts", architecture_name(model)));
+  if (serving.linear_attention)
+    result.left_alone.emplace_back(
+        "cores of linear attention are not searched: how far states are apart follows from the "
+        "pages that vLLM chooses");
   result.ops = std::move(problems).ops();
   if (result.ops.empty())
     fail(fmt::format("there is nothing to search: {}", fmt::join(result.left_alone, "; ")));

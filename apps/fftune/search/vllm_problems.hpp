@@ -26,6 +26,7 @@ struct VllmServing {
   bool packed_experts = true;  // likewise
   bool int4_linears = false;   // those of 4 bits alone
   bool fp8_linears = false;
+  bool linear_attention = false;
   bool ranks = false;    // layers under tensor parallelism
   bool prompts = false;  // of layers, the batches with prompts
   bool batch_invariant = false;

@@ -27,6 +27,9 @@ EXPERTS_METHODS = {
     f"{_CT}.compressed_tensors_moe.compressed_tensors_moe_wna16_marlin": ("CompressedTensorsWNA16MarlinMoEMethod",),
     f"{_CT}.compressed_tensors_moe.compressed_tensors_moe_wna16": ("CompressedTensorsWNA16MoEMethod",)}
 
+LINEAR_ATTENTION = {f"{_LAYERS}.mamba.gdn.qwen_gdn_linear_attn": ("QwenGatedDeltaNetAttention",),
+                    f"{_LAYERS}.mamba.mamba_mixer2": ("MambaMixer2",)}
+
 _PROCESS = "process_weights_after_loading"
 # A model may have further parameters behind these.
 _FORWARD = ("self", "input_ids", "positions", "intermediate_tensors", "inputs_embeds")
@@ -36,6 +39,9 @@ PARAMETERS: dict[str, dict[str, tuple[str, ...]]] = {
     **{module: {f"{name}.forward": _FORWARD} for module, name in MODELS.items()},
     **{module: {f"{name}.{_PROCESS}": ("self", "layer") for name in names}
        for module, names in (KERNELS | FP8_METHODS | EXPERTS_METHODS).items()},
+    f"{_LAYERS}.mamba.gdn.qwen_gdn_linear_attn": {
+        "QwenGatedDeltaNetAttention._forward_core": ("self", "mixed_qkv", "b", "a", "core_attn_out")},
+    f"{_LAYERS}.mamba.mamba_mixer2": {"MambaMixer2.conv_ssm_forward": ("self", "projected_states", "output")},
 }
 for _module, _names in KERNELS.items():
     PARAMETERS[_module] |= {f"{name}.apply_weights": ("self", "layer", "x", "bias") for name in _names}

@@ -9,16 +9,17 @@ import os
 from dataclasses import dataclass
 
 from .imports import after_import
-from .interfaces import EXPERTS_METHODS, FP8_METHODS, KERNELS, MODELS, ORACLES
+from .interfaces import EXPERTS_METHODS, FP8_METHODS, KERNELS, LINEAR_ATTENTION, MODELS, ORACLES
 from .logs import log, one_line
 
 # Each is measured on the device, and serves where it is faster than vLLM's kernels. `linears` have weights of 4 and 8 bits.
 PARTS = ("experts", "layers", "linears", "packed-experts")
 # Only FFTUNE_VLLM with their name turns these on: a measurement of one layer does not tell whether they are faster in
-# a whole model. `prompts` and `ranks` are of `layers`: batches with prompts, and tensor parallelism.
-OPT_IN = ("int4-linears", "fp8-linears", "prompts", "ranks")
+# a whole model. `prompts` and `ranks` are of `layers`: batches with prompts, and tensor parallelism. `linear-attention`
+# has not run in an engine on a GPU.
+OPT_IN = ("int4-linears", "fp8-linears", "linear-attention", "prompts", "ranks")
 # Their kernels may give other bits for other numbers of tokens.
-_VARIANT = {"int4-linears", "linears", "fp8-linears", "packed-experts"}
+_VARIANT = {"int4-linears", "linears", "fp8-linears", "packed-experts", "linear-attention"}
 _LEAST_MAJOR = 8  # of compute capabilities: tensor cores for bfloat16
 
 
@@ -63,7 +64,8 @@ def _decide() -> Decision:
         left = (_VARIANT if "prompts" in wanted.parts else {*_VARIANT, "layers"}) & {*wanted.parts}
         if left:
             others = ("batches with prompts run by vLLM's kernels, which give other bits" if "layers" in left else
-                      "kernels of weights with codes give other bits for other numbers of tokens")
+                      "kernels of weights with codes, and of linear attention, give other bits for other numbers of "
+                      "tokens")
             return Decision(tuple(part for part in wanted.parts if part not in left),
                             f"{' and '.join(sorted(left))} stay vLLM's: {name} is set, and {others}")
     return wanted
@@ -112,6 +114,7 @@ def _patch(part: str, parts: tuple[str, ...]) -> None:
         "int4-linears": (KERNELS, functools.partial(_patch_kernels, parts=parts)),
         "linears": (KERNELS, functools.partial(_patch_kernels, parts=parts)),
         "fp8-linears": (FP8_METHODS, _patch_fp8), "packed-experts": (EXPERTS_METHODS, _patch_experts),
+        "linear-attention": (LINEAR_ATTENTION, _patch_linear_attention),
         "layers": (MODELS, functools.partial(_patch_model, parts=parts))}.get(part, ((), None))
     for module in modules:
         after_import(module, change)
@@ -139,6 +142,12 @@ def _patch_experts(module) -> None:
     from .packed_experts import patch_methods
 
     patch_methods(module)
+
+
+def _patch_linear_attention(module) -> None:
+    from .linear_attention import patch_layers
+
+    patch_layers(module)
 
 
 def _patch_model(module, parts: tuple[str, ...]) -> None:

@@ -24,7 +24,8 @@ def get_forward_context() -> ForwardContext:
 def set_forward_context(attn_metadata):
     global _context
     _context = ForwardContext(attn_metadata, {
-        name: getattr(one, "slots_of_context", (one.slot_mapping,))[0] for name, one in attn_metadata.items()}
+        name: getattr(one, "slots_of_context", (getattr(one, "slot_mapping", None),))[0]
+        for name, one in attn_metadata.items()}
         if isinstance(attn_metadata, dict) else None)
     try:
         yield _context

@@ -1,0 +1,87 @@
+"""Layers with the gated delta rule. The core is plain PyTorch, token by token in float32."""
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vllm.forward_context import get_forward_context
+
+
+@dataclass
+class GDNAttentionMetadata:
+    num_prefills: int
+    num_prefill_tokens: int
+    num_decodes: int
+    num_decode_tokens: int
+    num_spec_decodes: int
+    num_spec_decode_tokens: int
+    num_actual_tokens: int
+    checkpoint: object | None = None
+    flashinfer_checkpoint_plan: object | None = None
+    has_initial_state: torch.Tensor | None = None
+    non_spec_query_start_loc: torch.Tensor | None = None
+    non_spec_state_indices_tensor: torch.Tensor | None = None
+    spec_sequence_masks: torch.Tensor | None = None
+    prefill_query_start_loc: torch.Tensor | None = None
+    prefill_state_indices: torch.Tensor | None = None
+    prefill_has_initial_state: torch.Tensor | None = None
+
+
+class QwenGatedDeltaNetAttention(nn.Module):
+    def __init__(self, prefix="layers.0.linear_attn", k_heads=2, v_heads=4, k_dim=16, v_dim=8, width=4):
+        super().__init__()
+        self.prefix, self.activation = prefix, "silu"
+        self.tp_size, self.num_k_heads, self.num_v_heads = 1, k_heads, v_heads
+        self.head_k_dim, self.head_v_dim = k_dim, v_dim
+        channels = 2 * k_heads * k_dim + v_heads * v_dim
+        self.conv1d = nn.Module()
+        self.conv1d.weight = nn.Parameter(torch.randn(channels, 1, width).mul_(0.5).bfloat16(), requires_grad=False)
+        self.conv1d.bias = None
+        self.dt_bias = nn.Parameter(torch.randn(v_heads).bfloat16(), requires_grad=False)
+        self.A_log = nn.Parameter(torch.randn(v_heads), requires_grad=False)
+        self.gdn_prefill_backend, self.enable_packed_recurrent_decode = "triton", True
+        self.kv_cache = (torch.tensor([]), torch.tensor([]))
+        self.calls = 0
+
+    def _forward_core(self, mixed_qkv, b, a, core_attn_out):
+        metadata = get_forward_context().attn_metadata
+        if not isinstance(metadata, dict) or metadata.get(self.prefix) is None:
+            return
+        metadata = metadata[self.prefix]
+        self.calls += 1
+        rows = metadata.num_actual_tokens
+        indices, starts = metadata.non_spec_state_indices_tensor, metadata.non_spec_query_start_loc
+        decoding = metadata.num_prefills == 0
+        for i, block in enumerate(indices.tolist()):
+            begin, end = (i, i + 1) if decoding else starts[i:i + 2].tolist()
+            if end > rows or block <= 0:
+                core_attn_out[begin:min(end, rows)] = 0
+                continue
+            known = decoding or bool(metadata.has_initial_state[i])
+            self._sequence(mixed_qkv, b, a, core_attn_out, range(begin, end), block, known, decoding)
+
+    def _sequence(self, qkv, b, a, out, rows, block, known, writes):
+        inputs, states = self.kv_cache
+        taps = self.conv1d.weight[:, 0].float()
+        entries = taps.shape[1] - 1
+        history = inputs[block] if inputs.shape[2] == len(taps) else inputs[block].T  # [entries, channels]
+        before = history[:entries].float() if known else torch.zeros(entries, len(taps))
+        state = states[block].float() if known else torch.zeros(states.shape[1:])
+        every = torch.cat([before, qkv[rows.start:rows.stop].float()])
+        keys, dim, values, v_dim = self.num_k_heads, self.head_k_dim, self.num_v_heads, self.head_v_dim
+        for place, row in enumerate(rows):
+            mixed = F.silu((every[place:place + entries + 1].T * taps).sum(1)).bfloat16()
+            if writes:
+                qkv[row] = mixed  # in the place of its input
+            q, k, v = mixed.float().split([keys * dim] * 2 + [values * v_dim])
+            q, k = (one.view(keys, dim) for one in (q, k))
+            q, k = ((one * torch.rsqrt(one.square().sum(-1, keepdim=True) + 1e-6)).repeat_interleave(values // keys, 0)
+                    for one in (q, k))
+            decay = torch.exp(-torch.exp(self.A_log) * F.softplus(a[row].float() + self.dt_bias.float()))
+            state = state * decay[:, None, None]
+            error = (v.view(values, v_dim) - (state * k[:, None]).sum(-1)) * torch.sigmoid(b[row].float())[:, None]
+            state = state + error[:, :, None] * k[:, None]
+            out[row] = ((state * q[:, None]).sum(-1) * dim**-0.5).to(out.dtype)
+        states[block] = state.to(states.dtype)
+        history[:entries] = every[len(rows):].to(inputs.dtype)
