@@ -27,8 +27,8 @@ check    --check: greedy tokens of requests that come and go, some of them abort
          compared up to a request's first difference. That difference is fine if the two best logits
          of vLLM lie within twice the largest deviation of log-probabilities before it. Batches run by
          fftune where they are slower, too. Tiny models (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3,
-         tiny-qwen3-moe, tiny-gpt-oss, tiny-gpt-oss-bf16, tiny-gemma2, tiny-gemma3, and those with quantised
-         weights, such as tiny-llama-fp8) are for this
+         tiny-qwen3-moe, tiny-qwen3-next, tiny-gpt-oss, tiny-gpt-oss-bf16, tiny-gemma2, tiny-gemma3, and those
+         with quantised weights, such as tiny-llama-fp8) are for this
 
 With --drafts K vLLM verifies K drafts of each sequence, found by n-grams.
 
@@ -111,6 +111,19 @@ MODELS |= {"gemma-3-4b": sized(GEMMA3, 2560, 10240, 34, 8, 4, 256, 262208),
            "gemma-2-9b": sized(GEMMA2, 3584, 14336, 42, 16, 8, 256, 256000),
            "tiny-gemma3": dict(tiny(GEMMA3), sliding_window=128, num_hidden_layers=7),
            "tiny-gemma2": dict(tiny(GEMMA2), sliding_window=128, num_hidden_layers=4)}
+# Three of four layers have states. An engine without FlashInfer needs
+# --set additional_config='{"gdn_prefill_backend":"triton"}'.
+QWEN3_NEXT = dict(architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next", rms_norm_eps=1e-6, rope_theta=1e7,
+                  partial_rotary_factor=0.25, max_position_embeddings=262144, attention_bias=False,
+                  full_attention_interval=4, linear_conv_kernel_dim=4, linear_key_head_dim=128,
+                  linear_value_head_dim=128, linear_num_key_heads=16, linear_num_value_heads=32, num_experts=512,
+                  num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+                  norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
+MODELS |= {"qwen3-next-12-layers": sized(QWEN3_NEXT, 2048, 5120, 12, 16, 2, 256, 151936),
+           "tiny-qwen3-next": dict(tiny(QWEN3_NEXT), num_hidden_layers=4, linear_num_key_heads=2,
+                                   linear_num_value_heads=4, linear_key_head_dim=64, linear_value_head_dim=64,
+                                   num_experts=16, num_experts_per_tok=4, moe_intermediate_size=256,
+                                   shared_expert_intermediate_size=256)}
 # gpt-oss in bfloat16: -bf16.
 MODELS |= {"gpt-oss-20b": sized(GPT_OSS, 2880, 2880, 24, 64, 8, 64, 201088),
            "tiny-gpt-oss": dict(tiny(GPT_OSS), intermediate_size=512, num_local_experts=8)}
@@ -253,8 +266,12 @@ def unit_gain(model):
     for name, weight in model.named_parameters():
         if name.endswith("sinks"):
             weight.data.normal_(generator=generators[1])
-        elif weight.dim() < 2:  # Gemma's norms have the distance from 1
-            weight.data.fill_(0 if name.endswith("bias") or "Gemma" in type(model).__name__ else 1)
+        elif name.endswith(("A_log", "dt_bias")):
+            weight.data.uniform_(-1, 1, generator=generators[1])
+        elif weight.dim() < 2:  # norms of some models have the distance from 1, but for those behind states
+            from_1 = any(word in type(model).__name__ for word in ("Gemma", "Qwen3Next"))
+            is_0 = from_1 and not name.endswith("linear_attn.norm.weight")
+            weight.data.fill_(0 if name.endswith("bias") or is_0 else 1)
         elif name.endswith("_bias"):  # of experts
             weight.data.normal_(0, 0.1, generator=generators[1])
         else:
@@ -367,7 +384,8 @@ class Engine:
     def parts(self):
         """What runs by fftune: by part, with the numbers of tokens or sequences for which it is the faster one."""
         found = {}
-        for name, read in (("layers", self._layers), ("experts", self._experts), ("products", self._products)):
+        for name, read in (("layers", self._layers), ("experts", self._experts), ("products", self._products),
+                           ("linear_attention", self._linear_attention)):
             module = sys.modules.get(f"fftune.vllm.{name}")
             for part, choice in read(module) if module else ():
                 found[part] = None if choice is None else {
@@ -391,8 +409,18 @@ class Engine:
         for kind in module._kinds:
             yield kind, module._choices.get(kind)
 
+    @staticmethod
+    def _linear_attention(module):
+        for kind in module._kinds.values():
+            for what in sorted(kind.agreed):
+                yield f"{what} of {kind.words}", kind.decoding if what == "decoding" else next(
+                    (choice for choice in kind.prompts.values() if choice), None)
+
     def settle(self):
         """Waits for kernels that are compiled beside the engine."""
+        linear = sys.modules.get("fftune.vllm.linear_attention")
+        for thread in list(linear._making.values()) if linear else ():
+            thread.join()
         layers, plans = (sys.modules.get(f"fftune.vllm.{name}") for name in ("layers", "plans"))
         while layers and (plans._making.locked() or not all(
                 made for state in list(layers._states.values()) for made in list(state.plans.values()))):
@@ -435,6 +463,8 @@ class Engine:
         the two best. Every eighth is aborted; half of them share a beginning."""
         if plans := sys.modules.get("fftune.vllm.plans"):
             plans.COMPILES_BESIDE = False  # all batches run by the ops
+        if linear := sys.modules.get("fftune.vllm.linear_attention"):
+            linear._PATIENCE = 600
         shared = self._prompt(200)["prompt_token_ids"]
         waiting = []
         for number in range(requests):
