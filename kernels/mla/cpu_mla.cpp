@@ -2,7 +2,9 @@
 // are multiplied twice by OpenBLAS, and an online softmax goes from one block to the next.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "cpu/blas.hpp"
 #include "kernels/common/cpu_task.hpp"
@@ -18,7 +20,7 @@ constexpr float lowest = -std::numeric_limits<float>::infinity();
 /// scores [rows, columns], values [rows, rank], and the largest score and the sum of each row.
 struct Host {
   Layer layer;
-  std::size_t q_latent, q_rope, cache, pages, lengths, out, lse, count;
+  std::size_t q_latent, q_rope, cache, pages, lengths, chosen, out, lse, count;
   gemm_cpu::Converter converter;
   const VectorKernels* vector;
 
@@ -28,7 +30,7 @@ struct Host {
         vector(&vector_kernels(facts.arch)) {
     const TensorPlaces places(mla_op().tensors(problem));
     q_latent = places.at("q_latent"), q_rope = places.at("q_rope"), cache = places.at("cache");
-    pages = places.at("pages"), lengths = places.at("lengths");
+    pages = places.at("pages"), lengths = places.at("lengths"), chosen = places.at("chosen");
     out = places.at("out"), lse = places.at("lse"), count = places.count();
   }
 
@@ -45,16 +47,31 @@ struct Host {
     return static_cast<const std::int32_t*>(address_of(call, tensor));
   }
 
-  /// Rows [first, first + count) of a sequence as keys, in place where they lie so.
-  MatrixView keys(const HostCall& call, std::int64_t sequence, std::int64_t first,
-                  std::int64_t keys, float* room) const {
+  /// The keys that a query's list has, which it sees.
+  std::vector<std::int64_t> listed(const HostCall& call, std::int64_t sequence, std::int64_t query,
+                                   std::int64_t length) const {
+    std::vector<std::int64_t> found;
+    for (std::int64_t j = 0; j < layer.top; ++j) {
+      const std::int64_t key =
+          chosen_key(layer, integers(call, chosen), sequence, query, j, length);
+      if (key >= 0) found.push_back(key);
+    }
+    return found;
+  }
+
+  /// Rows [first, first + count) of a sequence, or of a list, as keys, in place where they lie so.
+  MatrixView keys(const HostCall& call, std::int64_t sequence,
+                  const std::vector<std::int64_t>& list, std::int64_t first, std::int64_t keys,
+                  float* room) const {
     const std::int32_t* const table = integers(call, pages);
-    if (layer.dtype == DType::f32 && layer.page == 0)
+    if (layer.dtype == DType::f32 && layer.page == 0 && layer.top == 0)
       return {
           static_cast<const float*>(call.tensors[cache]) + place_of(layer, table, sequence, first),
           layer.row};
     for (std::int64_t j = 0; j < keys; ++j) {
-      const std::int64_t place = place_of(layer, table, sequence, first + j);
+      const std::int64_t key =
+          layer.top > 0 ? list[static_cast<std::size_t>(first + j)] : first + j;
+      const std::int64_t place = place_of(layer, table, sequence, key);
       if (place < 0)
         std::fill_n(room + j * layer.width(), layer.width(), 0.0f);
       else
@@ -78,7 +95,7 @@ struct Host {
     sum += vector->exponentials(scores, most == lowest ? 0 : most, static_cast<std::size_t>(width));
   }
 
-  /// Rows [first, first + rows) of a sequence.
+  /// Rows [first, first + rows) of a sequence; with lists, of one query.
   void attend(const HostCall& call, std::int64_t sequence, std::int64_t first, std::int64_t rows,
               std::int64_t columns, float* room) const {
     const std::int64_t width = layer.width(), all = sequence * layer.rows() + first;
@@ -97,14 +114,17 @@ struct Host {
     std::fill_n(most, rows, lowest);
     std::fill_n(sum, rows, 0.0f);
     const std::int64_t length = length_of(layer, integers(call, lengths), sequence);
-    const std::int64_t visible = layer.visible(first + rows - 1, length);
+    const std::vector<std::int64_t> list = listed(call, sequence, first / layer.heads, length);
+    const auto sees = [&](std::int64_t row) {
+      return layer.top > 0 ? std::ssize(list) : layer.visible(row, length);
+    };
+    const std::int64_t visible = sees(first + rows - 1);
     for (std::int64_t at = 0; at < visible; at += columns) {
       const std::int64_t part = std::min(columns, visible - at);
-      MatrixView k = keys(call, sequence, at, part, key_room);
+      MatrixView k = keys(call, sequence, list, at, part, key_room);
       sgemm(rows, part, width, {q, width}, k, 0, scores, part);
       for (std::int64_t i = 0; i < rows; ++i)
-        add_row(scores + i * part, part,
-                std::clamp<std::int64_t>(layer.visible(first + i, length) - at, 0, part),
+        add_row(scores + i * part, part, std::clamp<std::int64_t>(sees(first + i) - at, 0, part),
                 values + i * layer.rank, most[i], sum[i]);
       k.transposed = true;
       sgemm(rows, layer.rank, part, {scores, part}, k, 1, values, layer.rank);
@@ -128,20 +148,22 @@ struct Host {
 Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const Host host(problem, facts);
   const std::int64_t rows = config.at("rows"), columns = config.at("keys");
-  const std::int64_t parts = (host.layer.rows() + rows - 1) / rows;
+  // With lists a task has rows of one query.
+  const std::int64_t alike = divided_layer_of(problem).rows();
+  const std::int64_t blocks = (alike + rows - 1) / rows, parts = host.layer.rows() / alike * blocks;
   const int threads = config.get("threads");
   return gemm_cpu::worker_program(
       host.count, {.count = threads, .floats = host.worker_floats(rows, columns)},
       [tasks = host.layer.b * parts](const HostCall&) { return tasks; },
       [=](const HostCall& call, float* memory, std::int64_t task) {
-        const std::int64_t first = task % parts * rows;
-        host.attend(call, task / parts, first, std::min(rows, host.layer.rows() - first), columns,
-                    memory);
+        const std::int64_t part = task % parts, begin = part % blocks * rows;
+        host.attend(call, task / parts, part / blocks * alike + begin,
+                    std::min(rows, alike - begin), columns, memory);
       });
 }
 
 Space space(const Problem& problem, const DeviceFacts& facts) {
-  const Layer layer = layer_of(problem);
+  const Layer layer = divided_layer_of(problem);
   return Space()
       .parameter("rows", "queries times heads of a task",
                  gemm_cpu::up_to(layer.rows(), {4, 8, 16, 32, 64, 128}))
@@ -151,7 +173,7 @@ Space space(const Problem& problem, const DeviceFacts& facts) {
 }
 
 Config default_config(const Problem& problem, const DeviceFacts& facts) {
-  const Layer layer = layer_of(problem);
+  const Layer layer = divided_layer_of(problem);
   const std::int64_t threads =
       gemm_cpu::worthwhile_threads(mla_op().stages(problem).front().flops, thread_counts(facts));
   // As many rows as leave each thread a task: each task reads the whole cache of its sequence.

@@ -36,27 +36,41 @@ mla_form form_of(const Layer& layer) {
   form.paged = layer.page > 0;
   form.lengths = layer.lengths;
   form.lse = layer.lse;
+  form.chosen = layer.top > 0;
   return form;
 }
 
 std::string template_argument(const mla_form& form) {
   return StructText("mla_form", "type", element_text(form.type), "rank", form.rank, "rope",
                     form.rope)
-      .flags("paged", form.paged, "lengths", form.lengths, "lse", form.lse);
+      .flags("paged", form.paged, "lengths", form.lengths, "lse", form.lse, "chosen", form.chosen);
 }
 
-ParameterStruct parameters_of(const Problem& problem, const Layer& layer) {
+ParameterStruct parameters_of(const Problem& problem) {
   using Params = mla_params;
   const TensorPlaces places(mla_op().tensors(problem));
+  const Layer layer = layer_of(problem), divided = divided_layer_of(problem);
   ParameterStruct parameters{.bytes = sizeof(Params), .fields = {}};
   ParameterFields<Params> fields(parameters);
   fields.set_tensors(places, &Params::q_latent, "q_latent", &Params::q_rope, "q_rope",
                      &Params::cache, "cache", &Params::pages, "pages", &Params::lengths, "lengths",
                      &Params::out, "out", &Params::lse, "lse");
-  fields.set(&Params::row, layer.row, &Params::block, layer.block, &Params::batch, layer.b,
-             &Params::queries, layer.s, &Params::heads, layer.heads, &Params::kv_len, layer.kv,
+  fields.set(&Params::row, layer.row, &Params::block, layer.block, &Params::batch, divided.b,
+             &Params::queries, divided.s, &Params::heads, layer.heads, &Params::kv_len, layer.kv,
              &Params::page, layer.page, &Params::page_count, layer.pages, &Params::scale,
              layer.scale);
+  return parameters;
+}
+
+/// The parameters of the kernels for lists, whose first member those of the others are.
+ParameterStruct list_parameters_of(const Problem& problem, const ParameterStruct& of_mla) {
+  using Params = mla_list_params;
+  const Layer layer = layer_of(problem);
+  ParameterStruct parameters{.bytes = sizeof(Params), .fields = {}};
+  ParameterFields<Params> fields(parameters);
+  fields.set_struct(&Params::mla, of_mla);
+  fields.set_tensors(TensorPlaces(mla_op().tensors(problem)), &Params::chosen, "chosen");
+  fields.set(&Params::top, layer.top, &Params::queries, layer.s);
   return parameters;
 }
 
@@ -72,11 +86,15 @@ KernelLaunch& append(Program& program, const DeviceFacts& facts, const char* fil
 // --- The fallback ---
 
 Program simt_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
-  const Layer layer = layer_of(problem);
+  const Layer layer = divided_layer_of(problem);
   Program program;
   const std::int64_t blocks = std::min<std::int64_t>(layer.b * layer.rows(), 1 << 20);
-  append(program, facts, simt_file, fmt::format("mla_simt<{}>", template_argument(form_of(layer))),
-         {static_cast<std::uint32_t>(blocks), 1, 1}, 128, parameters_of(problem, layer));
+  const ParameterStruct parameters = parameters_of(problem);
+  const bool lists = layer.top > 0;
+  append(program, facts, simt_file,
+         fmt::format("mla_simt{}<{}>", lists ? "_lists" : "", template_argument(form_of(layer))),
+         {static_cast<std::uint32_t>(blocks), 1, 1}, 128,
+         lists ? list_parameters_of(problem, parameters) : parameters);
   return program;
 }
 
@@ -109,7 +127,7 @@ std::string template_argument(const mla_sm90_config& config) {
 template <class Config>
 mla_grid grid_of(const Layer& layer, const DeviceFacts& facts, const Config& config) {
   return mla_grid_of(config, facts.multiprocessors, static_cast<int>(layer.b), layer.rows(),
-                     static_cast<int>(layer.kv), !layer.lengths);
+                     static_cast<int>(layer.kv), !layer.lengths || layer.top > 0);
 }
 
 /// Registers of a thread: its accumulators, the scores of its rows, and what addresses and
@@ -228,11 +246,11 @@ std::optional<std::string> refuse_rows(const Layer& layer, const char* instructi
 }
 
 Space decode_space(const Problem& problem, const DeviceFacts& facts) {
-  return points_of(layer_of(problem), facts).space();
+  return points_of(divided_layer_of(problem), facts).space();
 }
 
 Config decode_default(const Problem& problem, const DeviceFacts& facts) {
-  const Layer layer = layer_of(problem);
+  const Layer layer = divided_layer_of(problem);
   return least_cost(points_of(layer, facts), decode_name,
                     [&](const Point& config) { return seconds(layer, facts, config); });
 }
@@ -243,10 +261,10 @@ template <class Config, class Complete>
 Program divided_program(const Problem& problem, const DeviceFacts& facts, const Config& config,
                         const char* file, std::string_view kernel, int threads, int shared_bytes,
                         const Complete& complete) {
-  const Layer layer = layer_of(problem);
+  const Layer layer = divided_layer_of(problem);
   const mla_form form = form_of(layer);
   const mla_grid grid = grid_of(layer, facts, config);
-  ParameterStruct parameters = parameters_of(problem, layer);
+  ParameterStruct parameters = parameters_of(problem);
   Program program;
   if (grid.cuts) {
     program.scratch = {{static_cast<std::size_t>(grid.partial_bytes(form, config.rows())), false},
@@ -268,9 +286,14 @@ Program divided_program(const Problem& problem, const DeviceFacts& facts, const 
 
 Program decode_program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   const Point config = config_of(values);
-  return divided_program(problem, facts, config, decode_file, decode_name, config.threads(),
+  const bool lists = layer_of(problem).top > 0;
+  return divided_program(problem, facts, config, decode_file,
+                         lists ? "mla_decode_lists" : decode_name, config.threads(),
                          mla_decode_plan_of(form_of(layer_of(problem)), config).shared_bytes,
-                         [](KernelLaunch&) {});
+                         [&](KernelLaunch& launch) {
+                           if (lists)
+                             launch.parameters = list_parameters_of(problem, *launch.parameters);
+                         });
 }
 
 // --- wgmma ---
@@ -339,11 +362,13 @@ double sm90_seconds(const Layer& layer, const DeviceFacts& facts, const mla_sm90
 }
 
 std::optional<std::string> sm90_refusal(const Problem& problem, const DeviceFacts& facts) {
-  const Layer layer = layer_of(problem);
+  const Layer layer = divided_layer_of(problem);
   if (facts.compute_capability != 90)
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
                        facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
   if (auto reason = refuse_rows(layer, "wgmma")) return reason;
+  if (layer.top > 0)
+    return fmt::format("top={}: lists of keys are read by the kernel of mma.sync", layer.top);
   if (layer.rank % 128 != 0)
     return fmt::format("rank={} is no multiple of 128: two MMA warpgroups have half of it each",
                        layer.rank);
@@ -356,7 +381,7 @@ std::optional<std::string> sm90_refusal(const Problem& problem, const DeviceFact
 }
 
 std::optional<std::string> decode_refusal(const Problem& problem, const DeviceFacts& facts) {
-  const Layer layer = layer_of(problem);
+  const Layer layer = divided_layer_of(problem);
   if (auto reason = refuse_rows(layer, "mma.sync m16n8k16")) return reason;
   if (points_of(layer, facts).is_empty())
     return fmt::format("tiles of rank={} do not fit in the registers and shared memory of {}",
@@ -365,11 +390,11 @@ std::optional<std::string> decode_refusal(const Problem& problem, const DeviceFa
 }
 
 Space sm90_space(const Problem& problem, const DeviceFacts& facts) {
-  return sm90_points_of(layer_of(problem), facts).space();
+  return sm90_points_of(divided_layer_of(problem), facts).space();
 }
 
 Config sm90_default(const Problem& problem, const DeviceFacts& facts) {
-  const Layer layer = layer_of(problem);
+  const Layer layer = divided_layer_of(problem);
   return least_cost(sm90_points_of(layer, facts), sm90_name, [&](const mla_sm90_config& config) {
     return sm90_seconds(layer, facts, config);
   });
@@ -391,7 +416,7 @@ TensorMapArgument cache_map(const Problem& problem, const Layer& layer,
 
 Program sm90_program(const Problem& problem, const DeviceFacts& facts, const Config& values) {
   const mla_sm90_config config = sm90_config_of(values);
-  const Layer layer = layer_of(problem);
+  const Layer layer = divided_layer_of(problem);
   return divided_program(
       problem, facts, config, sm90_file, sm90_name, 384,
       mla_sm90_plan_of(form_of(layer), config).shared_bytes, [&](KernelLaunch& launch) {
@@ -407,7 +432,7 @@ Program sm90_program(const Problem& problem, const DeviceFacts& facts, const Con
 /// Whether wgmma serves a problem that mma.sync serves too, and is faster by the cost models.
 bool prefers_sm90(const Problem& problem, const DeviceFacts& facts) {
   if (sm90_refusal(problem, facts)) return false;
-  const Layer layer = layer_of(problem);
+  const Layer layer = divided_layer_of(problem);
   return sm90_seconds(layer, facts, sm90_config_of(sm90_default(problem, facts))) <
          seconds(layer, facts, config_of(decode_default(problem, facts)));
 }
@@ -448,7 +473,7 @@ std::vector<const Family*> cuda_families() {
                          .default_config = decode_default,
                          .program = decode_program},
         [](const Problem& problem, const DeviceFacts& facts, const Config& config) {
-          return seconds(layer_of(problem), facts, config_of(config));
+          return seconds(divided_layer_of(problem), facts, config_of(config));
         });
     made.emplace_back(
         StageFamilyFacts{.name = sm90_name,
@@ -459,7 +484,7 @@ std::vector<const Family*> cuda_families() {
                          .default_config = sm90_default,
                          .program = sm90_program},
         [](const Problem& problem, const DeviceFacts& facts, const Config& config) {
-          return sm90_seconds(layer_of(problem), facts, sm90_config_of(config));
+          return sm90_seconds(divided_layer_of(problem), facts, sm90_config_of(config));
         });
     made.emplace_back(
         StageFamilyFacts{.name = "mla_simt",

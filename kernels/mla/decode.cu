@@ -73,7 +73,7 @@ class mla_decode_kernel
     i64 place_;   // of the lane's row of it: -1 for zeros
 
     __device__ __forceinline__ void find_rows() {
-      place_ = -1;
+      place_ = mla_zeros;
       found_ = left_ > 0;
       if (!found_) return;
       const int lane = threadIdx.x % 32, row = lane * warps + static_cast<int>(threadIdx.x) / 32;
@@ -101,14 +101,16 @@ class mla_decode_kernel
     // Starts to load the next tile. There is a group of copies also where none is left, so that
     // waits can count them.
     __device__ __forceinline__ void load(u32 shared) {
-      if (found_) copy(shared + slot_ * plan.stage_bytes);
+      if (found_) {
+        copy(shared + slot_ * plan.stage_bytes, shared + plan.exists_at + slot_ * keys * 4);
+      }
       copy_async_commit();
       slot_ = slot_ + 1 == stages ? 0 : slot_ + 1;
       find_rows();
     }
 
    private:
-    __device__ __forceinline__ void copy(u32 to) {
+    __device__ __forceinline__ void copy(u32 to, [[maybe_unused]] u32 exists) {
       const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
       const T* const cache = static_cast<const T*>(p_.cache);
 #pragma unroll
@@ -116,6 +118,11 @@ class mla_decode_kernel
         const int row = i * warps + warp;
         const i64 place = __shfl_sync(~0u, place_, i);
         if (keys % warps != 0 && row >= keys) continue;
+        if constexpr (form.chosen) {
+          if (lane == 0) {
+            store_shared(exists + row * 4, place == mla_no_key ? 0.0f : 1.0f);
+          }
+        }
 #pragma unroll
         for (int first = 0; first < chunks; first += 32) {
           const int chunk = first + lane;
@@ -205,9 +212,10 @@ class mla_decode_kernel
         __syncthreads();
         tiles.load(shared);
         const u32 stage = shared + slot * plan.stage_bytes;
+        const u32 exists = shared + plan.exists_at + slot * keys * 4;
         slot = slot + 1 == stages ? 0 : slot + 1;
 
-        multiply_keys(place, stage, key, visible);
+        multiply_keys(place, stage, exists, key, visible);
         __syncthreads();
         scores s;
         load_scores(s, place);
@@ -276,7 +284,8 @@ class mla_decode_kernel
   };
 
   // S of this warp's keys of a stage, from `key` on, to shared memory.
-  static __device__ __forceinline__ void multiply_keys(const warp_place& place, u32 stage, int key,
+  static __device__ __forceinline__ void multiply_keys(const warp_place& place, u32 stage,
+                                                       [[maybe_unused]] u32 exists, int key,
                                                        const visible_keys& visible) {
     float s[2][m_tiles][key_blocks][4] = {};  // of even and odd steps: shorter chains
 #pragma unroll
@@ -311,6 +320,11 @@ class mla_decode_kernel
     for (int tile = 0; tile < m_tiles; ++tile) {
 #pragma unroll
       for (int block = 0; block < key_blocks; ++block) {
+        float2 has_key = {1.0f, 1.0f};
+        if constexpr (form.chosen) {
+          has_key =
+              load_shared_pair(exists + (place.first_key + block * 8 + place.lane % 4 * 2) * 4);
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float pair[2];
@@ -319,6 +333,10 @@ class mla_decode_kernel
             pair[i] = s[0][tile][block][half * 2 + i] + s[1][tile][block][half * 2 + i];
             const int j = key + place.first_key + block * 8 + place.lane % 4 * 2 + i;
             if (masked && j >= visible.of_row[tile][half]) pair[i] = minus_infinity();
+          }
+          if constexpr (form.chosen) {
+            if (has_key.x == 0.0f) pair[0] = minus_infinity();
+            if (has_key.y == 0.0f) pair[1] = minus_infinity();
           }
           store_shared(place.score_rows + (tile * 16 + half * 8) * plan.score_row * 4 +
                            (place.first_key + block * 8) * 4,
@@ -413,6 +431,13 @@ __global__ void __launch_bounds__(config.threads(), config.ctas_per_sm)
     mla_decode(const __grid_constant__ mla_params p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   mla_decode_kernel<form, config>::run(p, shared_address(shared_memory));
+}
+
+template <mla_form form, mla_decode_config config>
+__global__ void __launch_bounds__(config.threads(), config.ctas_per_sm)
+    mla_decode_lists(const __grid_constant__ mla_list_params p) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  mla_decode_kernel<form, config>::run(p.mla, shared_address(shared_memory));
 }
 
 }  // namespace fftune

@@ -33,8 +33,9 @@ struct mla_decode_plan {
   int width;        // elements of a row of the cache in shared memory, zeros behind its last
   int stage_bytes;  // of the keys of a stage
 
-  // Shared memory: the stages; queries; the scores of a stage, f32 rows of score_row elements.
-  int q_at, scores_at, score_row;
+  // Shared memory: the stages; queries; the scores of a stage, f32 rows of score_row elements; with
+  // lists, a word for each key of each stage, not 0 if the key exists.
+  int q_at, scores_at, score_row, exists_at;
   int shared_bytes;
 };
 
@@ -55,7 +56,8 @@ constexpr mla_decode_plan mla_decode_plan_of(const mla_form& form,
   plan.scores_at = plan.q_at + config.rows() * pitch;
   // Eight rows of one access, 8 bytes of four lanes each, are in different banks.
   plan.score_row = config.keys + 8;
-  plan.shared_bytes = plan.scores_at + config.rows() * plan.score_row * 4;
+  plan.exists_at = plan.scores_at + config.rows() * plan.score_row * 4;
+  plan.shared_bytes = plan.exists_at + (form.chosen ? config.stages * config.keys * 4 : 0);
   return plan;
 }
 

@@ -16,8 +16,10 @@
 // q_latent [b, s, heads, rank], q_rope [b, s, heads, rope], out as q_latent, lse [b, heads, s]. The
 // cache is [b, kv, rank + rope]; with pages [pages, page, rank + rope], where key t of sequence i
 // lies in page pages[i, t / page] at row t % page. A page outside [0, pages) is a page of zeros. A
-// length is cut to [0, kv]. Rows of the cache may be further apart than their features (kv-row),
-// and pages, or sequences, further than their rows (kv-block).
+// length is cut to [0, kv]. With top=n query i sees only the keys that its list has, chosen [b, s,
+// n], as indexer writes it: entries that are no key which it would see without the list, such as
+// -1, count as none, and a key that occurs twice counts twice. Rows of the cache may be further
+// apart than their features (kv-row), and pages, or sequences, further than their rows (kv-block).
 #pragma once
 
 #include <algorithm>
@@ -51,6 +53,7 @@ struct Layer {
   std::int64_t pages = 0;  // of the cache
   std::int64_t row = 0;    // elements of the cache from a key to the next
   std::int64_t block = 0;  // the same from a page, or a sequence, to the next
+  std::int64_t top = 0;    // keys of a query's list; 0: there are none
   bool lengths = false;
   bool lse = false;
   float scale = 0;
@@ -75,12 +78,23 @@ struct Layer {
   }
 };
 Layer layer_of(const Problem& problem);
+/// As kernels divide the work: with lists a query is a sequence of its own, whose keys are the
+/// entries of its list.
+Layer divided_layer_of(const Problem& problem);
 
 /// The keys of a sequence: its length, cut to [0, kv].
 template <typename Length>
 std::int64_t length_of(const Layer& layer, const Length* lengths, std::int64_t sequence) {
   if (!layer.lengths) return layer.kv;
   return std::clamp<std::int64_t>(static_cast<std::int64_t>(lengths[sequence]), 0, layer.kv);
+}
+/// The key of an entry of a query's list; -1 where it is none that the query sees.
+template <typename Key>
+std::int64_t chosen_key(const Layer& layer, const Key* chosen, std::int64_t sequence,
+                        std::int64_t query, std::int64_t entry, std::int64_t length) {
+  const auto key =
+      static_cast<std::int64_t>(chosen[(sequence * layer.s + query) * layer.top + entry]);
+  return key < layer.visible(query * layer.heads, length) ? std::max<std::int64_t>(key, -1) : -1;
 }
 /// The first element of a key in the cache; -1 where its page is not in it.
 template <typename Page>

@@ -1,8 +1,10 @@
 // mla: its fields, tensors and test data.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <utility>
@@ -17,7 +19,8 @@ namespace {
 constexpr std::int64_t most_stride = std::int64_t{1} << 34;
 constexpr std::int64_t most_tokens = std::int64_t{1} << 24;
 constexpr std::int64_t most_heads = 1024;
-constexpr std::int64_t most_queries = 512;
+constexpr std::int64_t most_queries = 512;  // without lists
+constexpr std::int64_t most_listed = std::int64_t{1} << 20;
 
 // Sizes that are left out (SizeField::when_absent).
 std::int64_t width_of(const Problem& problem) {
@@ -35,6 +38,25 @@ std::optional<std::int64_t> usual_row(const Problem& problem) {
 std::optional<std::int64_t> usual_block(const Problem& problem) {
   const std::int64_t keys = size_or(problem, "page", size_or(problem, "kv", 0));
   return saturated_product(keys, size_or(problem, "kv-row", width_of(problem)));
+}
+
+/// Lists of keys in ascending order, the last one sometimes none, and -1 behind them where there
+/// are fewer keys than entries.
+void draw_chosen(const Layer& layer, std::uint64_t seed, std::span<double> values) {
+  std::mt19937_64 random(seed);
+  const auto top = static_cast<std::size_t>(layer.top);
+  for (std::size_t first = 0; first < values.size(); first += top) {
+    const auto list = values.subspan(first, top);
+    // A key of each of as many equal parts of all keys as there are entries.
+    const std::int64_t count = std::min(layer.top, layer.usual_kv());
+    std::fill(list.begin(), list.end(), -1.0);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t begin = layer.usual_kv() * i / count,
+                         end = layer.usual_kv() * (i + 1) / count;
+      list[static_cast<std::size_t>(i)] = static_cast<double>(
+          begin + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(end - begin)));
+    }
+  }
 }
 
 TensorSpec cache_of(const Layer& layer) {
@@ -62,6 +84,9 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
         [count = layer.pages](std::uint64_t seed, std::span<double> values) {
           attention::draw_pages(seed, count, values);
         };
+  if (layer.top > 0)
+    add({"chosen", DType::i32, {layer.b, layer.s, layer.top}}).draw =
+        [layer](std::uint64_t seed, std::span<double> values) { draw_chosen(layer, seed, values); };
   if (layer.lengths)
     add({"lengths", DType::i32, {layer.b}}).draw = [most = layer.usual_kv()](
                                                        std::uint64_t, std::span<double> values) {
@@ -77,16 +102,20 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
 
 void complete(const Problem& problem, StageSpec& stage) {
   const Layer layer = layer_of(problem);
-  // Only features are read, of the keys that sequences have at most.
-  const double read = static_cast<double>(
-      std::min(layer.blocks() * layer.keys_of_block(), layer.b * layer.usual_kv()) * layer.width());
+  // Only features are read, of the keys that sequences have at most, or that lists have.
+  std::int64_t keys = layer.b * layer.usual_kv();
+  if (layer.top > 0) keys = std::min(keys, saturated_product(layer.b * layer.s, layer.top));
+  const double read =
+      static_cast<double>(std::min(layer.blocks() * layer.keys_of_block(), keys) * layer.width());
   stage.bytes -= (static_cast<double>(layer.blocks() * layer.block) - read) *
                  static_cast<double>(dtype_bytes(layer.dtype));
   double pairs = 0;
-  for (std::int64_t i = 0; i < layer.s; ++i)
-    pairs += static_cast<double>(layer.visible(i * layer.heads, layer.usual_kv()));
+  for (std::int64_t i = 0; i < layer.s; ++i) {
+    const std::int64_t visible = layer.visible(i * layer.heads, layer.usual_kv());
+    pairs += static_cast<double>(layer.top > 0 ? std::min(layer.top, visible) : visible);
+  }
   pairs *= static_cast<double>(layer.b * layer.heads);
-  stage.reduction_length = layer.width() + layer.kv;
+  stage.reduction_length = layer.width() + (layer.top > 0 ? layer.top : layer.kv);
   // Weights for the tensor cores. Those of heads of few features have no second moment: one may
   // outweigh all others.
   stage.inner_roundings = layer.dtype == DType::f32 ? 0 : 1;
@@ -98,6 +127,11 @@ std::string contradiction(const Problem& problem) {
   const Layer layer = layer_of(problem);
   if (layer.page == 0 && problem.sizes.contains("pages"))
     return "pages without page: the cache is contiguous";
+  if (layer.top == 0 && layer.s > most_queries)
+    return fmt::format("s={} exceeds {}: more queries have lists of keys (top)", layer.s,
+                       most_queries);
+  if (layer.top > 0 && layer.b * layer.s > most_listed)
+    return fmt::format("b={} and s={} exceed {} lists", layer.b, layer.s, most_listed);
   if (layer.row < layer.width())
     return fmt::format("kv-row={} is less than rank + rope = {}", layer.row, layer.width());
   const std::int64_t least = (layer.keys_of_block() - 1) * layer.row + layer.width();
@@ -137,8 +171,8 @@ OpFacts facts() {
                  .default_on_cpu = {1, 8},
                  .example = 16},
                 {.name = "s",
-                 .help = "queries of a sequence, its last",
-                 .max = most_queries,
+                 .help = "queries of a sequence, its last; without top 512 at most",
+                 .max = most_listed,
                  .example = 1},
                 {.name = "kv",
                  .help = "keys of a sequence, with lengths=yes at most",
@@ -167,7 +201,11 @@ OpFacts facts() {
                     "kv-block",
                     "elements of the cache from a page, or a sequence, to the next; those of its "
                     "rows if left out",
-                    most_stride, 1 << 20, usual_block))},
+                    most_stride, 1 << 20, usual_block)),
+                rare_size("top",
+                          "keys of a list that each query has: it sees no others, and entries that "
+                          "are no key, such as -1, count as none; no lists if left out",
+                          most_tokens, 2048)},
       .options = {rare_option("lengths",
                               "whether each sequence has its own number of keys, of kv at most",
                               {"no", "yes"}),
@@ -198,12 +236,22 @@ Layer layer_of(const Problem& problem) {
   if (layer.page > 0) layer.pages = size_or(problem, "pages", layer.b * layer.pages_of_sequence());
   layer.row = size_or(problem, "kv-row", layer.width());
   layer.block = size_or(problem, "kv-block", layer.keys_of_block() * layer.row);
+  layer.top = size_or(problem, "top", 0);
   layer.lengths = problem.has("lengths", "yes");
   layer.lse = problem.has("lse", "yes");
   layer.scale = static_cast<float>(number_or_default(mla_op(), problem, "scale"));
   if (layer.scale == 0)
     layer.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(layer.width())));
   layer.dtype = problem.dtype;
+  return layer;
+}
+
+Layer divided_layer_of(const Problem& problem) {
+  Layer layer = layer_of(problem);
+  if (layer.top == 0) return layer;
+  layer.b *= layer.s;
+  layer.s = 1;
+  layer.kv = layer.top;
   return layer;
 }
 

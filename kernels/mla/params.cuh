@@ -13,6 +13,7 @@ struct mla_form {
   bool paged = false;
   bool lengths = false;
   bool lse = false;
+  bool chosen = false;  // each query has a list of keys
 
   constexpr int width() const { return rank + rope; }
 };
@@ -33,6 +34,13 @@ struct mla_params {
       block;  // elements of the cache from a key to the next, and from a page or sequence
   int batch, queries, heads, kv_len, page, page_count;
   float scale;
+};
+
+/// Of queries with lists of keys: each is a sequence of the batch, with one query.
+struct mla_list_params {
+  mla_params mla;
+  const int* chosen;  // [batch, top] keys; others than those that a query sees count as none
+  int top, queries;   // the queries of a sequence
 };
 
 }  // namespace fftune

@@ -28,10 +28,12 @@ struct mla_shares {
   }
 
   static __device__ __forceinline__ tile_division divide(const mla_params& p) {
-    return divide_tiles<form.lengths>(p.batch, [&](int index) { return tile_count(p, index); });
+    return divide_tiles < form.lengths &&
+           !form.chosen > (p.batch, [&](int index) { return tile_count(p, index); });
   }
   static __device__ __forceinline__ sequence_tile find(const mla_params& p, int tile) {
-    return find_tile<form.lengths>(p.batch, tile, [&](int index) { return tile_count(p, index); });
+    return find_tile < form.lengths &&
+           !form.chosen > (p.batch, tile, [&](int index) { return tile_count(p, index); });
   }
 
   // The rows of queries of this CTA in a sequence: row r is head r % heads of query r / heads.
@@ -53,8 +55,7 @@ struct mla_shares {
                                                    float lse) {
     if constexpr (form.lse) {
       const int query = row / p.heads, head = row % p.heads;
-      p.lse[(static_cast<i64>(sequence) * p.heads + head) * p.queries + query] =
-          lse * natural_log_of_2;
+      p.lse[mla_lse_place<form>(p, sequence, query, head)] = lse * natural_log_of_2;
     }
   }
 

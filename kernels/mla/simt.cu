@@ -13,7 +13,7 @@
 namespace fftune {
 
 template <mla_form form>
-__global__ void __launch_bounds__(128) mla_simt(const __grid_constant__ mla_params p) {
+__device__ __forceinline__ void attend_rows(const mla_params& p) {
   using T = element_type<form.type>;
   constexpr int warps = 4, width = form.width();
   constexpr int latents = ceil_div(form.rank, 32), ropes = ceil_div(form.rope, 32);
@@ -43,6 +43,7 @@ __global__ void __launch_bounds__(128) mla_simt(const __grid_constant__ mla_para
     float o[latents] = {};
     for (int key = warp; key < visible; key += warps) {
       const i64 place = mla_place<form>(p, sequence, key);
+      if (place == mla_no_key) continue;
       const T* const from = static_cast<const T*>(p.cache) + place;
       float latent[latents], score = 0;
 #pragma unroll
@@ -90,12 +91,21 @@ __global__ void __launch_bounds__(128) mla_simt(const __grid_constant__ mla_para
     }
     if constexpr (form.lse) {
       if (threadIdx.x == 0) {
-        p.lse[(static_cast<i64>(sequence) * p.heads + head) * p.queries + query] =
-            result.lse * natural_log_of_2;
+        p.lse[mla_lse_place<form>(p, sequence, query, head)] = result.lse * natural_log_of_2;
       }
     }
     __syncthreads();  // q and the warps' results are read
   }
+}
+
+template <mla_form form>
+__global__ void __launch_bounds__(128) mla_simt(const __grid_constant__ mla_params p) {
+  attend_rows<form>(p);
+}
+
+template <mla_form form>
+__global__ void __launch_bounds__(128) mla_simt_lists(const __grid_constant__ mla_list_params p) {
+  attend_rows<form>(p.mla);
 }
 
 }  // namespace fftune

@@ -88,6 +88,8 @@ std::vector<Form> forms(DeviceKind kind) {
     Sizes sizes = latent;
     if (page > 0) sizes.insert({{"page", page}, {"pages", 40}});
     forms.push_back({"mla", "fwd", sizes, {{"lengths", "yes"}, {"lse", "yes"}}});
+    sizes.insert({"top", 20});
+    forms.push_back({"mla", "fwd", sizes, {{"lengths", "yes"}}});
   }
   forms.push_back({"indexer",
                    "fwd",

@@ -54,6 +54,7 @@ Problem random_mla(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
     sizes["kv-block"] = keys * row + draw.below(3) * 8 + draw.below(2);
   }
   if (draw.below(3) == 0) options["scale"] = "0.05";
+  if (draw.below(3) == 0) sizes["top"] = draw.size(8);
   return mla_problem(kind, draw.of(mla_op().dtypes(kind)), sizes, options);
 }
 
@@ -137,7 +138,93 @@ void check_own_nan(Backend& backend, DType dtype) {
   }
 }
 
+/// Lists that are neither sorted nor of keys alone: queries are zeros, so that a result is the mean
+/// of the latents that a list has. Keys that no list has are NaN.
+void check_lists(Backend& backend, DType dtype, std::int64_t page) {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  Sizes sizes{{"b", 2}, {"s", 3}, {"kv", 40}, {"heads", 3}, {"rank", 8}, {"rope", 8}, {"top", 5}};
+  if (page > 0) sizes.insert({{"page", page}, {"pages", 50}});
+  const Problem problem =
+      mla_problem(backend.facts().kind, dtype, sizes, {{"lengths", "yes"}, {"lse", "yes"}});
+  const mla::Layer layer = mla::layer_of(problem);
+  // The queries of the first sequence see 38 to 40 keys, those of the second 4 to 6.
+  const std::vector<float> lengths{40, 6};
+  const std::vector<float> lists{37, 2, -1, 30, 38, 38, 0, 38, -7, 39, -1, -1, 40, -1, 2.0e9F,
+                                 3,  4, 0,  -1, 6,  4,  5, 1,  7,  -1, 5,  4,  3,  2,  1};
+  const std::vector<std::vector<float>> seen{{37, 2, 30}, {38, 0, 38}, {},
+                                             {3, 0},      {4, 1},      {5, 4, 3, 2, 1}};
+  std::vector<float> pages;
+  for (std::int64_t i = 0; i < 2 * (page > 0 ? layer.pages_of_sequence() : 0); ++i)
+    pages.push_back(static_cast<float>((i * 7 + 3) % 50));
+  for (const Family* family : mla_op().families()) {
+    if (family->device_kind() != backend.facts().kind || family->refusal(problem, backend.facts()))
+      continue;
+    CAPTURE(problem.text(), family->name());
+    OpRun run(backend, mla_op(), problem);
+    std::vector<float> cache(run.values("cache").size(), nan);
+    for (std::size_t query = 0; query < seen.size(); ++query)
+      for (const float key : seen[query]) {
+        const std::int64_t place =
+            mla::place_of(layer, pages.data(), static_cast<std::int64_t>(query) / 3,
+                          static_cast<std::int64_t>(key));
+        std::fill_n(cache.begin() + place, 16, key);
+      }
+    for (const char* name : {"q_latent", "q_rope"})
+      run.set(name, std::vector<float>(run.values(name).size()));
+    if (page > 0) run.set("pages", pages);
+    run.set("cache", cache);
+    run.set("lengths", lengths);
+    run.set("chosen", lists);
+    run.run(family->program(problem, backend.facts(),
+                            family->default_config(problem, backend.facts())));
+    CHECK(run.damage().empty());
+    const std::vector<float> out = run.values("out"), lse = run.values("lse");
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const std::vector<float>& keys = seen[i / (3 * 8)];
+      double sum = 0;
+      for (const float key : keys) sum += key;
+      CHECK(out[i] == Approx(keys.empty() ? 0 : sum / static_cast<double>(keys.size()))
+                          .epsilon(dtype == DType::f32 ? 1e-5 : 0.01));
+    }
+    for (std::size_t i = 0; i < lse.size(); ++i) {  // [b, heads, s]
+      const std::vector<float>& keys = seen[i / 9 * 3 + i % 3];
+      if (keys.empty())
+        CHECK(lse[i] == -std::numeric_limits<float>::infinity());
+      else
+        CHECK(lse[i] == Approx(std::log(static_cast<double>(keys.size()))).margin(1e-5));
+    }
+  }
+}
+
 }  // namespace
+
+TEST_CASE("queries of mla see the keys of their lists alone, on the CPU") {
+  const auto backend = open_cpu();
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const std::int64_t page : {0, 1, 16}) check_lists(*backend, dtype, page);
+}
+
+TEST_CASE("queries of mla see the keys of their lists alone, on the GPU", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const DType dtype : {DType::bf16, DType::f32})
+    for (const std::int64_t page : {0, 1, 16}) check_lists(*backend, dtype, page);
+}
+
+TEST_CASE("mla's kernels with lists of many keys are right on the GPU", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const std::pair<Sizes, Options> problems[] = {
+      {{{"b", 1}, {"s", 2}, {"kv", 900}, {"heads", 16}, {"rank", 512}, {"rope", 64}, {"top", 200}},
+       {}},
+      {{{"b", 3}, {"s", 3}, {"kv", 150}, {"heads", 20}, {"rank", 64}, {"page", 7}, {"top", 100}},
+       {{"lengths", "yes"}, {"lse", "yes"}}}};
+  std::mt19937_64 random(8);
+  for (const auto& [sizes, options] : problems)
+    CHECK(verify_variants(*backend, mla_op(),
+                          mla_problem(DeviceKind::cuda, DType::bf16, sizes, options), random,
+                          2) >= 3);
+}
 
 TEST_CASE("the reference of mla is the definition, by hand") {
   // Two queries of one head over three keys of two latents and one rotated feature.

@@ -2955,7 +2955,7 @@
 /* mla: latent attention over a cache: out = softmax(scale * [q_latent, q_rope] cache^T) latent
  *
  *   b         1 to 65536                  sequences (any number)
- *   s         1 to 512                    queries of a sequence, its last
+ *   s         1 to 1048576                queries of a sequence, its last; without top 512 at most
  *   kv        1 to 16777216               keys of a sequence, with lengths=yes at most
  *   heads     1 to 1024                   heads of queries
  *   rank      1 to 1024                   latent features of a row of the cache, its key and value
@@ -2969,6 +2969,9 @@
  *                                         if left out
  *   kv-block  1 to 17179869184, rare      elements of the cache from a page, or a sequence, to the
  *                                         next; those of its rows if left out
+ *   top       1 to 16777216, rare         keys of a list that each query has: it sees no others,
+ *                                         and entries that are no key, such as -1, count as none;
+ *                                         no lists if left out
  *   lengths   no, yes                     whether each sequence has its own number of keys, of kv
  *                                         at most
  *   lse       no, yes                     whether the log of the sum of exponentials is written
@@ -2988,6 +2991,8 @@
  *   1  cache  input  T  [b, kv, kv-row]
  * with kv-block: q_latent, cache, out
  *   1  cache  input  T  [b, kv-block]
+ * with top: q_latent, cache, chosen, out
+ *   2  chosen  input  i32  [b, s, top]
  * with lengths=yes: q_latent, cache, lengths, out
  *   2  lengths  input  i32  [b]
  * with lse=yes: q_latent, cache, out, lse

@@ -40,6 +40,6 @@ def indexer(q: Tensor, weights: Tensor, k: Tensor, *, top: int = 2048, lengths: 
 
     Returns:
         int32 [batch, queries, top], in ascending order; -1 behind them where a query sees fewer keys. Of
-        equal scores the first keys are chosen. There are no gradients.
+        equal scores the first keys are chosen. `mla` takes it as `chosen`. There are no gradients.
     """
     return call(OPS.indexer, q, weights, k, lengths, top)

@@ -10,7 +10,8 @@ from .rope import NUMBERS, RULE, expect_rule, leave_out_unused
 
 _HEADS = "[batch, queries, heads, features]"
 _SHAPES = {**dict.fromkeys(("q_latent", "q_rope", "out"), _HEADS), "cache": "[batch or pages, keys, features]",
-           "pages": "[batch, pages]", "lengths": "[batch]", "lse": "[batch, heads, queries]"}
+           "pages": "[batch, pages]", "lengths": "[batch]", "chosen": "[batch, queries, keys]",
+           "lse": "[batch, heads, queries]"}
 
 
 def _laid_cache(cache: Tensor) -> tuple[Tensor, int | None, int | None]:
@@ -45,13 +46,13 @@ def _fill(fields, cache, pages, **_):
         fields |= {"kv": pages.shape[1] * cache.shape[1]}
 
 
-declare("mla", "mla", "q_latent, q_rope?, cache, pages:ints?, lengths:ints?, scale, lse:bool",
+declare("mla", "mla", "q_latent, q_rope?, cache, pages:ints?, lengths:ints?, chosen:ints?, scale, lse:bool",
         "out, lse?lse", shapes=_SHAPES, check=_check, fill=_fill,
         lays={"cache": (_laid_cache, ["kv-row", "kv-block"])})
 
 
 def mla(q_latent: Tensor, q_rope: Tensor | None, cache: Tensor, *, pages: Tensor | None = None,
-        lengths: Tensor | None = None, scale: float = 0.0, return_lse: bool = False
+        lengths: Tensor | None = None, chosen: Tensor | None = None, scale: float = 0.0, return_lse: bool = False
         ) -> Tensor | tuple[Tensor, Tensor]:
     """Latent attention of DeepSeek-V2 and its successors in the absorbed form, for decoding: all heads
     attend to one cache, whose rows are keys and values at once::
@@ -72,6 +73,9 @@ def mla(q_latent: Tensor, q_rope: Tensor | None, cache: Tensor, *, pages: Tensor
         pages: Ids of the pages of each sequence, int32 [batch, pages per sequence]. A page id out of range
             stands for a page of zeros.
         lengths: Number of keys of each sequence, int32 [batch]; all if None. Later ones are not read.
+        chosen: The keys that each query sees, as `indexer` returns them, int32 [batch, queries, keys]; all if
+            None. Entries that are no key which the query would see without it, such as -1, count as none, and a
+            key that occurs twice counts twice.
         scale: Factor of the scores, not negative; 0 for ``1 / sqrt(rank + rope)``. A model has ``1 /
             sqrt(nope + rope)``, with yarn times the square of ``0.1 · mscale_all_dim · ln(factor) + 1``.
         return_lse: Return the log-sum-exp of the scores too.
@@ -83,7 +87,7 @@ def mla(q_latent: Tensor, q_rope: Tensor | None, cache: Tensor, *, pages: Tensor
     if wants_gradient(q_latent, q_rope, cache):
         raise Error("mla: there are no gradients: use attention with expanded keys and values, or "
                     "torch.no_grad()")
-    out, lse = call(OPS.mla, q_latent, q_rope, cache, pages, lengths, scale,
+    out, lse = call(OPS.mla, q_latent, q_rope, cache, pages, lengths, chosen, scale,
                     flag("mla", "return_lse", return_lse))
     return (out, lse) if return_lse else out
 

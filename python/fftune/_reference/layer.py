@@ -73,7 +73,7 @@ def _latent_attention(x, positions, angles, slots, lengths, pages, w, cache, for
                       [0.0] * 7 + [form.get("rope-scale", 0.0)])
     w_kv_b = w["w_kv_b"].unflatten(0, (q.shape[2], -1))
     scale = form.get("scale") or (nope + rope) ** -0.5
-    out, _ = mla(head_linear(q[..., :nope], w_kv_b[:, :nope].mT), q_rope, cache, pages, lengths, scale, False)
+    out, _ = mla(head_linear(q[..., :nope], w_kv_b[:, :nope].mT), q_rope, cache, pages, lengths, None, scale, False)
     return _gated(head_linear(out, w_kv_b[:, nope:]), x, w)
 
 
