@@ -232,6 +232,23 @@ def test_prompts(linear, kind, options):
     assert not step(kind, layer, kind.decoding(2, 3)) and step(kind, layer, kind.decoding(2, 3))
 
 
+def test_sequences_without_tokens(linear, kind):
+    """Rows of a graph's metadata behind those of the batch; and counts that do not go together are vLLM's."""
+    layer, found = layer_of(kind), kind.decoding(3, 5, 0)
+    step(kind, layer, kind.decoding(3, 5))
+    found.num_decode_tokens = 2
+    if kind is Delta:
+        found.num_actual_tokens = 2
+    assert step(kind, layer, found)
+    found = kind.prompts([1, 5], [3, 4], [True, False], first=1)
+    step(kind, layer, found)
+    assert step(kind, layer, found)
+    found.num_decode_tokens = 0
+    with context_of(layer, found):
+        core = linear._CORES[kind.name]
+        assert core.batch_of(layer, found) is None
+
+
 def test_requests_that_come_and_go(linear, kind):
     """The states of a sequence go on from its prompt, in parts of it, to its tokens."""
     layer = layer_of(kind)
@@ -449,24 +466,25 @@ def test_faults(linear, kind, monkeypatch, caplog, fault, captured):
 
 
 @pytest.mark.parametrize("fault", ["batch", "ops", "plan", "run"])
+@pytest.mark.parametrize("sizes", ["known", "new"])
 @pytest.mark.parametrize("captured", [False, True])
-def test_faults_of_a_later_batch(linear, kind, monkeypatch, caplog, fault, captured):
-    """Of new sizes outside of a capture, before any state is touched; and of a capture before its first launch."""
+def test_faults_of_a_later_batch(linear, kind, monkeypatch, caplog, fault, sizes, captured):
+    """Also of a capture. No state is touched before the first launch, and none by the first run of new sizes."""
     layer = layer_of(kind)
-    for found in (kind.decoding(3, 5), kind.prompts([4], [3], [True])):
+    known, new = ((kind.decoding(3, 5), kind.prompts([4], [3], [True])),
+                  (kind.decoding(3, 5, 4), kind.prompts([6], [3], [True])))
+    for found in known:
         step(kind, layer, found)
     with monkeypatch.context() as patch:
         patch.setattr(*FAULTS[fault](linear, kind), fail)
         if captured:
-            if fault == "run":
-                return  # a launch that fails ends vLLM's capture too
             patch.setattr(linear, "is_capturing", lambda tensor: True)
-        later = [kind.decoding(3, 5), kind.prompts([4], [3], [True])] if captured else [
-            kind.decoding(3, 5, 4), kind.prompts([6], [3], [True])]
         with caplog.at_level(logging.INFO):
-            for found in later * 2:
+            for found in (known if sizes == "known" else new) * 2:
                 assert not step(kind, layer, found)
-    assert caplog.records and all("stay" in line for line in lines_of(caplog))
+    if not captured or sizes == "known":
+        assert caplog.records
+    assert all("stay" in line for line in lines_of(caplog))
 
 
 def test_too_little_memory(linear, kind, monkeypatch, caplog):

@@ -212,11 +212,20 @@ def _own_run(original, core: Core, module: nn.Module, arguments: dict[str, Tenso
         _stay(call.kind, what, reason_of(error))
         return None
 
-    def run() -> None:
-        for one in runs:
-            one.run()
+    return partial(_run_or_leave, call, what, given, runs)
 
-    return run
+
+def _run_or_leave(call: _Call, what: str, given: Given, runs: list[Into]) -> None:
+    """Runs the ops. If the first one is not launched, vLLM computes the batch; behind it there are other states."""
+    first, *others = runs
+    try:
+        first.run()
+    except Exception as error:
+        _stay(call.kind, what, reason_of(error))
+        call.original(**given.arguments)
+        return
+    for one in others:
+        one.run()
 
 
 def _serves(call: _Call, given: Given, batch: Batch, is_captured: bool, graphed: int) -> bool:

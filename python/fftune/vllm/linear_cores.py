@@ -253,7 +253,7 @@ class GatedDeltaNet(Core):
         offsets, of_prompts = metadata.non_spec_query_start_loc, metadata.prefill_query_start_loc
         sequences, several, decoding = len(offsets) - 1, len(of_prompts) - 1, metadata.num_decode_tokens
         if not 0 <= decoding == metadata.num_decodes == sequences - several < rows:
-            raise Unfit(f"batches of {sequences} sequences, {metadata.num_decodes} of decoding and {several} others")
+            return None
         return Batch(rows, decoding, indices[:sequences], offsets, metadata.has_initial_state[:sequences],
                      metadata.prefill_state_indices[:several], of_prompts, metadata.prefill_has_initial_state[:several])
 
@@ -315,9 +315,10 @@ class Mamba2(Core):
             return None
         if metadata.checkpoint_chunk_idx is not None:
             return None  # states within a prompt are kept too
-        decoding = metadata.num_decodes
-        if metadata.num_decode_tokens != decoding:
-            raise Unfit(f"batches of {metadata.num_decode_tokens} tokens of {decoding} sequences")
+        # Sequences behind those with tokens are padding.
+        decoding = metadata.num_decode_tokens
+        if decoding > metadata.num_decodes or metadata.num_prefills and decoding < metadata.num_decodes:
+            return None
         of_decoding = metadata.state_indices_tensor_d[:decoding, 0] if decoding else None
         if not metadata.num_prefills:
             return Batch(decoding, decoding, of_decoding) if decoding else None
@@ -326,7 +327,7 @@ class Mamba2(Core):
         offsets = metadata.query_start_loc_p
         rows = decoding + metadata.num_prefill_tokens
         if len(offsets) != several + 1:
-            raise Unfit(f"{several} prompts with {len(offsets)} offsets")
+            return None
         prompts = indices, offsets, known
         if not decoding:
             return Batch(rows, 0, indices, offsets, known, *prompts)

@@ -47,7 +47,7 @@ class MambaMixer2(nn.Module):
             return
         metadata = metadata[self.prefix]
         self.calls += 1
-        first = metadata.num_decodes
+        first = metadata.num_decode_tokens
         for i in range(first):
             block = int(metadata.state_indices_tensor_d[i, 0])
             self._sequence(projected_states, output, range(i, i + 1), block, True, True)
