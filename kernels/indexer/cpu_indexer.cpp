@@ -22,14 +22,15 @@ namespace {
 /// dim], products [queries * heads, columns].
 struct Host {
   Layer layer;
-  std::size_t q, weights, k, lengths, ids, scores, count;
+  std::size_t q, weights, k, k_scale, lengths, ids, scores, count;
   gemm_cpu::Converter converter;
 
   Host(const Problem& problem, const DeviceFacts& facts)
       : layer(layer_of(problem)), converter{&vector_kernels(facts.arch)} {
     const TensorPlaces places(indexer_op().tensors(problem));
     q = places.at("q"), weights = places.at("weights"), k = places.at("k");
-    lengths = places.at("lengths"), ids = places.at("ids"), scores = places.at("scores");
+    k_scale = places.at("k_scale"), lengths = places.at("lengths");
+    ids = places.at("ids"), scores = places.at("scores");
     count = places.count();
   }
 
@@ -37,11 +38,11 @@ struct Host {
     const std::int64_t rows = queries * layer.heads;
     return rows * (layer.dim + columns) + columns * layer.dim;
   }
-  void load(const HostCall& call, std::size_t tensor, std::int64_t first, std::int64_t elements,
-            float* to) const {
+  void load(const HostCall& call, std::size_t tensor, DType dtype, std::int64_t first,
+            std::int64_t elements, float* to) const {
     const auto* const data = static_cast<const std::byte*>(call.tensors[tensor]);
-    converter.load(layer.dtype, data + first * static_cast<std::int64_t>(dtype_bytes(layer.dtype)),
-                   to, elements);
+    converter.load(dtype, data + first * static_cast<std::int64_t>(dtype_bytes(dtype)), to,
+                   elements);
   }
 
   /// Queries [first, first + queries) of a sequence.
@@ -51,7 +52,7 @@ struct Host {
     float* const own_q = room;
     float* const keys = own_q + rows * layer.dim;
     float* const products = keys + columns * layer.dim;
-    load(call, q, row * layer.heads * layer.dim, rows * layer.dim, own_q);
+    load(call, q, layer.dtype, row * layer.heads * layer.dim, rows * layer.dim, own_q);
     const float* const weight =
         static_cast<const float*>(call.tensors[weights]) + row * layer.heads;
     float* const score = static_cast<float*>(call.tensors[scores]) + row * layer.kv;
@@ -60,7 +61,8 @@ struct Host {
     const std::int64_t visible = layer.visible(first + queries - 1, length);
     for (std::int64_t at = 0; at < visible; at += columns) {
       const std::int64_t part = std::min(columns, visible - at);
-      load(call, k, (sequence * layer.kv + at) * layer.dim, part * layer.dim, keys);
+      const std::int64_t first_key = sequence * layer.kv + at;
+      load(call, k, layer.dtype_of_keys(), first_key * layer.dim, part * layer.dim, keys);
       sgemm(rows, part, layer.dim, {own_q, layer.dim}, {keys, layer.dim}, 0, products, part);
       for (std::int64_t i = 0; i < queries; ++i) {
         float* const sums = score + i * layer.kv + at;
@@ -72,6 +74,9 @@ struct Host {
           for (std::int64_t j = 0; j < part; ++j)
             sums[j] += factor * (product[j] <= 0 ? 0 : product[j]);
         }
+        if (!layer.e4m3) continue;
+        const float* const scale = static_cast<const float*>(call.tensors[k_scale]) + first_key;
+        for (std::int64_t j = 0; j < part; ++j) sums[j] *= scale[j];
       }
     }
     auto* const chosen = static_cast<std::int32_t*>(call.tensors[ids]) + row * layer.top;

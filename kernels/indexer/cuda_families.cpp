@@ -25,13 +25,14 @@ indexer_form form_of(const Layer& layer) {
   return {.type = element_of(layer.dtype),
           .heads = static_cast<int>(layer.heads),
           .dim = static_cast<int>(layer.dim),
-          .lengths = layer.lengths};
+          .lengths = layer.lengths,
+          .e4m3 = layer.e4m3};
 }
 
 std::string template_argument(const indexer_form& form) {
   return StructText("indexer_form", "type", element_text(form.type), "heads", form.heads, "dim",
                     form.dim)
-      .flags("lengths", form.lengths);
+      .flags("lengths", form.lengths, "e4m3", form.e4m3);
 }
 
 ParameterStruct parameters_of(const Problem& problem, const Layer& layer) {
@@ -40,7 +41,8 @@ ParameterStruct parameters_of(const Problem& problem, const Layer& layer) {
   ParameterStruct parameters{.bytes = sizeof(Params), .fields = {}};
   ParameterFields<Params> fields(parameters);
   fields.set_tensors(places, &Params::q, "q", &Params::weights, "weights", &Params::k, "k",
-                     &Params::lengths, "lengths", &Params::scores, "scores", &Params::ids, "ids");
+                     &Params::k_scale, "k_scale", &Params::lengths, "lengths", &Params::scores,
+                     "scores", &Params::ids, "ids");
   fields.set(&Params::batch, layer.b, &Params::queries, layer.s, &Params::kv_len, layer.kv,
              &Params::top, layer.top);
   return parameters;

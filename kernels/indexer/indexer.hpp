@@ -1,17 +1,20 @@
 // The choice of keys of sparse attention (DSA, arXiv 2512.02556, "lightning indexer"): for each
 // query the keys with the highest scores, to which attention is limited then.
 //
-//   score_ij = sum_h weights_ih relu(q_ih · k_j)    over indexer heads h, of keys j <= i + length -
-//   s ids_i    the `top` keys of the highest scores, in ascending order; -1 behind them where a
-//   query
-//            sees fewer. Of equal scores the first keys are chosen. NaN is above every number, as
-//            in PyTorch's topk
+//   score_ij = sum_h weights_ih relu(q_ih · k_j)    over indexer heads h
+//   ids_i    = the `top` keys of the highest scores, in ascending order
+//
+// Where a query sees fewer keys, -1 is behind them. Of equal scores the first keys are chosen. NaN
+// is above every number, as in PyTorch's topk.
 //
 // Positive factors, such as 1/sqrt(dim), change no choice. All heads share a key, as in multi-query
 // attention.
 //
 // The s queries of a sequence are its last: query i sees the keys j <= i + length - s. A prompt has
 // s = kv. Keys beyond a length are not read. A length is cut to [0, kv].
+//
+// With k-format=e4m3 k has e4m3 elements, and a key's k_scale, in f32 [b, kv] and not negative, is
+// a factor of its scores: k_j = k_scale_j stored_j.
 //
 // q [b, s, heads, dim], weights [b, s, heads] in f32, k [b, kv, dim], ids [b, s, top]. Scores are
 // fp32.
@@ -44,7 +47,10 @@ struct Layer {
   std::int64_t dim = 0;    // features of a head
   std::int64_t top = 0;    // keys of a query
   bool lengths = false;
+  bool e4m3 = false;  // k is e4m3, with a scale for each key
   DType dtype = DType::f32;
+
+  DType dtype_of_keys() const { return e4m3 ? DType::fp8 : dtype; }
 
   /// Keys that a query of a sequence of `length` keys sees.
   std::int64_t visible(std::int64_t query, std::int64_t length) const {

@@ -40,7 +40,11 @@ OpFacts facts() {
                               1024, usually(usual_top))},
           .options = {rare_option("lengths",
                                   "whether each sequence has its own number of keys, of kv at most",
-                                  {"no", "yes"})},
+                                  {"no", "yes"}),
+                      rare_option(
+                          "k-format",
+                          "element type of k: that of q, or e4m3 with an f32 scale for each key",
+                          {"same", "e4m3"})},
           .token_size = "b",
           .rows_are_alike = false,
           .families = {cuda_families, cpu_families}};
@@ -63,7 +67,18 @@ class Indexer final : public DescribedOp {
     std::vector<TensorSpec> tensors{
         {"q", layer.dtype, {layer.b, layer.s, layer.heads, layer.dim}, Role::input, scale},
         {"weights", DType::f32, {layer.b, layer.s, layer.heads}, Role::input, weight},
-        {"k", layer.dtype, {layer.b, layer.kv, layer.dim}, Role::input, 1}};
+        {"k", layer.dtype_of_keys(), {layer.b, layer.kv, layer.dim}, Role::input, 1}};
+    if (layer.e4m3) {
+      // Well above the subnormals of e4m3, and below its largest number.
+      constexpr double deviation = 16;
+      tensors.back().scale = deviation;
+      tensors.push_back({"k_scale",
+                         DType::f32,
+                         {layer.b, layer.kv},
+                         Role::input,
+                         0.1 / deviation,
+                         1 / deviation});
+    }
     if (layer.lengths) {
       tensors.push_back({"lengths", DType::i32, {layer.b}, Role::input});
       tensors.back().draw = [most = layer.kv](std::uint64_t, std::span<double> values) {
@@ -118,6 +133,7 @@ Layer layer_of(const Problem& problem) {
           .dim = problem.size("dim"),
           .top = size_or(problem, "top", usual_top),
           .lengths = problem.has("lengths", "yes"),
+          .e4m3 = problem.has("k-format", "e4m3"),
           .dtype = problem.dtype};
 }
 

@@ -12,6 +12,7 @@ struct indexer_form {
   int heads = 64;
   int dim = 128;
   bool lengths = false;
+  bool e4m3 = false;  // keys are e4m3, each with a scale
 };
 
 /// Of scores by mma.sync: a CTA has some keys, whose features its threads hold in registers, and
@@ -44,6 +45,7 @@ struct indexer_params {
   const void* q;         // [batch, queries, heads, dim]
   const float* weights;  // [batch, queries, heads]
   const void* k;         // [batch, kv_len, dim]
+  const float* k_scale;  // [batch, kv_len]
   const int* lengths;    // [batch]
   float* scores;         // [batch, queries, kv_len]; only those of keys that a query sees
   int* ids;              // [batch, queries, top]

@@ -26,7 +26,7 @@ bool is_better(double value, double than) {
 
 /// Scores of the queries of a sequence; -infinity of keys that a query does not see.
 void score_sequence(const Layer& layer, std::int64_t sequence, std::int64_t length, const double* q,
-                    const double* weights, const double* k, double* scores) {
+                    const double* weights, const double* k, const double* k_scale, double* scores) {
   std::vector<double> products(at(layer.heads * layer.kv));
   for (std::int64_t i = 0; i < layer.s; ++i) {
     const std::int64_t row = sequence * layer.s + i, visible = layer.visible(i, length);
@@ -43,6 +43,8 @@ void score_sequence(const Layer& layer, std::int64_t sequence, std::int64_t leng
         own[j] += weight * (product <= 0 ? 0 : product);
       }
     }
+    for (std::int64_t j = 0; layer.e4m3 && j < visible; ++j)
+      own[j] *= k_scale[sequence * layer.kv + j];
   }
 }
 
@@ -70,10 +72,12 @@ void reference_scores(const Problem& problem, ReferenceTensors& tensors, Paralle
   const Layer layer = layer_of(problem);
   std::vector<double> scores(at(layer.b * layer.s * layer.kv));
   const double *const q = tensors.at("q").data(), *const k = tensors.at("k").data(),
-                      *const weights = tensors.at("weights").data();
+                      *const weights = tensors.at("weights").data(),
+                      *const k_scale = layer.e4m3 ? tensors.at("k_scale").data() : nullptr;
   for_each_row(at(layer.b), at(layer.s * layer.kv), parallel, [&](std::size_t sequence) {
     const auto index = static_cast<std::int64_t>(sequence);
-    score_sequence(layer, index, length_in(layer, tensors, index), q, weights, k, scores.data());
+    score_sequence(layer, index, length_in(layer, tensors, index), q, weights, k, k_scale,
+                   scores.data());
   });
   tensors["scores"] = std::move(scores);
 }

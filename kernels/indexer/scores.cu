@@ -10,9 +10,11 @@
 //                    Grid: (blocks of keys, queries of all sequences), which loops. Block: 128
 //                    threads
 //
-// Features: a thread loads 16 bytes of a row at once, the features 8 (lane % 4) + 0..7 of 32, of
-// keys and of queries. As fragments of two steps they are features of other places, the same of
-// both operands, and a sum of products has no order.
+// Features: a thread loads eight of a row at once, 8 (lane % 4) + 0..7 of 32, of keys and of
+// queries. As fragments of two steps they are features of other places, the same of both operands,
+// and a sum of products has no order. Keys of e4m3 become numbers of T, exactly, and the scale of a
+// key is a factor of its score.
+#include "attention/e4m3_tile.cuh"
 #include "common/async.cuh"
 #include "common/mma.cuh"
 #include "common/vectors.cuh"
@@ -56,7 +58,6 @@ class indexer_scores_kernel {
   static __device__ __forceinline__ void load_keys(const indexer_params& p, int sequence, int first,
                                                    int length, keys_of_thread& keys) {
     const int lane = threadIdx.x % 32;
-    const T* const k = static_cast<const T*>(p.k) + static_cast<i64>(sequence) * p.kv_len * dim;
 #pragma unroll
     for (int tile = 0; tile < m_tiles; ++tile) {
 #pragma unroll
@@ -67,7 +68,16 @@ class indexer_scores_kernel {
           const int column = step * 32 + lane % 4 * 8;
           vector16 value = {};
           if (key < length && column < dim) {
-            value = load_dependent(k + static_cast<i64>(key) * dim + column);
+            const i64 at = (static_cast<i64>(sequence) * p.kv_len + key) * dim + column;
+            if constexpr (form.e4m3) {
+              const uint2 bytes = *reinterpret_cast<const uint2*>(static_cast<const u8*>(p.k) + at);
+              value.word[0] = e4m3_pair<T, 0, 1>(bytes.x);
+              value.word[1] = e4m3_pair<T, 2, 3>(bytes.x);
+              value.word[2] = e4m3_pair<T, 0, 1>(bytes.y);
+              value.word[3] = e4m3_pair<T, 2, 3>(bytes.y);
+            } else {
+              value = load_dependent(static_cast<const T*>(p.k) + at);
+            }
           }
 #pragma unroll
           for (int word = 0; word < 4; ++word) keys[tile][half][step][word] = value.word[word];
@@ -130,6 +140,12 @@ class indexer_scores_kernel {
     const int key = first_key + warp * m_tiles * 16;
     keys_of_thread keys;
     load_keys(p, sequence, key, length, keys);
+    // The key whose scores this lane stores: of the four lanes of a row each has another one.
+    const int own_row = key + lane % 4 / 2 * 16 + lane % 2 * 8 + lane / 4;
+    [[maybe_unused]] float scale = 1;
+    if constexpr (form.e4m3) {
+      if (own_row < length) scale = p.k_scale[static_cast<i64>(sequence) * p.kv_len + own_row];
+    }
     for (int query = first; query < end; ++query) {
       const u32 stage = shared + (query - first) % 2 * config.stage_bytes(form);
       if (query + 1 < end) {
@@ -150,9 +166,9 @@ class indexer_scores_kernel {
           float all = sum[tile][half];
           all += __shfl_xor_sync(~0u, all, 1);
           all += __shfl_xor_sync(~0u, all, 2);
-          // Each of the four lanes of a row stores those of another half.
-          const int row = key + tile * 16 + half * 8 + lane / 4;
-          if (lane % 4 == tile * 2 + half && row < visible) scores[row] = all;
+          if (lane % 4 == tile * 2 + half && own_row < visible) {
+            scores[own_row] = form.e4m3 ? all * scale : all;
+          }
         }
       }
       __syncthreads();  // the query is read
@@ -178,8 +194,9 @@ __global__ void __launch_bounds__(128) indexer_simple(const __grid_constant__ in
     const int sequence = static_cast<int>(row / p.queries);
     const int query = static_cast<int>(row % p.queries);
     if (key >= indexer_visible(p, query, indexer_length<form.lengths>(p, sequence))) continue;
-    const T* const k =
-        static_cast<const T*>(p.k) + (static_cast<i64>(sequence) * p.kv_len + key) * form.dim;
+    using K = element_type<form.e4m3 ? element::fp8 : form.type>;
+    const i64 place = static_cast<i64>(sequence) * p.kv_len + key;
+    const K* const k = static_cast<const K*>(p.k) + place * form.dim;
     const T* q = static_cast<const T*>(p.q) + row * (form.heads * form.dim);
     float score = 0;
     for (int head = 0; head < form.heads; ++head, q += form.dim) {
@@ -187,6 +204,7 @@ __global__ void __launch_bounds__(128) indexer_simple(const __grid_constant__ in
       for (int i = 0; i < form.dim; ++i) product += to_float(q[i]) * to_float(k[i]);
       score += p.weights[row * form.heads + head] * relu_of_product(product);
     }
+    if constexpr (form.e4m3) score *= p.k_scale[place];
     p.scores[row * p.kv_len + key] = score;
   }
 }

@@ -506,6 +506,22 @@ def test_indexer_chooses_the_keys_of_the_highest_scores():
         ops.indexer(q, weights, k, top=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_indexer_reads_keys_of_e4m3(dtype):
+    q, weights, k = torch.randn(2, 3, 4, 16, dtype=dtype), torch.randn(2, 3, 4), torch.randn(2, 30, 16)
+    k, k_scale, lengths = (64 * k).to(torch.float8_e4m3fn), torch.rand(2, 30), torch.tensor([30, 7])
+    ids = ops.indexer(q, weights, k, top=6, lengths=lengths, k_scale=k_scale)
+    assert torch.equal(ids, reference.indexer_e4m3(q, weights, k, k_scale, lengths, 6))
+    assert not torch.equal(ids, ops.indexer(q, weights, k, top=6, lengths=lengths, k_scale=torch.ones(2, 30)))
+    compiled = torch.compile(lambda *a: ops.indexer(*a, top=6, lengths=lengths, k_scale=k_scale), backend="eager",
+                             fullgraph=True)
+    assert torch.equal(compiled(q, weights, k), ids)
+    with pytest.raises(fftune.Error, match="give k_scale"):
+        ops.indexer(q, weights, k)
+    with pytest.raises(fftune.Error, match="k_scale"):
+        ops.indexer(q, weights, k, k_scale=k_scale[:, :5])
+
+
 def test_mla_rope_writes_rows_of_the_cache_that_exist():
     q, kv, norm = torch.randn(3, 2, 12), torch.randn(3, 20), torch.rand(16)
     cache = torch.zeros(4, 20)

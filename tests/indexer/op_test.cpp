@@ -41,8 +41,9 @@ Problem random_indexer(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
          sizes["b"] * sizes["s"] * sizes["heads"] * sizes["dim"] > 4 * most_elements)
     sizes["heads"] /= 2;
   sizes["top"] = draw.size(draw.below(2) ? 4 : 9);
-  return indexer_problem(kind, draw.of(indexer_op().dtypes(kind)), sizes,
-                         {{"lengths", draw.of({"no", "yes"})}});
+  return indexer_problem(
+      kind, draw.of(indexer_op().dtypes(kind)), sizes,
+      {{"lengths", draw.of({"no", "yes"})}, {"k-format", draw.of({"same", "same", "e4m3"})}});
 }
 
 ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
@@ -158,6 +159,16 @@ TEST_CASE("the reference of indexer is the definition, by hand") {
                       {{"b", 1}, {"s", 2}, {"kv", 2}, {"heads", 1}, {"dim", 1}, {"top", 3}}),
       {{"q", {1, 1}}, {"weights", {1, 1}}, {"k", {1, 2}}});
   CHECK(one.at("ids") == std::vector<double>{0, -1, -1, 0, 1, -1});
+}
+
+TEST_CASE("a key's scale is a factor of its scores") {
+  const auto found = reference(
+      indexer_problem(DeviceKind::cpu, DType::f32,
+                      {{"b", 1}, {"s", 1}, {"kv", 3}, {"heads", 2}, {"dim", 1}, {"top", 1}},
+                      {{"k-format", "e4m3"}}),
+      {{"q", {1, -1}}, {"weights", {1, 3}}, {"k", {4, 3, -2}}, {"k_scale", {0.5, 2, 0.25}}});
+  CHECK(found.at("scores") == std::vector<double>{2, 6, 1.5});
+  CHECK(found.at("ids") == std::vector<double>{1});
 }
 
 TEST_CASE("lists of other keys than those of the highest scores fail their verification") {

@@ -2934,13 +2934,15 @@
 /* indexer: choice of keys of sparse attention: the best of sum_h weights_h relu(q_h k) for each
  *   query
  *
- *   b        1 to 65535        sequences (any number)
- *   s        1 to 16777216     queries of a sequence, its last
- *   kv       1 to 16777216     keys of a sequence, with lengths=yes at most
- *   heads    1 to 256          indexer heads
- *   dim      1 to 512          features of a head
- *   top      1 to 65536, rare  keys that are chosen for a query; 2048 if left out
- *   lengths  no, yes           whether each sequence has its own number of keys, of kv at most
+ *   b         1 to 65535        sequences (any number)
+ *   s         1 to 16777216     queries of a sequence, its last
+ *   kv        1 to 16777216     keys of a sequence, with lengths=yes at most
+ *   heads     1 to 256          indexer heads
+ *   dim       1 to 512          features of a head
+ *   top       1 to 65536, rare  keys that are chosen for a query; 2048 if left out
+ *   lengths   no, yes           whether each sequence has its own number of keys, of kv at most
+ *   k-format  same, e4m3        element type of k: that of q, or e4m3 with an f32 scale for each
+ *                               key
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  q        input   T    [b, s, heads, dim]
@@ -2950,7 +2952,10 @@
  * with top: q, weights, k, ids
  *   3  ids  output  i32  [b, s, top]
  * with lengths=yes: q, weights, k, lengths, ids
- *   3  lengths  input  i32  [b] */
+ *   3  lengths  input  i32  [b]
+ * with k-format=e4m3: q, weights, k, k_scale, ids
+ *   2  k        input  fp8  [b, kv, dim]
+ *   3  k_scale  input  f32  [b, kv] */
 
 /* mla: latent attention over a cache: out = softmax(scale * [q_latent, q_rope] cache^T) latent
  *

@@ -1,6 +1,8 @@
 """The choice of keys of sparse attention."""
+import torch
 from torch import Tensor
 
+from .._checks import has_sizes
 from .._custom import OPS, call
 from .._declare import declare
 from .._library import Error
@@ -16,12 +18,15 @@ def _check(q, weights, k, top, **_):
         raise Error(f"indexer: top is {top}: give 1 or more")
 
 
-declare("indexer", "indexer", "q, weights:floats, k, lengths:ints?, top", "ids", check=_check,
-        shapes={"q": "[batch, queries, heads, features]", "weights": "[batch, queries, heads]",
-                "k": "[batch, keys, features]", "lengths": "[batch]", "ids": "[batch, queries, top]"})
+_SHAPES = {"q": "[batch, queries, heads, features]", "weights": "[batch, queries, heads]",
+           "k": "[batch, keys, features]", "lengths": "[batch]", "ids": "[batch, queries, top]"}
+declare("indexer", "indexer", "q, weights:floats, k, lengths:ints?, top", "ids", check=_check, shapes=_SHAPES)
+declare("indexer_e4m3", "indexer", "q, weights:floats, k, k_scale:floats, lengths:ints?, top", "ids", check=_check,
+        fixed={"k-format": "e4m3"}, label="indexer", shapes={**_SHAPES, "k_scale": "[batch, keys]"})
 
 
-def indexer(q: Tensor, weights: Tensor, k: Tensor, *, top: int = 2048, lengths: Tensor | None = None) -> Tensor:
+def indexer(q: Tensor, weights: Tensor, k: Tensor, *, top: int = 2048, lengths: Tensor | None = None,
+            k_scale: Tensor | None = None) -> Tensor:
     """The keys that each query of sparse attention sees, as the lightning indexer of DeepSeek-V3.2 and GLM-5
     chooses them: those with the `top` highest scores::
 
@@ -37,9 +42,14 @@ def indexer(q: Tensor, weights: Tensor, k: Tensor, *, top: int = 2048, lengths: 
         k: Keys after norm and RoPE, which all heads share, [batch, keys, features].
         top: Number of keys of a query.
         lengths: Number of keys of each sequence, int32 [batch]; all if None. Later ones are not read.
+        k_scale: With k of float8_e4m3fn, what each key is multiplied by, float32 [batch, keys], not negative.
 
     Returns:
         int32 [batch, queries, top], in ascending order; -1 behind them where a query sees fewer keys. Of
         equal scores the first keys are chosen. `mla` takes it as `chosen`. There are no gradients.
     """
+    if k_scale is not None or has_sizes(k) and k.dtype == torch.float8_e4m3fn:
+        if k_scale is None:
+            raise Error(f"indexer: k is {k.dtype}: give k_scale, a factor of each key")
+        return call(OPS.indexer_e4m3, q, weights, k, k_scale, lengths, top)
     return call(OPS.indexer, q, weights, k, lengths, top)
