@@ -138,6 +138,7 @@ void check_zeros(Backend& backend) {
     run.set("weights", {-1.0F, -2.0F});
     run.set("k", k);
     run.run(family.program(problem, backend.facts(), config));
+    CHECK(run.damage().empty());
     const std::vector<float> ids = run.values("ids");
     for (std::size_t i = 0; i < ids.size(); ++i) REQUIRE(ids[i] == static_cast<float>(i));
   });
