@@ -19,10 +19,10 @@ namespace fftune::indexer {
 namespace {
 
 /// The tensors of a call. Memory of a worker, in floats: q [queries * heads, dim], keys [columns,
-/// dim], products [queries * heads, columns].
+/// dim] and their scales, products [queries * heads, columns].
 struct Host {
   Layer layer;
-  std::size_t q, weights, k, k_scale, lengths, ids, scores, count;
+  std::size_t q, weights, k, k_scale, pages, lengths, ids, scores, count;
   gemm_cpu::Converter converter;
 
   Host(const Problem& problem, const DeviceFacts& facts)
@@ -30,13 +30,13 @@ struct Host {
     const TensorPlaces places(indexer_op().tensors(problem));
     q = places.at("q"), weights = places.at("weights"), k = places.at("k");
     k_scale = places.at("k_scale"), lengths = places.at("lengths");
-    ids = places.at("ids"), scores = places.at("scores");
+    pages = places.at("pages"), ids = places.at("ids"), scores = places.at("scores");
     count = places.count();
   }
 
   std::int64_t worker_floats(std::int64_t queries, std::int64_t columns) const {
     const std::int64_t rows = queries * layer.heads;
-    return rows * (layer.dim + columns) + columns * layer.dim;
+    return rows * (layer.dim + columns) + columns * (layer.dim + 1);
   }
   void load(const HostCall& call, std::size_t tensor, DType dtype, std::int64_t first,
             std::int64_t elements, float* to) const {
@@ -45,13 +45,34 @@ struct Host {
                    elements);
   }
 
+  /// Keys [first, first + keys) of a sequence, as many of them at once as lie together.
+  void load_keys(const HostCall& call, std::int64_t sequence, std::int64_t first, std::int64_t keys,
+                 float* rows, float* scales) const {
+    const auto* const table = static_cast<const std::int32_t*>(address_of(call, pages));
+    for (std::int64_t j = 0, part = 0; j < keys; j += part) {
+      const std::int64_t key = first + j, block = block_of(layer, table, sequence, key),
+                         row = layer.page > 0 ? key % layer.page : key;
+      part = std::min(keys - j, layer.keys_of_block() - row);
+      if (block < 0) {
+        std::fill_n(rows + j * layer.dim, part * layer.dim, 0.0f);
+        std::fill_n(scales + j, part, 0.0f);
+        continue;
+      }
+      load(call, k, layer.dtype_of_keys(), block * layer.k_block + row * layer.dim,
+           part * layer.dim, rows + j * layer.dim);
+      if (layer.e4m3)
+        load(call, k_scale, DType::f32, block * layer.scale_block + row, part, scales + j);
+    }
+  }
+
   /// Queries [first, first + queries) of a sequence.
   void choose(const HostCall& call, std::int64_t sequence, std::int64_t first, std::int64_t queries,
               std::int64_t columns, float* room) const {
     const std::int64_t rows = queries * layer.heads, row = sequence * layer.s + first;
     float* const own_q = room;
     float* const keys = own_q + rows * layer.dim;
-    float* const products = keys + columns * layer.dim;
+    float* const scales = keys + columns * layer.dim;
+    float* const products = scales + columns;
     load(call, q, layer.dtype, row * layer.heads * layer.dim, rows * layer.dim, own_q);
     const float* const weight =
         static_cast<const float*>(call.tensors[weights]) + row * layer.heads;
@@ -61,8 +82,7 @@ struct Host {
     const std::int64_t visible = layer.visible(first + queries - 1, length);
     for (std::int64_t at = 0; at < visible; at += columns) {
       const std::int64_t part = std::min(columns, visible - at);
-      const std::int64_t first_key = sequence * layer.kv + at;
-      load(call, k, layer.dtype_of_keys(), first_key * layer.dim, part * layer.dim, keys);
+      load_keys(call, sequence, at, part, keys, scales);
       sgemm(rows, part, layer.dim, {own_q, layer.dim}, {keys, layer.dim}, 0, products, part);
       for (std::int64_t i = 0; i < queries; ++i) {
         float* const sums = score + i * layer.kv + at;
@@ -75,8 +95,7 @@ struct Host {
             sums[j] += factor * (product[j] <= 0 ? 0 : product[j]);
         }
         if (!layer.e4m3) continue;
-        const float* const scale = static_cast<const float*>(call.tensors[k_scale]) + first_key;
-        for (std::int64_t j = 0; j < part; ++j) sums[j] *= scale[j];
+        for (std::int64_t j = 0; j < part; ++j) sums[j] *= scales[j];
       }
     }
     auto* const chosen = static_cast<std::int32_t*>(call.tensors[ids]) + row * layer.top;

@@ -26,13 +26,14 @@ indexer_form form_of(const Layer& layer) {
           .heads = static_cast<int>(layer.heads),
           .dim = static_cast<int>(layer.dim),
           .lengths = layer.lengths,
-          .e4m3 = layer.e4m3};
+          .e4m3 = layer.e4m3,
+          .paged = layer.page > 0};
 }
 
 std::string template_argument(const indexer_form& form) {
   return StructText("indexer_form", "type", element_text(form.type), "heads", form.heads, "dim",
                     form.dim)
-      .flags("lengths", form.lengths, "e4m3", form.e4m3);
+      .flags("lengths", form.lengths, "e4m3", form.e4m3, "paged", form.paged);
 }
 
 ParameterStruct parameters_of(const Problem& problem, const Layer& layer) {
@@ -41,10 +42,11 @@ ParameterStruct parameters_of(const Problem& problem, const Layer& layer) {
   ParameterStruct parameters{.bytes = sizeof(Params), .fields = {}};
   ParameterFields<Params> fields(parameters);
   fields.set_tensors(places, &Params::q, "q", &Params::weights, "weights", &Params::k, "k",
-                     &Params::k_scale, "k_scale", &Params::lengths, "lengths", &Params::scores,
-                     "scores", &Params::ids, "ids");
+                     &Params::k_scale, "k_scale", &Params::pages, "pages", &Params::lengths,
+                     "lengths", &Params::scores, "scores", &Params::ids, "ids");
   fields.set(&Params::batch, layer.b, &Params::queries, layer.s, &Params::kv_len, layer.kv,
-             &Params::top, layer.top);
+             &Params::top, layer.top, &Params::k_block, layer.k_block, &Params::scale_block,
+             layer.scale_block, &Params::page, layer.page, &Params::page_count, layer.pages);
   return parameters;
 }
 
@@ -96,6 +98,9 @@ std::optional<std::string> refuse_mma(const Problem& problem, const DeviceFacts&
   if (layer.dtype == DType::f32) return "mma.sync multiplies bf16 and fp16, not f32";
   if (layer.dim % 8 != 0)
     return fmt::format("dim={} is no multiple of 8: rows are loaded in 16 bytes", layer.dim);
+  if (layer.k_block % 8 != 0)
+    return fmt::format("k-block={} is no multiple of 8: rows are loaded in 16 bytes",
+                       layer.k_block);
   if (layer.dim > 512) return fmt::format("dim={} exceeds 512", layer.dim);
   const indexer_form form = form_of(layer);
   if (indexer_config::shared_bytes(form) > facts.shared_bytes_per_block)

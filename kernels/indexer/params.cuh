@@ -13,6 +13,7 @@ struct indexer_form {
   int dim = 128;
   bool lengths = false;
   bool e4m3 = false;  // keys are e4m3, each with a scale
+  bool paged = false;
 };
 
 /// Of scores by mma.sync: a CTA has some keys, whose features its threads hold in registers, and
@@ -44,12 +45,14 @@ struct indexer_config {
 struct indexer_params {
   const void* q;         // [batch, queries, heads, dim]
   const float* weights;  // [batch, queries, heads]
-  const void* k;         // [batch, kv_len, dim]
-  const float* k_scale;  // [batch, kv_len]
+  const void* k;         // rows of dim elements, of sequences or of pages
+  const float* k_scale;  // a scale for each row
+  const int* pages;      // [batch, ceil(kv_len / page)]; outside [0, page_count): a page of zeros
   const int* lengths;    // [batch]
   float* scores;         // [batch, queries, kv_len]; only those of keys that a query sees
   int* ids;              // [batch, queries, top]
-  int batch, queries, kv_len, top;
+  long long k_block, scale_block;  // elements from a page, or a sequence, to the next
+  int batch, queries, kv_len, top, page, page_count;
   int queries_of_cta;
   int held;  // keys of scores that a CTA holds in shared memory while it chooses
 };

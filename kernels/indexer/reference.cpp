@@ -24,9 +24,28 @@ bool is_better(double value, double than) {
   return value > than || (std::isnan(value) && !std::isnan(than));
 }
 
+/// The keys of a sequence, zeros where their page is not in memory.
+struct Keys {
+  std::vector<double> rows, scales;
+
+  Keys(const Layer& layer, std::int64_t sequence, std::int64_t length,
+       const ReferenceTensors& tensors)
+      : rows(at(length * layer.dim)), scales(at(length)) {
+    const double* const pages = layer.page > 0 ? tensors.at("pages").data() : nullptr;
+    for (std::int64_t j = 0; j < length; ++j) {
+      const std::int64_t block = block_of(layer, pages, sequence, j),
+                         row = layer.page > 0 ? j % layer.page : j;
+      if (block < 0) continue;
+      std::copy_n(tensors.at("k").data() + block * layer.k_block + row * layer.dim, layer.dim,
+                  rows.begin() + j * layer.dim);
+      if (layer.e4m3) scales[at(j)] = tensors.at("k_scale")[at(block * layer.scale_block + row)];
+    }
+  }
+};
+
 /// Scores of the queries of a sequence; -infinity of keys that a query does not see.
 void score_sequence(const Layer& layer, std::int64_t sequence, std::int64_t length, const double* q,
-                    const double* weights, const double* k, const double* k_scale, double* scores) {
+                    const double* weights, const Keys& keys, double* scores) {
   std::vector<double> products(at(layer.heads * layer.kv));
   for (std::int64_t i = 0; i < layer.s; ++i) {
     const std::int64_t row = sequence * layer.s + i, visible = layer.visible(i, length);
@@ -34,7 +53,7 @@ void score_sequence(const Layer& layer, std::int64_t sequence, std::int64_t leng
     std::fill_n(own, layer.kv, -infinity);
     if (visible == 0) continue;
     dgemm(layer.heads, visible, layer.dim, {q + row * layer.heads * layer.dim, layer.dim},
-          {k + sequence * layer.kv * layer.dim, layer.dim}, 0, products.data(), visible);
+          {keys.rows.data(), layer.dim}, 0, products.data(), visible);
     std::fill_n(own, visible, 0.0);
     for (std::int64_t h = 0; h < layer.heads; ++h) {
       const double weight = weights[row * layer.heads + h];
@@ -43,8 +62,7 @@ void score_sequence(const Layer& layer, std::int64_t sequence, std::int64_t leng
         own[j] += weight * (product <= 0 ? 0 : product);
       }
     }
-    for (std::int64_t j = 0; layer.e4m3 && j < visible; ++j)
-      own[j] *= k_scale[sequence * layer.kv + j];
+    for (std::int64_t j = 0; layer.e4m3 && j < visible; ++j) own[j] *= keys.scales[at(j)];
   }
 }
 
@@ -71,12 +89,11 @@ std::int64_t length_in(const Layer& layer, const ReferenceTensors& tensors, std:
 void reference_scores(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel) {
   const Layer layer = layer_of(problem);
   std::vector<double> scores(at(layer.b * layer.s * layer.kv));
-  const double *const q = tensors.at("q").data(), *const k = tensors.at("k").data(),
-                      *const weights = tensors.at("weights").data(),
-                      *const k_scale = layer.e4m3 ? tensors.at("k_scale").data() : nullptr;
+  const double *const q = tensors.at("q").data(), *const weights = tensors.at("weights").data();
   for_each_row(at(layer.b), at(layer.s * layer.kv), parallel, [&](std::size_t sequence) {
     const auto index = static_cast<std::int64_t>(sequence);
-    score_sequence(layer, index, length_in(layer, tensors, index), q, weights, k, k_scale,
+    const std::int64_t length = length_in(layer, tensors, index);
+    score_sequence(layer, index, length, q, weights, Keys(layer, index, length, tensors),
                    scores.data());
   });
   tensors["scores"] = std::move(scores);

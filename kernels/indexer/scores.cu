@@ -63,12 +63,13 @@ class indexer_scores_kernel {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int key = first + tile * 16 + half * 8 + lane / 4;
+        const i64 place = key < length ? indexer_place<form>(p, sequence, key).key : -1;
 #pragma unroll
         for (int step = 0; step < steps; ++step) {
           const int column = step * 32 + lane % 4 * 8;
           vector16 value = {};
-          if (key < length && column < dim) {
-            const i64 at = (static_cast<i64>(sequence) * p.kv_len + key) * dim + column;
+          if (place >= 0 && column < dim) {
+            const i64 at = place + column;
             if constexpr (form.e4m3) {
               const uint2 bytes = *reinterpret_cast<const uint2*>(static_cast<const u8*>(p.k) + at);
               value.word[0] = e4m3_pair<T, 0, 1>(bytes.x);
@@ -144,7 +145,8 @@ class indexer_scores_kernel {
     const int own_row = key + lane % 4 / 2 * 16 + lane % 2 * 8 + lane / 4;
     [[maybe_unused]] float scale = 1;
     if constexpr (form.e4m3) {
-      if (own_row < length) scale = p.k_scale[static_cast<i64>(sequence) * p.kv_len + own_row];
+      const i64 place = own_row < length ? indexer_place<form>(p, sequence, own_row).scale : -1;
+      if (place >= 0) scale = p.k_scale[place];
     }
     for (int query = first; query < end; ++query) {
       const u32 stage = shared + (query - first) % 2 * config.stage_bytes(form);
@@ -195,16 +197,18 @@ __global__ void __launch_bounds__(128) indexer_simple(const __grid_constant__ in
     const int query = static_cast<int>(row % p.queries);
     if (key >= indexer_visible(p, query, indexer_length<form.lengths>(p, sequence))) continue;
     using K = element_type<form.e4m3 ? element::fp8 : form.type>;
-    const i64 place = static_cast<i64>(sequence) * p.kv_len + key;
-    const K* const k = static_cast<const K*>(p.k) + place * form.dim;
+    const key_place place = indexer_place<form>(p, sequence, key);
+    const bool exists = place.key >= 0;
+    const K* const k = static_cast<const K*>(p.k) + place.key;
     const T* q = static_cast<const T*>(p.q) + row * (form.heads * form.dim);
     float score = 0;
     for (int head = 0; head < form.heads; ++head, q += form.dim) {
       float product = 0;
-      for (int i = 0; i < form.dim; ++i) product += to_float(q[i]) * to_float(k[i]);
+      for (int i = 0; i < form.dim; ++i)
+        product += to_float(q[i]) * (exists ? to_float(k[i]) : 0.0f);
       score += p.weights[row * form.heads + head] * relu_of_product(product);
     }
-    if constexpr (form.e4m3) score *= p.k_scale[place];
+    if constexpr (form.e4m3) score *= exists ? p.k_scale[place.scale] : 1.0f;
     p.scores[row * p.kv_len + key] = score;
   }
 }

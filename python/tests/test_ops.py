@@ -13,7 +13,7 @@ import fftune
 from cases import (BACKWARDS, CASES, fp8_arguments, linear_fp8_arguments, moe_fp8_arguments,
                    quantising_fp8_arguments, representative)
 from fftune import ops, reference
-from fftune._ops import attention as attention_op, mla as mla_op
+from fftune._ops import attention as attention_op, indexer as indexer_op, mla as mla_op
 from fftune._reference.rope import _rotated
 
 DIFFERENTIABLE = [case for case in CASES if case.differentiable]
@@ -511,7 +511,7 @@ def test_indexer_reads_keys_of_e4m3(dtype):
     q, weights, k = torch.randn(2, 3, 4, 16, dtype=dtype), torch.randn(2, 3, 4), torch.randn(2, 30, 16)
     k, k_scale, lengths = (64 * k).to(torch.float8_e4m3fn), torch.rand(2, 30), torch.tensor([30, 7])
     ids = ops.indexer(q, weights, k, top=6, lengths=lengths, k_scale=k_scale)
-    assert torch.equal(ids, reference.indexer_e4m3(q, weights, k, k_scale, lengths, 6))
+    assert torch.equal(ids, reference.indexer_e4m3(q, weights, k, k_scale, None, lengths, 6))
     assert not torch.equal(ids, ops.indexer(q, weights, k, top=6, lengths=lengths, k_scale=torch.ones(2, 30)))
     compiled = torch.compile(lambda *a: ops.indexer(*a, top=6, lengths=lengths, k_scale=k_scale), backend="eager",
                              fullgraph=True)
@@ -520,6 +520,20 @@ def test_indexer_reads_keys_of_e4m3(dtype):
         ops.indexer(q, weights, k)
     with pytest.raises(fftune.Error, match="k_scale"):
         ops.indexer(q, weights, k, k_scale=k_scale[:, :5])
+
+
+def test_indexer_reads_vllms_cache(monkeypatch):
+    """Pages of 64 keys of 128 features and then their scales, 132 bytes a key."""
+    pages = torch.zeros(5, 64 * 132, dtype=torch.uint8)
+    k = pages[:, :64 * 128].view(torch.float8_e4m3fn).unflatten(1, (64, 128))
+    k_scale = pages[:, 64 * 128:].view(torch.float32)
+    k.copy_((16 * torch.randn(5, 64, 128)).to(k.dtype))
+    k_scale.copy_(torch.rand(5, 64))
+    q, weights, table = torch.randn(2, 1, 8, 128), torch.randn(2, 1, 8), torch.tensor([[4, 0, 1], [2, 3, 0]])
+    lengths = torch.tensor([150, 70])
+    monkeypatch.setattr(indexer_op, "ready", None)  # which copies
+    ids = ops.indexer(q, weights, k, top=20, pages=table, lengths=lengths, k_scale=k_scale)
+    assert torch.equal(ids, reference.indexer_e4m3(q, weights, k, k_scale, table, lengths, 20))
 
 
 def test_mla_rope_writes_rows_of_the_cache_that_exist():

@@ -80,7 +80,7 @@ GOOD = {
                       window=0, bias=torch.randn(1, 4, 3, 3), offsets=None, kv_offsets=None,
                       lengths=torch.tensor([3, 2]), sinks=torch.randn(4), pages=None, softcap=2.0,
                       scale=0.5, return_lse=True, k_scale=None, v_scale=None),
-    "indexer": dict(q=torch.randn(2, 3, 4, 8), weights=torch.randn(2, 3, 4), k=torch.randn(2, 9, 8), top=5,
+    "indexer": dict(q=torch.randn(2, 3, 4, 8), weights=torch.randn(2, 3, 4), k=torch.randn(2, 9, 8), top=5, pages=None,
                     lengths=torch.tensor([9, 4]), k_scale=None),
     "mla": dict(q_latent=torch.randn(2, 1, 4, 8), q_rope=torch.randn(2, 1, 4, 2), cache=torch.randn(5, 3, 10),
                 pages=torch.tensor([[4, 0], [1, 3]]), lengths=torch.tensor([6, 2]),

@@ -95,6 +95,17 @@ std::vector<Form> forms(DeviceKind kind) {
                    "fwd",
                    {{"b", 3}, {"s", 2}, {"kv", 150}, {"heads", 4}, {"dim", 16}, {"top", 20}},
                    {{"lengths", "yes"}}});
+  forms.push_back({"indexer",
+                   "fwd",
+                   {{"b", 3},
+                    {"s", 2},
+                    {"kv", 150},
+                    {"heads", 4},
+                    {"dim", 16},
+                    {"top", 20},
+                    {"page", 16},
+                    {"pages", 40}},
+                   {{"lengths", "yes"}, {"k-format", "e4m3"}}});
   Sizes before = {{"m", 70}, {"heads", 4}, {"nope", 12}, {"rope", 8}, {"rank", 24}};
   before.insert({{"positions", 50}, {"cache-slots", 90}});
   forms.push_back({"mla-rope", "fwd", before, {}});

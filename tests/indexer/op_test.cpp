@@ -41,9 +41,19 @@ Problem random_indexer(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
          sizes["b"] * sizes["s"] * sizes["heads"] * sizes["dim"] > 4 * most_elements)
     sizes["heads"] /= 2;
   sizes["top"] = draw.size(draw.below(2) ? 4 : 9);
+  if (draw.below(2)) {
+    sizes["page"] = draw.of(std::vector<std::int64_t>{1, 2, 7, 16, 64, 100});
+    if (draw.below(2))
+      sizes["pages"] = 1 + draw.below(2 * sizes["b"] * (sizes["kv"] / sizes["page"] + 1));
+  }
+  const bool e4m3 = draw.below(3) == 0;
+  const std::int64_t keys = sizes.contains("page") ? sizes["page"] : sizes["kv"];
+  if (draw.below(4) == 0)
+    sizes["k-block"] = keys * sizes["dim"] + draw.below(3) * 8 + draw.below(2);
+  if (e4m3 && draw.below(4) == 0) sizes["scale-block"] = keys + draw.below(10);
   return indexer_problem(
       kind, draw.of(indexer_op().dtypes(kind)), sizes,
-      {{"lengths", draw.of({"no", "yes"})}, {"k-format", draw.of({"same", "same", "e4m3"})}});
+      {{"lengths", draw.of({"no", "yes"})}, {"k-format", e4m3 ? "e4m3" : "same"}});
 }
 
 ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
@@ -123,6 +133,42 @@ void check_hostile_values(Backend& backend, DType dtype) {
     CHECK(row(5) == with_nan);
     CHECK(row(6) == first(11));
     CHECK(row(7) == first(12));
+  });
+}
+
+/// Pages out of range are pages of zeros; pages of nobody, and elements between pages, are NaN.
+void check_pages(Backend& backend, DType dtype, const std::string& format) {
+  const Problem problem = indexer_problem(backend.facts().kind, dtype,
+                                          {{"b", 2},
+                                           {"s", 1},
+                                           {"kv", 20},
+                                           {"heads", 2},
+                                           {"dim", 16},
+                                           {"top", 4},
+                                           {"page", 4},
+                                           {"pages", 6},
+                                           {"k-block", 72}},
+                                          {{"k-format", format}});
+  for_each_run(backend, problem, [&](const Family& family, const Config& config) {
+    OpRun run(backend, indexer_op(), problem);
+    std::vector<float> k(run.values("k").size(), nan);
+    // Key r of page i is 4 i + r + 1 in its first feature.
+    for (std::size_t page : {0U, 1U, 3U, 5U})
+      for (std::size_t row = 0; row < 4; ++row) {
+        std::fill_n(k.begin() + static_cast<std::ptrdiff_t>(page * 72 + row * 16), 16, 0.0F);
+        k[page * 72 + row * 16] = static_cast<float>(4 * page + row + 1) / 4;
+      }
+    std::vector<float> q(2 * 2 * 16);
+    for (std::size_t i = 0; i < q.size(); i += 16) q[i] = 1;
+    run.set("q", q);
+    run.set("k", k);
+    if (format == "e4m3") run.set("k_scale", std::vector<float>(24, 0.5F));
+    run.set("weights", {1, 0, -1, 0});
+    run.set("pages", {3, -1, 0, 5, 6, 5, 7, 1, 3, 0});
+    run.run(family.program(problem, backend.facts(), config));
+    CHECK(run.damage().empty());
+    // The second sequence has scores below 0, but for the zeros of its second page.
+    CHECK(run.values("ids") == std::vector<float>{12, 13, 14, 15, 4, 5, 6, 7});
   });
 }
 
@@ -209,6 +255,19 @@ TEST_CASE("keys of hostile values are chosen as defined on the CPU") {
   const auto backend = open_cpu();
   for (const DType dtype : {DType::f32, DType::bf16}) check_hostile_values(*backend, dtype);
   check_zeros(*backend);
+}
+
+TEST_CASE("keys in pages are chosen as defined on the CPU") {
+  const auto backend = open_cpu();
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const char* format : {"same", "e4m3"}) check_pages(*backend, dtype, format);
+}
+
+TEST_CASE("keys in pages are chosen as defined on the GPU", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
+    for (const char* format : {"same", "e4m3"}) check_pages(*backend, dtype, format);
 }
 
 TEST_CASE("keys of hostile values are chosen as defined on the GPU", "[gpu][small]") {

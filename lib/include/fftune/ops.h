@@ -2934,15 +2934,25 @@
 /* indexer: choice of keys of sparse attention: the best of sum_h weights_h relu(q_h k) for each
  *   query
  *
- *   b         1 to 65535        sequences (any number)
- *   s         1 to 16777216     queries of a sequence, its last
- *   kv        1 to 16777216     keys of a sequence, with lengths=yes at most
- *   heads     1 to 256          indexer heads
- *   dim       1 to 512          features of a head
- *   top       1 to 65536, rare  keys that are chosen for a query; 2048 if left out
- *   lengths   no, yes           whether each sequence has its own number of keys, of kv at most
- *   k-format  same, e4m3        element type of k: that of q, or e4m3 with an f32 scale for each
- *                               key
+ *   b            1 to 65535              sequences (any number)
+ *   s            1 to 16777216           queries of a sequence, its last
+ *   kv           1 to 16777216           keys of a sequence, with lengths=yes at most
+ *   heads        1 to 256                indexer heads
+ *   dim          1 to 512                features of a head
+ *   top          1 to 65536, rare        keys that are chosen for a query; 2048 if left out
+ *   page         1 to 16777216, rare     keys of a page; a page id out of range reads zeros;
+ *                                        contiguous if left out
+ *   pages        1 to 16777216, rare     pages in memory; as many as the sequences need if left
+ *                                        out. With fewer and lengths=yes, test data have shorter
+ *                                        sequences
+ *   k-block      1 to 17179869184, rare  elements of k from a page, or a sequence, to the next;
+ *                                        those of its keys if left out
+ *   scale-block  1 to 17179869184, rare  scales from a page, or a sequence, to the next; those of
+ *                                        its keys if left out
+ *   lengths      no, yes                 whether each sequence has its own number of keys, of kv at
+ *                                        most
+ *   k-format     same, e4m3              element type of k: that of q, or e4m3 with an f32 scale
+ *                                        for each key
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  q        input   T    [b, s, heads, dim]
@@ -2951,6 +2961,11 @@
  *   3  ids      output  i32  [b, s, 2048]
  * with top: q, weights, k, ids
  *   3  ids  output  i32  [b, s, top]
+ * with page: q, weights, k, pages, ids
+ *   2  k      input  T    [b * ceil(kv / page), page, dim]
+ *   3  pages  input  i32  [b, ceil(kv / page)]
+ * with k-block: q, weights, k, ids
+ *   2  k  input  T  [b, k-block]
  * with lengths=yes: q, weights, k, lengths, ids
  *   3  lengths  input  i32  [b]
  * with k-format=e4m3: q, weights, k, k_scale, ids
