@@ -164,6 +164,8 @@ class Forward {
         out[i] = l_.scale * dot(row, q.data(), h_.width);
       }
       write_out(t, out);
+      if (const std::int64_t own = h_.slot_place(sequence_, t - tokens.first); own >= 0)
+        h_.store_state("states", l_.state_dtype, own, j_, first_, end_, state);
     }
     if (const char* name = h_.last_state())
       h_.store_state(name, l_.state_dtype, place, j_, first_, end_, state);

@@ -27,8 +27,12 @@ class HostStates {
   /// The place of a sequence's state in its tensor; -1 for padding.
   std::int64_t state_place(std::int64_t sequence) const {
     if (!layer.indices) return sequence * layer.state_elements();
-    const std::int64_t entry = data<std::int32_t>("state_indices")[sequence];
-    return entry <= layer.null_index || entry >= layer.states ? -1 : entry * layer.state_block;
+    return entry_place(
+        first_slot_of(layer, layer.slots > 0 ? data<std::int32_t>("accepted") : nullptr, sequence));
+  }
+  /// Where the state behind a sequence's token goes, if each has a slot; -1 for nowhere.
+  std::int64_t slot_place(std::int64_t sequence, std::int64_t token) const {
+    return token < layer.slots ? entry_place(sequence * layer.slots + token) : -1;
   }
   /// The tensor that a sequence begins with; null for zeros.
   const char* first_state(std::int64_t sequence) const {
@@ -37,6 +41,7 @@ class HostStates {
   }
   /// The tensor that the state behind the last token goes to; null for none.
   const char* last_state() const {
+    if (layer.slots > 0) return nullptr;
     return layer.indices ? "states" : layer.final ? "final_state" : nullptr;
   }
 
@@ -53,6 +58,10 @@ class HostStates {
   }
 
  private:
+  std::int64_t entry_place(std::int64_t of_indices) const {
+    const std::int64_t entry = data<std::int32_t>("state_indices")[of_indices];
+    return entry <= layer.null_index || entry >= layer.states ? -1 : entry * layer.state_block;
+  }
   std::byte* element(const char* name, DType dtype, std::int64_t place) const {
     return data<std::byte>(name) + static_cast<std::size_t>(place) * dtype_bytes(dtype);
   }

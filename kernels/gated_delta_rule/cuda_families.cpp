@@ -568,15 +568,15 @@ void set_layer(const Layer& layer, const TensorPlaces& places,
   fields.set_tensors(places, &Params::dt_bias, "dt_bias", &Params::state_in,
                      layer.indices ? "states" : "initial_state", &Params::state_out,
                      layer.indices ? "states" : "final_state", &Params::state_indices,
-                     "state_indices", &Params::has_state, "has_state", &Params::offsets, "offsets",
-                     &Params::out, "out");
+                     "state_indices", &Params::accepted, "accepted", &Params::has_state,
+                     "has_state", &Params::offsets, "offsets", &Params::out, "out");
   fields.set(&Params::q_row, layer.q_row, &Params::k_row, layer.k_row, &Params::v_row, layer.v_row,
              &Params::g_row, layer.g_row(), &Params::beta_row, layer.gate_row, &Params::state_block,
              layer.indices ? layer.state_block : layer.state_elements(), &Params::batch, layer.b,
              &Params::tokens, layer.s, &Params::heads, layer.heads, &Params::v_heads, layer.v_heads,
-             &Params::states, layer.states, &Params::null_index, layer.null_index, &Params::scale,
-             layer.scale, &Params::beta_scale, layer.beta_scale, &Params::gate_bound,
-             layer.gate_bound);
+             &Params::states, layer.states, &Params::slots, layer.slots, &Params::null_index,
+             layer.null_index, &Params::scale, layer.scale, &Params::beta_scale, layer.beta_scale,
+             &Params::gate_bound, layer.gate_bound);
 }
 
 ParameterStruct parameters_of(const Problem& problem) {

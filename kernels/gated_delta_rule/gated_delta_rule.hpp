@@ -28,6 +28,13 @@
 // at most null-index, or beyond the last state, is padding: out is 0, and no state is read or
 // written. has-state=yes: a sequence whose byte of has_state is 0 begins with zeros.
 //
+// With the size `slots` a sequence has as many entries, state_indices [b, slots], for the
+// verification of drafts: it begins with the entry of slot accepted[i] - 1, where accepted [b] are
+// the tokens of the last run that were kept, and the state behind its token t is written to the
+// entry of slot t. The other rules are those of one entry: if the first one is padding, the
+// sequence is, and no state is written to another one that is. Tokens behind the last slot leave no
+// state.
+//
 // Backward: gradients of all inputs, by the recurrence in reverse. dq and dk are sums over the
 // value heads of a head.
 #pragma once
@@ -64,6 +71,7 @@ struct Layer {
   std::int64_t v_dim = 0;        // features of a head of v
   std::int64_t states = 0;       // entries of the cache
   std::int64_t state_block = 0;  // elements from an entry to the next
+  std::int64_t slots = 0;        // entries of a sequence, one behind each token; 0: one for all
   std::int64_t q_row = 0;        // elements from a token to the next
   std::int64_t k_row = 0;
   std::int64_t v_row = 0;
@@ -101,6 +109,14 @@ struct Layer {
   }
 };
 Layer layer_of(const Problem& problem);
+
+/// The place in state_indices of the entry that a sequence begins with. accepted: of all sequences.
+template <typename Accepted>
+std::int64_t first_slot_of(const Layer& layer, const Accepted* accepted, std::int64_t sequence) {
+  if (layer.slots == 0) return sequence;
+  const auto kept = static_cast<std::int64_t>(accepted[sequence]);
+  return sequence * layer.slots + std::clamp<std::int64_t>(kept, 1, layer.slots) - 1;
+}
 
 /// Why kernels that multiply all pairs of a chunk's tokens serve the layer on no device.
 std::optional<std::string> refuse_chunks(const Layer& layer);

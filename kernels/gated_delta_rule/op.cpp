@@ -145,6 +145,15 @@ std::vector<SizeField> sizes() {
           rare_size("v-heads", "heads of v, a multiple of those of q and k; as many if left out",
                     most_heads, 32, same_as("heads"))});
   append(sizes, cache_sizes("v-heads * v-dim * dim", usual_block));
+  sizes.push_back(
+      {.name = "slots",
+       .help =
+           "entries of a sequence, one behind each token, for the verification of drafts: "
+           "state_indices is [b, slots], and accepted, i32 [b] behind it, tells the tokens that "
+           "were kept; without it one entry",
+       .max = 64,
+       .example = 4,
+       .rare = true});
   append(sizes, {rare_size("q-row",
                            "stride of q between tokens, in elements, for a part of a packed row; "
                            "heads * dim if left out",
@@ -267,6 +276,7 @@ std::optional<std::string> refuse_chunks(const Layer& layer) {
   if (layer.dtype != DType::bf16) return "it computes in bf16: states leave the range of fp16";
   // One token's state is verified as one that no product of bf16 rounds.
   if (layer.sequence_tokens() == 1) return "sequences of one token have no chunks";
+  if (layer.slots > 0) return "states behind single tokens are not those of chunks";
   if (layer.channels) return "decay=channel does not factor out of a chunk's products";
   if (layer.dim != 64 && layer.dim != 128) return fmt::format("dim={} is not 64 or 128", layer.dim);
   if (layer.v_dim % 64 != 0) return fmt::format("v-dim={} is no multiple of 64", layer.v_dim);

@@ -36,7 +36,8 @@ struct delta_rule_params {
   // States [.., v_heads, v_dim, dim], `state_block` elements apart. Each may be null.
   const void* state_in;
   void* state_out;
-  const int* state_indices;        // [batch]; null: sequence i has state i
+  const int* state_indices;        // [batch, slots], or [batch]; null: sequence i has state i
+  const int* accepted;             // [batch], with slots; else null
   const unsigned char* has_state;  // [batch]
   const int* offsets;              // [batch + 1]; null: sequences of `tokens` tokens each
 
@@ -48,6 +49,7 @@ struct delta_rule_params {
   int tokens;  // of a sequence, or with offsets of all of them
   int heads, v_heads;
   int states;  // of the cache
+  int slots;   // entries of a sequence; with `accepted`
   int null_index;
   float scale, beta_scale, gate_bound;
 };

@@ -34,8 +34,14 @@ __global__ void __launch_bounds__(c.warps * 32)
     if (row + 1 < end) next = Tile::load_token(p, row + 1, head);
     tile.step(typename Tile::values(token, gates, bias), p.scale, out);
     Tile::store_out(p, row, head, out);
+    if (p.accepted != nullptr && row - first < p.slots) {
+      const i64 own = entry_at(p, static_cast<i64>(place.index) * p.slots + (row - first));
+      if (own >= 0)
+        tile.store(static_cast<typename Tile::State*>(p.state_out) + own * p.state_block +
+                   static_cast<i64>(head) * Tile::state_elements);
+    }
   }
-  if (p.state_out == nullptr) return;
+  if (p.state_out == nullptr || p.accepted != nullptr) return;
   tile.store(static_cast<typename Tile::State*>(p.state_out) + state);
 }
 

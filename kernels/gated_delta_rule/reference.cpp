@@ -42,6 +42,10 @@ class Recurrence : ReferenceStates {
             sum += state[at(v, i)] * q.values[static_cast<std::size_t>(i)];
           out(t, j, v) = l_.scale * sum;
         }
+        const std::int64_t slot = t - tokens.first;
+        if (slot >= l_.slots) continue;
+        if (const std::int64_t own = entry_at(sequence * l_.slots + slot); own >= 0)
+          store("states", own * l_.state_block, j, state);
       }
       // Kernels multiply all pairs of a chunk's tokens: those of a later token by 0.
       for (std::int64_t t = tokens.end - 1, odd = tokens.first; in_chunks_ && t >= tokens.first;
@@ -51,7 +55,7 @@ class Recurrence : ReferenceStates {
         if (odd == tokens.first && is_odd(t, head, j)) odd = t;
       }
       if (l_.final) store("final_state", sequence * l_.state_elements(), j, state);
-      if (l_.indices) store("states", entry * l_.state_block, j, state);
+      if (l_.indices && l_.slots == 0) store("states", entry * l_.state_block, j, state);
     }
   }
 

@@ -29,10 +29,15 @@ class ReferenceStates {
   Tokens of_sequence(std::int64_t sequence) const {
     return tokens_of(layer_, layer_.packed ? t_.at("offsets").data() : nullptr, sequence);
   }
-  /// The sequence's entry of the cache; 0 without a cache, -1 for padding.
+  /// The entry of the cache that the sequence begins with; 0 without a cache, -1 for padding.
   std::int64_t entry_of(std::int64_t sequence) const {
     if (!layer_.indices) return 0;
-    const auto entry = static_cast<std::int64_t>(t_.at("state_indices")[index(sequence)]);
+    return entry_at(
+        first_slot_of(layer_, layer_.slots > 0 ? t_.at("accepted").data() : nullptr, sequence));
+  }
+  /// The entry at a place of state_indices; -1 for padding.
+  std::int64_t entry_at(std::int64_t place) const {
+    const auto entry = static_cast<std::int64_t>(t_.at("state_indices")[index(place)]);
     return entry <= layer_.null_index || entry >= layer_.states ? -1 : entry;
   }
   Values first_state(std::int64_t sequence, std::int64_t j) const {

@@ -13,7 +13,7 @@ namespace {
 
 std::optional<std::int64_t> usual_states(const Problem& problem) {
   if (!problem.has("indices", "yes")) return std::nullopt;
-  return size_or(problem, "b", 0) + 1;
+  return size_or(problem, "b", 0) * size_or(problem, "slots", 1) + 1;
 }
 
 /// Entries are distinct; one sequence in eight is padding, and so are those that no entry is left
@@ -68,10 +68,17 @@ void TensorList::add_cache() {
   if (!whole) cache.behind = layer_.state_block - layer_.state_elements();
   cache.read_share = std::min(1.0, static_cast<double>(layer_.b * layer_.state_elements()) /
                                        static_cast<double>(layer_.states * layer_.state_block));
-  add({"state_indices", DType::i32, {layer_.b}}).draw = [layer = layer_](std::uint64_t seed,
-                                                                         std::span<double> values) {
-    draw_indices(layer, seed, values);
-  };
+  std::vector<std::int64_t> of_sequences{layer_.b};
+  if (layer_.slots > 0) of_sequences.push_back(layer_.slots);
+  add({"state_indices", DType::i32, of_sequences}).draw =
+      [layer = layer_](std::uint64_t seed, std::span<double> values) {
+        draw_indices(layer, seed, values);
+      };
+  if (layer_.slots > 0)
+    add({"accepted", DType::i32, {layer_.b}}).draw =
+        each([slots = layer_.slots](std::mt19937_64& random) {
+          return static_cast<double>(1 + random() % static_cast<std::uint64_t>(slots));
+        });
 }
 
 void TensorList::add_sequences() {
@@ -144,7 +151,10 @@ void read_states(const Op& op, const Problem& problem, Layer& layer) {
   layer.backward = problem.pass == "bwd";
   layer.dtype = problem.dtype;
   layer.state_dtype = problem.has("state-dtype", "bf16") ? DType::bf16 : DType::f32;
-  layer.states = layer.indices ? size_or(problem, "states", layer.b + 1) : 0;
+  layer.slots = size_or(problem, "slots", 0);
+  layer.states = layer.indices ? size_or(problem, "states",
+                                         layer.b * std::max<std::int64_t>(layer.slots, 1) + 1)
+                               : 0;
   layer.state_block = layer.indices ? size_or(problem, "state-block", layer.state_elements()) : 0;
   layer.null_index = static_cast<std::int64_t>(number_or_default(op, problem, "null-index"));
 }
@@ -153,6 +163,7 @@ std::string state_contradiction(const Problem& problem, const Layer& layer,
                                 const std::string& state) {
   if (!layer.indices && (problem.sizes.contains("states") || problem.sizes.contains("state-block")))
     return "states or state-block without indices=yes: there is no cache";
+  if (!layer.indices && layer.slots > 0) return "slots without indices=yes: there is no cache";
   if (layer.indices && layer.state_block < layer.state_elements())
     return fmt::format("state-block={} is less than {} = {}", layer.state_block, state,
                        layer.state_elements());

@@ -11,6 +11,12 @@ namespace fftune {
 
 // --- Sequences ---
 
+// The state at a place of the indices; -1 for padding.
+__device__ __forceinline__ int entry_at(const delta_rule_params& p, i64 place) {
+  const int state = p.state_indices[place];
+  return state <= p.null_index || state >= p.states ? -1 : state;
+}
+
 __device__ __forceinline__ delta_rule_sequence sequence_of(const delta_rule_params& p, int index) {
   delta_rule_sequence sequence{0, 0, index};
   if (p.offsets != nullptr) {
@@ -21,8 +27,12 @@ __device__ __forceinline__ delta_rule_sequence sequence_of(const delta_rule_para
     sequence.end = p.tokens;
   }
   if (p.state_indices != nullptr) {
-    const int state = p.state_indices[index];
-    sequence.state = state <= p.null_index || state >= p.states ? -1 : state;
+    i64 place = index;
+    if (p.accepted != nullptr) {
+      const int accepted = smaller(p.accepted[index], p.slots);
+      place = place * p.slots + (accepted < 1 ? 0 : accepted - 1);
+    }
+    sequence.state = entry_at(p, place);
   }
   return sequence;
 }

@@ -236,11 +236,11 @@ def _delta(r, lead=(2, 9), heads=2, v_heads=4, dim=16, v_dim=8, *, gate="log", c
             norm, 0.0, beta_scale, -5.0)
 
 
-def _delta_cache(r, indices, null_index=0.0, **options) -> tuple:
+def _delta_cache(r, indices, null_index=0.0, accepted=None, **options) -> tuple:
     given = list(_delta(r, initial=True, **options))
     given[9] = torch.randn(7, *given[9].shape[1:])
     given.insert(10, torch.tensor(indices))
-    return *given, null_index
+    return *given, null_index, None if accepted is None else torch.tensor(accepted)
 
 
 def _delta_backward(r, final=True, layout="vk", **options) -> tuple:
@@ -550,6 +550,12 @@ CASES = [
     Case("gated_delta_rule_update-sequences", "gated_delta_rule_update",
          lambda r: _delta_cache(r, [-1, 0, 9, 4], -1.0, lead=(12,), offsets=[0, 1, 5, 7, 12],
                                 has_state=[True, True, True, False]), differentiable=False, updated=(9,)),
+    Case("gated_delta_rule_update-slots", "gated_delta_rule_update",
+         lambda r: _delta_cache(r, [[3, 1, 5], [0, 2, 4], [2, 0, 9]], accepted=[2, 1, 7], lead=(3, 3), gate="softplus"),
+         differentiable=False, updated=(9,)),
+    Case("gated_delta_rule_update_kv-slots", "gated_delta_rule_update_kv",
+         lambda r: _delta_cache(r, [[3, 1], [0, 4], [6, 5]], -1.0, accepted=[1, 2, 2], lead=(8,), offsets=[0, 2, 3, 8],
+                                layout="kv"), differentiable=False, updated=(9,)),
     Case("ssd", "ssd", lambda r: (*_ssd(r), "f32", False), outputs=1),
     Case("ssd-chunks", "ssd", lambda r: (*_ssd(r, (2, 70), log=True, initial=True, limits=(0.01, 2.0)), "f32", True)),
     Case("ssd-few", "ssd",

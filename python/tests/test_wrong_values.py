@@ -67,7 +67,7 @@ GOOD = {
         a=torch.randn(2, 3, 4), A_log=torch.randn(4), dt_bias=torch.randn(4), b=torch.randn(2, 3, 4),
         gate="softplus", gate_bound=-5.0, beta_scale=1.0, qk_norm=True, scale=0.5,
         initial_state=torch.randn(2, 4, 6, 8), states=None, state_indices=None, null_index=0, has_state=None,
-        offsets=None, state_layout="vk", return_state=True),
+        offsets=None, accepted=None, state_layout="vk", return_state=True),
     "ssd": dict(
         x=torch.randn(2, 3, 4, 8), dt=torch.randn(2, 3, 4), A=None, B=torch.randn(2, 3, 2, 6),
         C=torch.randn(2, 3, 2, 6), D=torch.randn(4), A_log=torch.randn(4), dt_bias=torch.randn(4), softplus=True,

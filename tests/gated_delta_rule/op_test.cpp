@@ -48,6 +48,7 @@ Problem random_delta(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const std::int64_t tokens =
       std::max<std::int64_t>(1, std::min(draw.size(8), most_elements / row));
   draw_states(draw, pass, cached, tokens, v_heads * v_dim * sizes["dim"], sizes, options);
+  if (cached && draw.below(3) == 0) sizes["slots"] = 1 + draw.below(4);
   if (draw.below(3) == 0) options["scale"] = "0.5";
   if (options["beta"] == "sigmoid" && draw.below(2) && options["qk-norm"] == "l2")
     options["beta-scale"] = "2";
@@ -136,6 +137,27 @@ TEST_CASE("an index of gated-delta-rule that is padding leaves states, and gives
   CHECK(usual.at("out") == std::vector<double>{5, 0, 0, 0});
   CHECK(usual.at("states") == std::vector<double>{10, 20, 5});
   CHECK(run("-1").at("states") == std::vector<double>{6, 20, 5});
+}
+
+TEST_CASE("slots of gated-delta-rule hold the states behind single tokens") {
+  // Keys of 1 and beta 1 write v itself, which out reads.
+  const Sizes sizes{{"s", 2},     {"b", 4},      {"heads", 1}, {"dim", 1},
+                    {"v-dim", 1}, {"states", 8}, {"slots", 2}};
+  const ReferenceTensors in{{"q", {1, 1, 1, 1, 1, 1, 1, 1}},
+                            {"k", {0, 1, 0, 1, 0, 1, 0, 1}},
+                            {"v", {1, 2, 3, 4, 5, 6, 7, 8}},
+                            {"g", {0, 0, 0, 0, 0, 0, 0, 0}},
+                            {"beta", {1, 1, 1, 1, 1, 1, 1, 1}},
+                            {"states", {10, 11, 12, 13, 14, 15, 16, 17}},
+                            {"state_indices", {1, 2, 3, 4, 0, 5, 6, 0}},
+                            {"accepted", {1, 2, 1, 9}}};
+  const auto found = reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
+                                             {{"indices", "yes"}, {"scale", "1"}}),
+                               in);
+  // The first token writes nothing. The third sequence is padding; the fourth begins with its last
+  // slot, which is padding.
+  CHECK(found.at("out") == std::vector<double>{11, 2, 14, 4, 0, 0, 0, 0});
+  CHECK(found.at("states") == std::vector<double>{10, 11, 2, 14, 4, 15, 16, 17});
 }
 
 TEST_CASE(
@@ -266,6 +288,16 @@ TEST_CASE("a chunk's matrices of gated-delta-rule, in float64, give its recurren
 
 TEST_CASE("a few problems with chunks of gated-delta-rule are right on the GPU", "[gpu][small]") {
   verify_on_gpu(gated_delta_rule_op(), random_chunks, 8);
+}
+
+TEST_CASE("a few problems with slots of gated-delta-rule are right on the GPU", "[gpu][small]") {
+  const auto with_slots = [](DeviceKind kind, Draw& draw, std::int64_t) {
+    for (;;)
+      if (Problem problem = random_delta(kind, draw, std::int64_t{1} << 12);
+          problem.sizes.contains("slots"))
+        return problem;
+  };
+  verify_on_gpu(gated_delta_rule_op(), with_slots, 8);
 }
 
 const FuzzCases<gated_delta_rule_op, random_delta,

@@ -16,7 +16,8 @@ _SHAPES = {**dict.fromkeys(("q", "k", "v", "out", "d_out"), _HEADS),
            "dt_bias": "[...]", "offsets": "[sequences + 1]",
            **dict.fromkeys(("initial_state", "states", "d_final_state"),
                            "[sequences, heads, features, features]"),
-           **dict.fromkeys(("has_state", "state_indices"), "[sequences]")}
+           **dict.fromkeys(("has_state", "accepted"), "[sequences]"),
+           "state_indices": "[..., sequences]"}
 _GATES = "g:f32?, a?, A_log:f32?, dt_bias:f32?, beta:f32?, beta_logits?"
 _RULES = "gate, decay, qk_norm, scale, beta_scale, gate_bound"
 
@@ -54,7 +55,7 @@ def _laid_states(states: Tensor) -> tuple[Tensor, int | None]:
     return states, None if block == own else block
 
 
-def _check(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, offsets, gate, **_):
+def _check(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, offsets, gate, state_indices=None, accepted=None, **_):
     packed = offsets is not None
     if q.dim() != (3 if packed else 4):
         raise Error(f"gated-delta-rule: q is {list(q.shape)}: give [batch, tokens, heads, features], "
@@ -69,6 +70,9 @@ def _check(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, offsets, gate, **_)
         raise Error("gated-delta-rule: a without A_log and dt_bias: give all three")
     if (beta is None) == (beta_logits is None):
         raise Error("gated-delta-rule: give beta or b, and not both")
+    if state_indices is not None and state_indices.dim() != (1 if accepted is None else 2):
+        raise Error(f"gated-delta-rule: state_indices is {list(state_indices.shape)}: give [sequences], or "
+                    "[sequences, slots] with accepted")
 
 
 def _sequences(q: Tensor, offsets: Tensor | None) -> int:
@@ -119,10 +123,10 @@ def _declare(end: str, layout: str) -> None:
             f"q, k, v, {_GATES}, initial_state:state?, has_state:mask?, offsets:ints?, {_RULES}, "
             "state_dtype, keep=final-state:bool", "out, final_state?keep", lays=_LAYS,
             sizes={"b": _sequences},
-            fixed={"indices": "no", "states": "", "state-block": "", **fixed}, **_COMMON)
+            fixed={"indices": "no", "states": "", "state-block": "", "slots": "", **fixed}, **_COMMON)
     declare(f"gated_delta_rule_update{end}", "gated-delta-rule",
             f"q, k, v, {_GATES}, states:state!, state_indices:ints, has_state:mask?, offsets:ints?, "
-            f"{_RULES}, null_index:float", "out",
+            f"{_RULES}, null_index:float, accepted:ints?", "out",
             lays={**_LAYS, "states": (_laid_states, ["state-block"])},
             fixed={"indices": "yes", "initial-state": "no", "final-state": "no", **fixed}, **_COMMON)
     declare(f"gated_delta_rule{end}_backward", "gated-delta-rule",
@@ -153,7 +157,7 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None,
                      initial_state: Tensor | None = None, states: Tensor | None = None,
                      state_indices: Tensor | None = None, null_index: int = 0,
                      has_state: Tensor | None = None, offsets: Tensor | None = None,
-                     state_layout: str = "vk", return_state: bool = False
+                     accepted: Tensor | None = None, state_layout: str = "vk", return_state: bool = False
                      ) -> Tensor | tuple[Tensor, Tensor]:
     """The gated delta rule of Qwen3-Next, Qwen3.5 and OLMo-Hybrid, and Kimi Delta Attention: linear
     attention whose state S of each value head decays, erases what it holds for a key, and writes::
@@ -192,6 +196,10 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None,
         has_state: bool [sequences]: False where a sequence begins with zeros instead of its state.
         offsets: Where each sequence begins among the tokens, int32 [sequences + 1]. Tokens of no
             sequence are left unwritten.
+        accepted: int32 [sequences], for the verification of drafts: how many tokens of the last call were
+            accepted. A sequence then has an entry for each token, ``state_indices`` [sequences, slots]: it
+            begins with that of slot ``accepted[i] - 1``, and the state behind its token t goes to slot t.
+            No state is written where the index is padding, nor behind tokens that have no slot.
         state_layout: "vk" for states as above, "kv" for [.., features, value_features].
         return_state: Return the states behind the last tokens too. An empty sequence keeps its own.
 
@@ -213,8 +221,8 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None,
              gate_bound)
     tensors = q, k, v, _wide(g), a, _wide(A_log), _wide(dt_bias), _wide(beta), b
     if states is None:
-        if state_indices is not None:
-            raise Error("gated-delta-rule: state_indices without states: give both")
+        if state_indices is not None or accepted is not None:
+            raise Error("gated-delta-rule: state_indices or accepted without states: give states too")
         keep = flag("gated-delta-rule", "return_state", return_state)
         dtype = "bf16" if has_sizes(initial_state) and initial_state.dtype is torch.bfloat16 else "f32"
         out, final_state = call(getattr(OPS, f"gated_delta_rule{end}"), *tensors, initial_state,
@@ -228,4 +236,4 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None,
     if wants_gradient(*tensors, states):
         raise Error("gated-delta-rule: states in a cache have no gradients: give initial_state")
     return call(getattr(OPS, f"gated_delta_rule_update{end}"), *tensors, states, state_indices,
-                has_state, offsets, *rules, float(null_index))
+                has_state, offsets, *rules, float(null_index), accepted)

@@ -57,16 +57,25 @@ class _StateCall:
         wide = final.dtype is torch.float64
         return out, final if wide else final.to(torch.bfloat16 if state_dtype == "bf16" else torch.float32)
 
-    def update(self, shape, dtype, states, state_indices, has_state, null_index):
-        """`out`, with the states updated in their cache."""
+    def update(self, shape, dtype, states, state_indices, has_state, null_index, accepted=None):
+        """`out`, with the states updated in their cache: those behind all tokens of each sequence or, with
+        `accepted`, behind each of them."""
         out = torch.zeros_like(self.values)
+        is_entry = lambda entry: null_index < entry < len(states)
         for i, (first, end) in enumerate(self.ranges):
-            entry = int(state_indices[i])
-            if entry <= null_index or entry >= len(states):
+            slots = state_indices[i].reshape(-1).tolist()
+            entry = slots[0 if accepted is None else min(max(int(accepted[i]), 1), len(slots)) - 1]
+            if not is_entry(entry):
                 continue
             begins = has_state is None or bool(has_state[i])
-            state = self.taken(states[entry]) if begins else self.zeros()
-            states[entry] = self.given(self.run(first, end, state.to(out.dtype), out))
+            state = (self.taken(states[entry]) if begins else self.zeros()).to(out.dtype)
+            if accepted is None:
+                states[entry] = self.given(self.run(first, end, state, out))
+                continue
+            for t in range(first, end):
+                state = self.run(t, t + 1, state, out)
+                if t - first < len(slots) and is_entry(slots[t - first]):
+                    states[slots[t - first]] = self.given(state)
         return out.reshape(shape).to(dtype)
 
 
@@ -119,10 +128,10 @@ def gated_delta_rule(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, initial_s
 
 def gated_delta_rule_update(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, states, state_indices,
                             has_state, offsets, gate, decay, qk_norm, scale, beta_scale, gate_bound,
-                            null_index, *, layout="vk"):
+                            null_index, accepted=None, *, layout="vk"):
     one = _Call(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, offsets, gate, decay, qk_norm, scale,
                 beta_scale, gate_bound, layout)
-    return one.update(v.shape, q.dtype, states, state_indices, has_state, null_index)
+    return one.update(v.shape, q.dtype, states, state_indices, has_state, null_index, accepted)
 
 
 def gated_delta_rule_backward(d_out, d_final_state, q, k, v, g, a, A_log, dt_bias, beta, beta_logits,

@@ -275,7 +275,7 @@ class GatedDeltaNet(Core):
         A_log, bias = (layer.wide[name].detach() for name in ("A_log", "dt_bias"))
         return Into("gated_delta_rule_update", (
             q, k, v, None, a, A_log, bias, None, b, states, indices, has_state, offsets, "softplus", "head", "l2", 0.0,
-            1.0, -5.0, float(NULL)), (out,))
+            1.0, -5.0, float(NULL), None), (out,))
 
 
 class Mamba2(Core):
