@@ -413,8 +413,8 @@ class Engine:
     def _linear_attention(module):
         for kind in module._kinds.values():
             for what in sorted(kind.agreed):
-                yield f"{what} of {kind.words}", kind.decoding if what == "decoding" else next(
-                    (choice for choice in kind.prompts.values() if choice), None)
+                choices = kind.prompts if what == "prompts" else kind.steps
+                yield f"{what} of {kind.words}", next((choice for choice in choices.values() if choice), None)
 
     def settle(self):
         """Waits for kernels that are compiled beside the engine."""

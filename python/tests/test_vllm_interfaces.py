@@ -80,8 +80,12 @@ def test_metadata_of_linear_attention(vllm):
     of_mamba = of_class("0.33", "BaseMambaAttentionMetadata") | of_class("0.33", "Mamba2AttentionMetadata")
     for core, fields in ((cores.GatedDeltaNet(), of_class("0.33", "GDNAttentionMetadata")), (cores.Mamba2(), of_mamba)):
         assert {*core.metadata} <= set(fields)
-        own = type("Metadata", (), {})()
-        assert set(vars(core.metadata_of(own, torch.tensor([3, 0], dtype=torch.int32)))) <= set(fields)
+        own, indices = type("Metadata", (), {})(), torch.tensor([3, 0], dtype=torch.int32)
+        batches = [cores.Batch(2, 2, indices)]
+        if isinstance(core, cores.GatedDeltaNet):
+            batches.append(cores.Batch(2, 0, indices[None], indices, accepted=indices[:1]))
+        for batch in batches:
+            assert set(vars(core.metadata_of(own, batch))) <= set(fields)
 
 
 @pytest.mark.parametrize("version", RECORD)

@@ -81,6 +81,17 @@ class Delta:
             prefill_query_start_loc=starts[first:] - first, prefill_state_indices=indices[first:],
             prefill_has_initial_state=known[first:])
 
+    @staticmethod
+    def drafts_of(lengths, blocks, accepted, padded=0):
+        """Tokens of sequences whose drafts are verified; the last `padded` ones are rows of a graph."""
+        starts, count = [sum(lengths[:i]) for i in range(len(lengths) + 1)], len(lengths)
+        return Delta.metadata(
+            num_spec_decodes=count, num_spec_decode_tokens=starts[-1], num_actual_tokens=starts[-1],
+            spec_sequence_masks=torch.tensor([True] * count),
+            spec_query_start_loc=int32(*starts, *[starts[-1]] * padded),
+            spec_state_indices_tensor=torch.tensor([*blocks, *[[0] * len(blocks[0])] * padded], dtype=torch.int32),
+            num_accepted_tokens=int32(*accepted, *[1] * padded))
+
     drafts = dict(spec_sequence_masks=torch.tensor([True]))
     within = dict(flashinfer_checkpoint_plan=object())
 
@@ -155,7 +166,7 @@ def layer_of(kind, **options):
 
 
 def rows_of(found):
-    return found.num_prefill_tokens + found.num_decode_tokens
+    return found.num_prefill_tokens + found.num_decode_tokens + getattr(found, "num_spec_decode_tokens", 0)
 
 
 @contextmanager
@@ -230,6 +241,52 @@ def test_prompts(linear, kind, options):
                 padded=4)
     assert step(kind, layer, kind.prompts([66], [2], [False]))
     assert not step(kind, layer, kind.decoding(2, 3)) and step(kind, layer, kind.decoding(2, 3))
+
+
+@pytest.mark.parametrize("states", [torch.float32, torch.bfloat16])
+def test_verification_of_drafts(linear, states, caplog):
+    """A sequence begins with the state behind the last token that was kept, and leaves one behind each token."""
+    kind, drafts = Delta, [[3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    layer = layer_of(kind, states=states, drafts=2)
+    with caplog.at_level(logging.INFO):
+        assert not step(kind, layer, kind.drafts_of([3, 3, 3], drafts, [1, 2, 3]))
+    assert step(kind, layer, kind.drafts_of([3, 3, 3], drafts, [3, 1, 2]), wide=64)
+    assert step(kind, layer, kind.drafts_of([3, 2, 1], drafts, [2, 3, 1], padded=2), padded=4)
+    assert step(kind, layer, kind.drafts_of([3, 3], [[3, 4, 5], [0, 0, 0]], [2, 1]))
+    with caplog.at_level(logging.INFO):
+        assert not step(kind, layer, kind.drafts_of([2, 2], [[3, 4], [6, 7]], [1, 2])), "others have a test of their own"
+    assert step(kind, layer, kind.drafts_of([2, 2], [[3, 4], [6, 7]], [1, 2]))
+    assert [line.partition(" of gated")[0] for line in lines_of(caplog)] == [
+        "verification of 2 drafts", "verification of 1 drafts"]
+
+
+def test_a_request_with_drafts(linear):
+    """From its prompt on, with tokens that are kept and others that are not."""
+    kind = Delta
+    layer, blocks = layer_of(kind, drafts=2), [[3, 4, 5]]
+    for found in (kind.prompts([6], [9], [False]), kind.drafts_of([3], [[9, 10, 11]], [1])):
+        step(kind, layer, found)
+    assert step(kind, layer, kind.prompts([7], [3], [False]))
+    for kept in (1, 3, 2, 1, 1, 3):
+        assert step(kind, layer, kind.drafts_of([3], blocks, [kept]))
+
+
+def test_drafts_beside_prompts_are_vllms(linear):
+    layer = layer_of(Delta, drafts=1)
+    found = Delta.drafts_of([2], [[3, 4]], [1])
+    found.num_prefills = 1
+    assert linear._CORES[Delta.name].batch_of(layer, found) is None
+
+
+def test_the_faster_one_of_drafts(linear, monkeypatch, caplog):
+    layer = layer_of(Delta, drafts=2)
+    asked = measured(linear, monkeypatch, lambda rows: (2.0, 1.0) if rows < 12 else (1.0, 1.5))
+    with caplog.at_level(logging.INFO):
+        step(Delta, layer, Delta.drafts_of([3], [[3, 4, 5]], [2]))
+    assert {rows for rows, _ in asked} == {6, 9, 15}, "1, 2 and 4 sequences with 24 blocks"
+    assert step(Delta, layer, Delta.drafts_of([3], [[3, 4, 5]], [2]))
+    assert not step(Delta, layer, Delta.drafts_of([3] * 4, [[3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]], [1] * 4))
+    assert lines_of(caplog)[0].endswith("by sequences: 1: 2.00, 2: 2.00, 4: 0.67 (vLLM)")
 
 
 def test_sequences_without_tokens(linear, kind):

@@ -110,7 +110,8 @@ TOUCHED = {
         "GDNAttentionMetadata": "num_prefills num_prefill_tokens num_decodes num_decode_tokens num_spec_decodes "
                                 "num_spec_decode_tokens num_actual_tokens checkpoint flashinfer_checkpoint_plan "
                                 "has_initial_state non_spec_query_start_loc non_spec_state_indices_tensor "
-                                "spec_sequence_masks prefill_query_start_loc prefill_state_indices "
+                                "spec_sequence_masks spec_query_start_loc spec_state_indices_tensor "
+                                "num_accepted_tokens prefill_query_start_loc prefill_state_indices "
                                 "prefill_has_initial_state"},
     "lora/layers/base": {"BaseLayerWithLoRA": ""},
     "lora/layers/base_linear": {"BaseLinearLayerWithLoRA": "base_layer punica_wrapper"},

@@ -72,7 +72,8 @@ class _Kind:
     ops: str
     reasons: dict[str, str] = field(default_factory=dict)  # by what stays vLLM's
     agreed: set[str] = field(default_factory=set)          # whose results agreed with vLLM's
-    decoding: faster.Choice | None = None                  # by sequences; None where nothing was measured
+    # Of decoding by its sequences, and of the verification of drafts: by the slots of each. Where it is measured.
+    steps: dict[int, faster.Choice] = field(default_factory=dict)
     # By the size class of a batch with prompts.
     prompts: dict[tuple[int, bool], faster.Choice | None] = field(default_factory=dict)
     ran: set[tuple[int, ...]] = field(default_factory=set)  # sizes that have run
@@ -126,6 +127,8 @@ def _context():
 
 
 def _what(batch: Batch) -> str:
+    if batch.accepted is not None:
+        return f"verification of {batch.slots - 1} drafts"
     return _DECODING if batch.offsets is None else _PROMPTS
 
 
@@ -235,15 +238,16 @@ def _serves(call: _Call, given: Given, batch: Batch, is_captured: bool, graphed:
         # A stream that is being captured cannot be waited for.
         if is_captured:
             return False
-        (_test_decoding if what == _DECODING else _test_prompts)(call, given, batch)
+        (_test_prompts if what == _PROMPTS else _test_steps)(call, given, batch)
         if what not in kind.agreed:
             return False
-    if what == _DECODING:
-        if kind.decoding is None and _is_measured(call.own):
+    if what != _PROMPTS:
+        if batch.slots not in kind.steps and _is_measured(call.own):
             if is_captured:
                 return False
-            _choose_decoding(call, given)
-        if kind.decoding is not None and not kind.decoding.is_faster(batch.rows):
+            _choose_steps(call, given, batch)
+        choice = kind.steps.get(batch.slots)
+        if choice is not None and not choice.is_faster(len(batch.indices)):
             return False
     else:
         size = _size_class(batch)
@@ -257,7 +261,7 @@ def _serves(call: _Call, given: Given, batch: Batch, is_captured: bool, graphed:
     if is_captured:
         return False
     # vLLM's warm-ups wait for kernels. While it captures graphs, no other thread may load any.
-    is_warm_up = graphed and not _has_graphs.is_set() or what == _DECODING and batch.rows <= graphed
+    is_warm_up = graphed and not _has_graphs.is_set() or what != _PROMPTS and batch.rows <= graphed
     if not is_warm_up and not _has_plans(kind, batch, call.runs_of(given, batch)):
         return False
     call.by_ops(call.core.apart(call.layer, given), batch.padded())  # touches no state
@@ -307,7 +311,7 @@ _SHARE = 4   # of the free memory, the part that copies of states may take
 @contextmanager
 def _kept(own: States, indices: Tensor) -> Iterator[Callable[[], list[Tensor]]]:
     """Restores the states of these blocks in the end. Gives a function that copies them."""
-    rows = indices.clamp(min=NULL).long()
+    rows = indices.flatten().clamp(min=NULL).long()
     copies = lambda: [cache.index_select(0, rows) for cache in (own.states, own.inputs)]
     before = copies()
     try:
@@ -326,20 +330,25 @@ def _has_memory(own: States, sequences: int, copies: int) -> bool:
 
 
 @contextmanager
-def _made_up(call: _Call, given: Given, count: int) -> Iterator[tuple[Given, Batch]]:
-    """A batch of `count` sequences of one token with random states in the first blocks, and one of padding. vLLM's
-    context has its metadata, and everything is restored."""
+def _made_up(call: _Call, given: Given, like: Batch, count: int) -> Iterator[tuple[Given, Batch]]:
+    """A batch of `count` sequences of one token, or as many as each has slots in `like`, with random states in the
+    first blocks, and one of padding. vLLM's context has its metadata, and everything is restored."""
     context, own, prefix = _context(), call.own, call.layer.module.prefix
     kept, device = context.attn_metadata, own.states.device
     generator = torch.Generator(device).manual_seed(0)
-    rows = count + 1
-    indices = torch.tensor([*range(1, rows), NULL], dtype=torch.int32, device=device)
+    tokens, blocks = max(like.slots, 1), count * max(like.slots, 1)
+    indices = torch.tensor([*range(1, blocks + 1), *[NULL] * tokens], dtype=torch.int32, device=device)
+    batch = Batch(len(indices), len(indices), indices)
+    if like.slots:
+        offsets = torch.arange(count + 2, dtype=torch.int32, device=device) * tokens
+        accepted = 1 + torch.arange(count + 1, dtype=torch.int32, device=device) % tokens
+        batch = Batch(len(indices), 0, indices.view(-1, tokens), offsets, accepted=accepted)
     with _kept(own, indices):
         for cache in (own.states, own.inputs):
-            cache[1:rows].normal_(0, 0.5, generator=generator)
-        context.attn_metadata = {**kept, prefix: call.core.metadata_of(kept[prefix], indices)}
+            cache[1:blocks + 1].normal_(0, 0.5, generator=generator)
+        context.attn_metadata = {**kept, prefix: call.core.metadata_of(kept[prefix], batch)}
         try:
-            yield call.core.drawn(call.layer, given, rows, generator), Batch(rows, rows, indices)
+            yield call.core.drawn(call.layer, given, batch.rows, generator), batch
         finally:
             context.attn_metadata = kept
 
@@ -352,16 +361,17 @@ def _agreement(call: _Call, given: Given, batch: Batch, rows: int) -> str | None
         trial = call.core.copied(call.layer, given)
         with _kept(call.own, batch.indices) as copies:
             by(trial, batch)
-            found.append([trial.out[:rows], *(values[batch.indices > NULL] for values in copies())])
+            found.append([trial.out[:rows], *(values[batch.indices.flatten() > NULL] for values in copies())])
     reasons = [difference(name, *values) for name, values in zip(
         ("results", "states", "states of convolutions"), zip(*found))]
     return None if None in reasons else next(filter(None, reasons), "")
 
 
-def _test_decoding(call: _Call, given: Given, batch: Batch) -> None:
-    count = min(_TESTED, len(call.own.states) - 1)
-    with _made_up(call, given, count) as (trial, made):
-        _judge(call, _DECODING, _agreement(call, trial, made, count))
+def _test_steps(call: _Call, given: Given, batch: Batch) -> None:
+    tokens = max(batch.slots, 1)
+    count = min(_TESTED, (len(call.own.states) - 1) // tokens)
+    with _made_up(call, given, batch, count) as (trial, made):
+        _judge(call, _what(batch), _agreement(call, trial, made, count * tokens))
 
 
 def _test_prompts(call: _Call, given: Given, batch: Batch) -> None:
@@ -398,16 +408,18 @@ def _size_class(batch: Batch) -> tuple[int, bool]:
     return batch.rows.bit_length(), len(batch.prompt_indices) == 1
 
 
-def _choose_decoding(call: _Call, given: Given) -> None:
+def _choose_steps(call: _Call, given: Given, batch: Batch) -> None:
     @contextmanager
     def both(count: int):
-        with _made_up(call, given, count) as of_batch:
+        with _made_up(call, given, batch, count) as of_batch:
             yield partial(call.by_vllm, *of_batch), partial(call.by_ops, *of_batch)
 
-    kind = call.kind
-    counts = [count for count in _TIMED if count < len(call.own.states) and _has_memory(call.own, count, 2)]
-    kind.decoding = faster.choice_of(f"decoding of {kind.words}", both, counts, repr(kind.key))
-    _say(kind, _DECODING, kind.decoding, "sequences")
+    kind, what, tokens = call.kind, _what(batch), max(batch.slots, 1)
+    counts = [count for count in _TIMED if count * tokens < len(call.own.states)
+              and _has_memory(call.own, count * tokens, 2)]
+    choice = faster.choice_of(f"{what} of {kind.words}", both, counts, repr(kind.key), batch.slots)
+    kind.steps[batch.slots] = choice
+    _say(kind, what, choice, "sequences")
 
 
 def _choose_prompts(call: _Call, given: Given, batch: Batch) -> bool:

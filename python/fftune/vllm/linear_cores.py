@@ -64,27 +64,35 @@ class Given:
 
 @dataclass
 class Batch:
-    """Sequences with one new token each, then those with several. Indices of at most NULL are padding."""
+    """Sequences with one new token each, then those with several; or sequences whose drafts are verified. Indices of at
+    most NULL are padding."""
 
     rows: int      # tokens of all
     decoding: int  # of sequences with one token
-    indices: Tensor                # of all sequences
+    indices: Tensor                # of all sequences; with `accepted` [sequences, slots], one behind each token
     offsets: Tensor | None = None  # of all; None where each has one token
     has_state: Tensor | None = None
     # The same of the sequences behind the first `decoding`, from their first token on.
     prompt_indices: Tensor | None = None
     prompt_offsets: Tensor | None = None
     prompt_has_state: Tensor | None = None
+    accepted: Tensor | None = None  # the tokens of the last step that were kept
+
+    @property
+    def slots(self) -> int:
+        """Tokens of a sequence whose drafts are verified, at most; 0 in other batches."""
+        return 0 if self.accepted is None else self.indices.shape[1]
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return self.rows, self.decoding, len(self.indices), 0 if self.offsets is None else len(self.prompt_indices)
+        prompts = 0 if self.prompt_indices is None else len(self.prompt_indices)
+        return self.rows, self.decoding, len(self.indices), prompts, self.slots
 
     def padded(self) -> "Batch":
         """The same sizes, and no sequence."""
         null = lambda indices: None if indices is None else torch.full_like(indices, NULL)
         return Batch(self.rows, self.decoding, null(self.indices), self.offsets, self.has_state,
-                     null(self.prompt_indices), self.prompt_offsets, self.prompt_has_state)
+                     null(self.prompt_indices), self.prompt_offsets, self.prompt_has_state, self.accepted)
 
 
 class Core:
@@ -107,12 +115,12 @@ class Core:
         """None for a batch that the ops do not serve."""
         raise NotImplementedError
 
-    def metadata_of(self, prototype, indices: Tensor):
-        """vLLM's metadata for one token of each of these sequences."""
+    def metadata_of(self, prototype, batch: Batch):
+        """vLLM's metadata for one token of each sequence, or as many as each has slots."""
         raise NotImplementedError
 
     def rule(self, layer: Layer, states: Tensor, y: Tensor, steps: tuple[Tensor, ...], out: Tensor, indices: Tensor,
-             has_state: Tensor | None, offsets: Tensor | None) -> Into:
+             has_state: Tensor | None, offsets: Tensor | None, accepted: Tensor | None) -> Into:
         """The recurrence of y, the convolution's results: [.., tokens, channels]."""
         raise NotImplementedError
 
@@ -153,14 +161,20 @@ class Core:
         y = given.x.new_empty(rows, layer.channels)
 
         def convolution(x: Tensor, y: Tensor) -> Into:
+            # A sequence has one history, in its first block.
+            of_drafts = batch.accepted is not None
             return Into("causal_conv1d_update", (
-                x, layer.taps, None if bias is None else bias.detach(), batch.offsets, batch.indices, batch.has_state,
-                None, own.history, "silu", own.order, NULL + 1), (y,))
+                x, layer.taps, None if bias is None else bias.detach(), batch.offsets,
+                batch.indices[:, 0] if of_drafts else batch.indices, batch.has_state, batch.accepted,
+                own.inputs if of_drafts else own.history, "silu", own.order, NULL + 1), (y,))
 
         def rule(begin: int, end: int, by_token: bool, *of_sequences: Tensor | None) -> Into:
             part = (lambda t: t[begin:end, None]) if by_token else (lambda t: t[begin:end])
-            return self.rule(layer, own.states, part(y), tuple(map(part, given.steps)), part(given.out), *of_sequences)
+            return self.rule(layer, own.states, part(y), tuple(map(part, given.steps)), part(given.out), *of_sequences,
+                             batch.accepted)
 
+        if batch.accepted is not None:
+            return [convolution(given.x[:rows], y), rule(0, rows, False, batch.indices, None, batch.offsets)]
         if batch.offsets is None:
             row = given.x.stride(0)
             x = given.x.as_strided((rows, 1, layer.channels), (row, row, 1))
@@ -222,7 +236,8 @@ class GatedDeltaNet(Core):
     metadata = tuple("num_prefills num_decodes num_decode_tokens num_actual_tokens spec_sequence_masks "
                      "flashinfer_checkpoint_plan checkpoint has_initial_state non_spec_query_start_loc "
                      "non_spec_state_indices_tensor prefill_query_start_loc prefill_state_indices "
-                     "prefill_has_initial_state".split())
+                     "prefill_has_initial_state num_spec_decodes spec_query_start_loc spec_state_indices_tensor "
+                     "num_accepted_tokens".split())
     needs = ("gdn_prefill_backend", "enable_packed_recurrent_decode")
 
     def layer_of(self, module: nn.Module) -> Layer:
@@ -241,8 +256,7 @@ class GatedDeltaNet(Core):
     def batch_of(self, module: nn.Module, metadata) -> Batch | None:
         self.expect_metadata(metadata)
         if metadata.spec_sequence_masks is not None:
-            _log_of_drafts(module, self.op)
-            return None
+            return self._of_drafts(metadata)
         rows, indices = metadata.num_actual_tokens, metadata.non_spec_state_indices_tensor
         if not metadata.num_prefills:
             if not metadata.num_decodes or len(indices) < rows:
@@ -257,16 +271,31 @@ class GatedDeltaNet(Core):
         return Batch(rows, decoding, indices[:sequences], offsets, metadata.has_initial_state[:sequences],
                      metadata.prefill_state_indices[:several], of_prompts, metadata.prefill_has_initial_state[:several])
 
-    def metadata_of(self, prototype, indices: Tensor):
-        rows, made = len(indices), copy.copy(prototype)
-        vars(made).update(
-            num_prefills=0, num_prefill_tokens=0, num_decodes=rows, num_decode_tokens=rows, num_spec_decodes=0,
-            num_spec_decode_tokens=0, num_actual_tokens=rows, spec_sequence_masks=None,
-            non_spec_query_start_loc=torch.arange(rows + 1, dtype=torch.int32, device=indices.device),
-            non_spec_state_indices_tensor=indices)
+    def _of_drafts(self, metadata) -> Batch | None:
+        count = metadata.num_spec_decodes
+        indices, accepted = metadata.spec_state_indices_tensor, metadata.num_accepted_tokens
+        if metadata.num_prefills or metadata.num_decodes or not count or len(indices) < count:
+            return None  # vLLM takes the tokens of both apart
+        return Batch(metadata.num_actual_tokens, 0, indices[:count], metadata.spec_query_start_loc[:count + 1],
+                     accepted=accepted[:count])
+
+    def metadata_of(self, prototype, batch: Batch):
+        rows, made, count = batch.rows, copy.copy(prototype), len(batch.indices)
+        vars(made).update(num_prefills=0, num_prefill_tokens=0, num_actual_tokens=rows)
+        if batch.accepted is None:
+            vars(made).update(
+                num_decodes=rows, num_decode_tokens=rows, num_spec_decodes=0, num_spec_decode_tokens=0,
+                non_spec_query_start_loc=torch.arange(rows + 1, dtype=torch.int32, device=batch.indices.device),
+                non_spec_state_indices_tensor=batch.indices, spec_sequence_masks=None)
+        else:
+            vars(made).update(
+                num_decodes=0, num_decode_tokens=0, num_spec_decodes=count, num_spec_decode_tokens=rows,
+                spec_query_start_loc=batch.offsets, spec_state_indices_tensor=batch.indices,
+                num_accepted_tokens=batch.accepted,
+                spec_sequence_masks=torch.ones(count, dtype=torch.bool, device=batch.indices.device))
         return made
 
-    def rule(self, layer, states, y, steps, out, indices, has_state, offsets) -> Into:
+    def rule(self, layer, states, y, steps, out, indices, has_state, offsets, accepted) -> Into:
         v_heads, v_dim, dim = layer.state
         keys = (layer.channels - v_heads * v_dim) // 2
         q, k, v = (part.unflatten(-1, (-1, own)) for part, own in zip(
@@ -275,7 +304,7 @@ class GatedDeltaNet(Core):
         A_log, bias = (layer.wide[name].detach() for name in ("A_log", "dt_bias"))
         return Into("gated_delta_rule_update", (
             q, k, v, None, a, A_log, bias, None, b, states, indices, has_state, offsets, "softplus", "head", "l2", 0.0,
-            1.0, -5.0, float(NULL), None), (out,))
+            1.0, -5.0, float(NULL), accepted), (out,))
 
 
 class Mamba2(Core):
@@ -311,7 +340,9 @@ class Mamba2(Core):
     def batch_of(self, module: nn.Module, metadata) -> Batch | None:
         self.expect_metadata(metadata)
         if metadata.num_accepted_tokens is not None or metadata.query_start_loc_d is not None:
-            _log_of_drafts(module, self.op)
+            # The op keeps one state of a sequence, and not one behind each draft.
+            log_once(f"verification of drafts by {type(module).__name__} stays vLLM's: {self.op} keeps no state behind "
+                     "each draft")
             return None
         if metadata.checkpoint_chunk_idx is not None:
             return None  # states within a prompt are kept too
@@ -335,13 +366,14 @@ class Mamba2(Core):
         return Batch(rows, decoding, torch.cat([of_decoding, indices]), torch.cat([begins, offsets + decoding]),
                      torch.cat([torch.ones_like(begins, dtype=known.dtype), known]), *prompts)
 
-    def metadata_of(self, prototype, indices: Tensor):
-        rows, made = len(indices), copy.copy(prototype)
-        vars(made).update(num_prefills=0, num_prefill_tokens=0, num_decodes=rows, num_decode_tokens=rows,
-                          num_accepted_tokens=None, query_start_loc_d=None, state_indices_tensor_d=indices[:, None])
+    def metadata_of(self, prototype, batch: Batch):
+        rows, made = batch.rows, copy.copy(prototype)
+        vars(made).update(
+            num_prefills=0, num_prefill_tokens=0, num_decodes=rows, num_decode_tokens=rows, num_accepted_tokens=None,
+            query_start_loc_d=None, state_indices_tensor_d=batch.indices[:, None])
         return made
 
-    def rule(self, layer, states, y, steps, out, indices, has_state, offsets) -> Into:
+    def rule(self, layer, states, y, steps, out, indices, has_state, offsets, accepted) -> Into:
         heads, dim, state_dim = layer.state
         groups = (layer.channels - heads * dim) // 2
         x, B, C = (part.unflatten(-1, (-1, own)) for part, own in zip(
@@ -350,8 +382,3 @@ class Mamba2(Core):
         return Into("ssd_update", (
             x, *steps, A, None, B, C, D, bias, states, indices, has_state, offsets, True, 0.0, 0.0, float(NULL)),
             (out,))
-
-
-def _log_of_drafts(module: nn.Module, op: str) -> None:
-    # The op keeps one state of a sequence, and not one behind each draft.
-    log_once(f"verification of drafts by {type(module).__name__} stays vLLM's: {op} keeps no state behind each draft")

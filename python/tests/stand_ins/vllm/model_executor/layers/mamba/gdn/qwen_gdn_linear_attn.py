@@ -23,6 +23,9 @@ class GDNAttentionMetadata:
     non_spec_query_start_loc: torch.Tensor | None = None
     non_spec_state_indices_tensor: torch.Tensor | None = None
     spec_sequence_masks: torch.Tensor | None = None
+    spec_query_start_loc: torch.Tensor | None = None
+    spec_state_indices_tensor: torch.Tensor | None = None
+    num_accepted_tokens: torch.Tensor | None = None
     prefill_query_start_loc: torch.Tensor | None = None
     prefill_state_indices: torch.Tensor | None = None
     prefill_has_initial_state: torch.Tensor | None = None
@@ -51,6 +54,12 @@ class QwenGatedDeltaNetAttention(nn.Module):
         metadata = metadata[self.prefix]
         self.calls += 1
         rows = metadata.num_actual_tokens
+        if metadata.spec_sequence_masks is not None and not metadata.num_prefills:
+            for i, blocks in enumerate(metadata.spec_state_indices_tensor[:metadata.num_spec_decodes].tolist()):
+                begin, end = metadata.spec_query_start_loc[i:i + 2].tolist()
+                accepted = int(metadata.num_accepted_tokens[i])
+                self._drafts(mixed_qkv, b, a, core_attn_out, range(begin, end), blocks, accepted)
+            return
         indices, starts = metadata.non_spec_state_indices_tensor, metadata.non_spec_query_start_loc
         decoding = metadata.num_prefills == 0
         for i, block in enumerate(indices.tolist()):
@@ -61,17 +70,40 @@ class QwenGatedDeltaNetAttention(nn.Module):
             known = decoding or bool(metadata.has_initial_state[i])
             self._sequence(mixed_qkv, b, a, core_attn_out, range(begin, end), block, known, decoding)
 
+    def _history(self, block):
+        """A view of the inputs in a block, [entries, channels]."""
+        inputs = self.kv_cache[0]
+        return inputs[block] if inputs.shape[2] == len(self.conv1d.weight) else inputs[block].T
+
     def _sequence(self, qkv, b, a, out, rows, block, known, writes):
-        inputs, states = self.kv_cache
-        taps = self.conv1d.weight[:, 0].float()
-        entries = taps.shape[1] - 1
-        history = inputs[block] if inputs.shape[2] == len(taps) else inputs[block].T  # [entries, channels]
-        before = history[:entries].float() if known else torch.zeros(entries, len(taps))
+        states, history = self.kv_cache[1], self._history(block)
+        entries, channels = self.conv1d.weight.shape[2] - 1, len(self.conv1d.weight)
+        before = history[:entries].float() if known else torch.zeros(entries, channels)
         state = states[block].float() if known else torch.zeros(states.shape[1:])
         every = torch.cat([before, qkv[rows.start:rows.stop].float()])
+        for state in self._states(qkv, b, a, out, rows, every, state, writes):
+            pass
+        states[block] = state.to(states.dtype)
+        history[:entries] = every[len(rows):].to(history.dtype)
+
+    def _drafts(self, qkv, b, a, out, rows, blocks, accepted):
+        """The state behind each token goes to a block of its own."""
+        states, first = self.kv_cache[1], blocks[accepted - 1]
+        if first <= 0:
+            return
+        entries, history = self.conv1d.weight.shape[2] - 1, self._history(blocks[0])
+        before = history[accepted - 1:accepted - 1 + entries].float()
+        every = torch.cat([before, qkv[rows.start:rows.stop].float()])
+        for block, state in zip(blocks, self._states(qkv, b, a, out, rows, every, states[first].float(), True)):
+            states[block] = state.to(states.dtype)
+        history[:len(every) - 1] = every[1:].to(history.dtype)
+
+    def _states(self, qkv, b, a, out, rows, every, state, writes):
+        """The states behind the tokens."""
+        taps = self.conv1d.weight[:, 0].float()
         keys, dim, values, v_dim = self.num_k_heads, self.head_k_dim, self.num_v_heads, self.head_v_dim
         for place, row in enumerate(rows):
-            mixed = F.silu((every[place:place + entries + 1].T * taps).sum(1)).bfloat16()
+            mixed = F.silu((every[place:place + taps.shape[1]].T * taps).sum(1)).bfloat16()
             if writes:
                 qkv[row] = mixed  # in the place of its input
             q, k, v = mixed.float().split([keys * dim] * 2 + [values * v_dim])
@@ -83,5 +115,4 @@ class QwenGatedDeltaNetAttention(nn.Module):
             error = (v.view(values, v_dim) - (state * k[:, None]).sum(-1)) * torch.sigmoid(b[row].float())[:, None]
             state = state + error[:, :, None] * k[:, None]
             out[row] = ((state * q[:, None]).sum(-1) * dim**-0.5).to(out.dtype)
-        states[block] = state.to(states.dtype)
-        history[:entries] = every[len(rows):].to(inputs.dtype)
+            yield state
