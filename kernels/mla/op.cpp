@@ -150,10 +150,17 @@ class Mla final : public DescribedOp {
                           const char* scale) {
       return KnownModel{name, {{"heads", heads}, {"rank", rank}, {"rope", 64}}, {{"scale", scale}}};
     };
-    return {model("deepseek-v2-lite", 16, 512, "0.11472"),
-            model("deepseek-v3", 128, 512, "0.13523"), model("kimi-k2", 64, 512, "0.13086"),
-            model("glm-4.7-flash", 20, 512, "0.0625"),
-            model("mistral-small-4", 32, 256, "0.19497")};
+    // Of sparse attention.
+    const auto sparse = [&](const char* name, std::int64_t heads, const char* scale) {
+      KnownModel made = model(name, heads, 512, scale);
+      made.sizes["top"] = 2048;
+      return made;
+    };
+    return {
+        model("deepseek-v2-lite", 16, 512, "0.11472"), model("deepseek-v3", 128, 512, "0.13523"),
+        sparse("deepseek-v3.2", 128, "0.13523"),       model("kimi-k2", 64, 512, "0.13086"),
+        model("glm-4.7-flash", 20, 512, "0.0625"),     sparse("glm-5", 64, "0.0625"),
+        model("mistral-small-4", 32, 256, "0.19497")};
   }
   std::vector<std::string> sharded_sizes() const override { return {"heads"}; }
 };
