@@ -69,11 +69,6 @@ std::string canonical_routing(const Op& op, const OptionField& field, const std:
   return routing_text(*routing);
 }
 
-/// An option with one choice, its default, has any other text, which Op::contradiction() judges.
-bool is_text(const OptionField& field) {
-  return field.choices.size() == 1 && !field.number && !field.pattern && !field.routing;
-}
-
 /// Sorts the parts between commas, behind a name and a colon if there are such.
 std::string canonical_text(const std::string& text) {
   const std::size_t colon = text.find(':'), first = colon == std::string::npos ? 0 : colon + 1;
@@ -105,7 +100,7 @@ void check_options(const Op& op, Problem& problem) {
       value = canonical_pattern(op, *field, value);
     else if (field->routing)
       value = canonical_routing(op, *field, value);
-    else if (is_text(*field))
+    else if (field->is_text())
       value = canonical_text(value);
     else if (!has(field->choices, value))
       reject(op, fmt::format("{}={} is not a choice: use {}", name, value, choices_text(*field)));
@@ -165,7 +160,7 @@ std::string choices_text(const OptionField& field) {
            "to 1";
   if (field.routing)
     return "uniform, or zipf:SKEW with a skew from 0 to 4, or file:IDS, a text file of ids";
-  if (is_text(field)) return "a text";
+  if (field.is_text()) return "a text";
   return fmt::format("{}", fmt::join(field.choices, ", "));
 }
 

@@ -85,6 +85,11 @@ struct OptionField {
   /// which the angles in a product's epilogue come about is such an option; in rope, whose kernels
   /// do nothing else, it is not.
   bool performance_neutral = false;
+
+  /// Whether it takes one of several choices.
+  bool has_choices() const { return !number && !pattern && !routing && choices.size() > 1; }
+  /// Whether it takes any text, which Op::contradiction() judges.
+  bool is_text() const { return !number && !pattern && !routing && choices.size() == 1; }
 };
 
 /// "no, yes", "a number from 0 to 1" or the kinds of patterns: the accepted values.

@@ -161,11 +161,11 @@ void add_problem_options(Command& command, const Op& op, Sizes sizes, ProblemOpt
     }
     const std::string help =
         field.pass.empty() ? meaning : fmt::format("pass {}: {}", field.pass, meaning);
-    const char* const type = field.number                ? "NUMBER"
-                             : field.pattern             ? "PATTERN"
-                             : field.routing             ? "ROUTING"
-                             : field.choices.size() == 1 ? "TEXT"
-                                                         : "WORD";
+    const char* const type = field.number      ? "NUMBER"
+                             : field.pattern   ? "PATTERN"
+                             : field.routing   ? "ROUTING"
+                             : field.is_text() ? "TEXT"
+                                               : "WORD";
     command.option(spelled(field.name, type), values.options[field.name], help, group);
   }
 }
@@ -202,7 +202,7 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& given_value
     const auto given = values.options.find(field.name);
     const bool absent = given == values.options.end() || given->second.empty();
     base.options[field.name] = absent ? field.choices.at(0) : given->second;
-    if (!field.number && !field.pattern && !field.routing && field.choices.size() > 1)
+    if (field.has_choices())
       check_choice(base.options[field.name], "--" + field.name, field.choices);
   }
   // A plan would find no group's memory. Listings and `compile` need none.

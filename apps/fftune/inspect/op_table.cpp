@@ -318,8 +318,8 @@ class Buffers {
   /// rows. There is one: samples differ, and one alone is told by its values.
   std::vector<Json> split(const std::vector<Sample>& samples) const {
     std::size_t best = 0;
-    std::pair<int, int> least{std::numeric_limits<int>::max(),
-                              0};  // values that are not told, and rows of those that are
+    // Values that are not told, and rows of those that are.
+    std::pair<int, int> least{std::numeric_limits<int>::max(), 0};
     for (std::size_t i = 0; i < axes_.size(); ++i) {
       std::pair<int, int> cost{0, 0};
       std::size_t most = 0;
@@ -357,10 +357,10 @@ Json option_row(const OptionField& field) {
   Json row = Json::Array{field.name, field.pass};
   if (field.number)
     row.push_back("number");
-  else if (field.pattern || field.routing || field.choices.size() == 1)
-    row.push_back("pattern");
-  else
+  else if (field.has_choices())
     row.push_back(field.choices);
+  else
+    row.push_back("pattern");
   return row;
 }
 
