@@ -169,13 +169,13 @@ class Whole:
                     return None
         return None if len(sizes) > 1 or sizes and len(self.groups) > 1 and {*sizes}.pop()[1] else own
 
-    def given(self, layers: list) -> tuple[str, list[Tensor], list[Tensor]]:
+    def given(self, layers: list, batch: int) -> tuple[str, list[Tensor], list[Tensor]]:
         """The form of all layers, their weights, and their caches and states."""
         forms, order, weights, states = [self.first], [], [], []
         for group, own in zip(self.groups, layers):
             form, given = group.given(0, own)
             weights += given
-            states += group.states(own, self.embedding.weight)
+            states += group.states(own, batch, self.embedding.weight)
             if len(self.groups) == 1:
                 forms = [form]
             elif form not in forms:
@@ -346,7 +346,7 @@ class _State:
         self.lengths, self.steps = full(length), full(1)
         self.out = loop.out.int()
         norm, product = whole.norm, whole.head.product
-        form, weights, caches = whole.given(layers)
+        form, weights, caches = whole.given(layers, batch)
         draw = [loop.draw.get(name) for name in ("temperature", "seeds", "top_k", "top_p", "min_p")]
         own = whole.head.weight
         head, *packed = (own, None, None, "") if isinstance(own, Tensor) else (

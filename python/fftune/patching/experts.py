@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from .. import ops, reference
 from .analytic import CHOICES, INTEGERS
-from .recognise import (SCALES, KNOWN_ACTIVATIONS, Elsewhere, Foreign, Numbers, Options, Unfit, are_plain, configured,
-                        expect_configured_activation, expect_no_hooks, expect_plain, has_kernels, has_settings,
-                        identify, is_close, is_patched, kind_of, original, parts_of, parts_watched, remembered,
+from .recognise import (SCALES, KNOWN_ACTIVATIONS, RELU_SQUARED, Elsewhere, Foreign, Numbers, Options, Unfit, are_plain,
+                        configured, expect_configured_activation, expect_no_hooks, expect_plain, has_kernels,
+                        has_settings, identify, is_close, is_patched, kind_of, original, parts_of, parts_watched, remembered,
                         stand_in, undoable, view_of, watched)
 from .trial import Trial, replace_forward, tokens_of
 
@@ -276,8 +276,7 @@ def _expect_squares(module: nn.Module) -> bool:
 
     known = {}
     for name, act in KNOWN_ACTIVATIONS.items():
-        squares = isinstance(name, Foreign) and name.name == "relu-squared"
-        known[True if squares else known_by(name)] = computed(act, "after")
+        known[True if name == RELU_SQUARED else known_by(name)] = computed(act, "after")
         known[Foreign(f"{name} weighed before", (name,))] = computed(act, "before")
     return identify(lambda given: own(*given), known, draw, subject=type(module).__name__, free=(INTEGERS,),
                     elsewhere=Elsewhere(own)) is True

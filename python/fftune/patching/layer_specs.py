@@ -178,7 +178,7 @@ class Spec:
         return tuple(weight.name for weight in self.weights if weight.given is not None)
 
     def form_in(self, tokens: int, begins: bool) -> str:
-        """That of a call of so many tokens, which a sequence may begin with."""
+        """The form for a call of `tokens` tokens of each sequence; `begins`: its first, without states."""
         return self.prompt_form if self.prompt_form and (tokens > 1 or begins) else self.form
 
     @property

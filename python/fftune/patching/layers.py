@@ -117,9 +117,8 @@ class _Group:
                 lengths, slots = _places(own[0].cumulative_length, batch, s, size)
             form, weights = self.given(start, own, of_call)
             start = end
-            tensors = [_rows_of(cache) for cache in own] if first.is_latent else \
-                [t for cache in own for t in (cache.keys, cache.values)]
-            x = call(OPS.layer, x, rows, angles, slots, lengths, None, weights, tensors, form, None, None)
+            x = call(OPS.layer, x, rows, angles, slots, lengths, None, weights, self.states(own, batch, x), form, None,
+                     None)
             if first.takes_keys:
                 continue
             torch._foreach_add_([cache.cumulative_length for cache in own], s)
@@ -140,11 +139,10 @@ class _Group:
             weights += [*own[:at], cache.k_scale, cache.v_scale, *own[at:]] if scales else own
         return form, weights
 
-    def states(self, caches: list, like: Tensor) -> list[Tensor]:
+    def states(self, caches: list, batch: int, like: Tensor) -> list[Tensor]:
         """The tensors of these caches as the op reads and writes them: keys and values, rows of latents, or states."""
         first = self.specs[0]
         if first.states:
-            batch = caches[0].conv_states[0].shape[0]
             return [t for own, spec in zip(caches, self.specs) for t in states_of(own, spec, batch, like)]
         return [_rows_of(cache) for cache in caches] if first.is_latent else \
             [t for cache in caches for t in (cache.keys, cache.values)]
@@ -174,10 +172,10 @@ class _Group:
 
     def _run_with_states(self, x: Tensor, caches: list) -> Tensor:
         weights = [w.of(layer) for layer, spec in zip(self.layers, self.specs) for w in spec.weights]
-        states = [t for own, spec in zip(caches, self.specs) for t in states_of(own, spec, x.shape[0], x)]
         slots = slots_of(self.specs[0], x.shape[0], x.device)
         form = self.specs[0].form_in(x.shape[1], not caches[0].has_previous_state[0])
-        x = call(OPS.layer, x, None, None, slots, None, None, weights, states, form, None, None)
+        x = call(OPS.layer, x, None, None, slots, None, None, weights, self.states(caches, x.shape[0], x), form, None,
+                 None)
         for own in caches:
             mark_as_written(own)
         return x

@@ -9,12 +9,10 @@ from .. import ops
 from .._ops.packed import format_of
 from .fp8_linear import has_bias_for, is_rounded_fp8, rounds_alike, scales_of, serves
 from .quantised import fits, has_codes, is_quantised, ordered, packed_of
-from .recognise import (KNOWN_ACTIVATIONS, SCALES, Elsewhere, Foreign, Numbers, Options, Unfit, activation_name,
-                        activation_of, are_plain, calls_dropout, drops, expect_configured_activation,
+from .recognise import (KNOWN_ACTIVATIONS, RELU_SQUARED, SCALES, Elsewhere, Foreign, Numbers, Options, Unfit,
+                        activation_name, activation_of, are_plain, calls_dropout, drops, expect_configured_activation,
                         expect_no_hooks, expect_plain, has_fast_products, has_kernels, identify, is_patched, kind_of,
-                        original, parts_watched, remembered, stand_in, undoable,
-                        view_of)
-
+                        original, parts_watched, remembered, stand_in, undoable, view_of)
 from .trial import hidden, replace_forward
 
 
@@ -354,7 +352,7 @@ SQUARES = "relu2"
 def _activation_between(module: nn.Module, first: str, second: str) -> str:
     own = stand_in(module, _small_sizes(*module._modules[second].weight.shape))
     layers = own._modules[first], own._modules[second]
-    known = {SQUARES if isinstance(name, Foreign) and name.name == "relu-squared" else name:
+    known = {SQUARES if name == RELU_SQUARED else name:
              lambda x, act=function: layers[1](act(layers[0](x))) for name, function in KNOWN_ACTIVATIONS.items()}
     return identify(own, known, _draw(own, _width(layers[0])), subject=type(module).__name__,
                     elsewhere=_elsewhere(own))

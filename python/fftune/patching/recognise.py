@@ -639,6 +639,7 @@ FOREIGN_ACTIVATIONS = {
     "hardswish": F.hardswish, "sigmoid": torch.sigmoid, "tanh": torch.tanh,
     "square": torch.square, "negative": torch.neg,
 }
+RELU_SQUARED = Foreign("relu-squared")
 KNOWN_ACTIVATIONS = {**reference.ACTIVATIONS, **{Foreign(name): function for name, function
                                                  in FOREIGN_ACTIVATIONS.items()}}
 
