@@ -144,8 +144,8 @@ def runs(monkeypatch):
     seen, original = [], patched_layers.call
 
     def listen(op, *arguments):
-        if op is OPS.layer:
-            seen.append(parse(arguments[8]).mixer)
+        if op in (OPS.layer, OPS.network):
+            seen.append(parse(arguments[8] if op is OPS.layer else arguments[2]).mixer)
         return original(op, *arguments)
 
     monkeypatch.setattr(patched_layers, "call", listen)
@@ -284,8 +284,22 @@ def test_half_a_layer_is_its_reference(half, s, dtype):
     for ours, theirs in zip((y, *mine), (right, *right_states)):
         assert (ours - theirs).norm() <= tolerance * theirs.norm()
     if not parsed.mixes:
+        assert torch.equal(call(OPS.network, x, weights, form), y)
         with pytest.raises(fftune.Error, match="are of mixers, which these layers have not"):
             call(OPS.layer, x, None, None, torch.zeros(3, dtype=torch.int32), None, None, weights, [], form, None, None)
+
+
+def test_a_network_alone_compiles():
+    """The inductor refuses an op that writes to a list of tensors, and is given none."""
+    torch._dynamo.reset()
+    form = form_of(("ffn_norm", "w_gate", "w_up", "w_down"), heads=0, kv_heads=0, dim=0, act="silu", eps=1e-5,
+                   convention="llama", rotary=0, softcap=0.0, scale=0.0, rope_scale=0.0, rotates=False, mixer="none")
+    torch.manual_seed(1)
+    shapes = dict(ffn_norm=(_D,), w_gate=(_H, _D), w_up=(_H, _D), w_down=(_D, _H))
+    weights = [torch.randn(*shapes[name]) for name in parse(form).weights]
+    run = lambda x: call(OPS.network, x, weights, form)
+    x = torch.randn(2, 3, _D)
+    assert torch.equal(torch.compile(run, fullgraph=True)(x), run(x))
 
 
 @pytest.mark.parametrize("names,options,words", (

@@ -255,6 +255,22 @@ def _(x, *others):
     return x.new_empty(x.shape)
 
 
+@define("network(Tensor x, Tensor[] weights, str form) -> Tensor", "layer", _KINDS)
+def _(x, weights, form):
+    """The layer of a form without a mixer. PyTorch's inductor refuses ops that write to a list of no tensors."""
+    parsed = parse(form)
+    expect_layers("layer", parsed, weights, [], None, _has_pages)
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_LAYER, (form, None), (x, *[None] * 7, *tensors_of_layers(parsed, weights, [], x)), (y,))
+    return y
+
+
+@fake("network")
+def _(x, *others):
+    return x.new_empty(x.shape)
+
+
 def _own_experts(weights: Mapping[str, Tensor], packed: str, h: int, ranks: int) -> int:
     """How many whole experts a rank's weights have; 0 if they have some features of all."""
     experts = weights["w_router"].shape[0]

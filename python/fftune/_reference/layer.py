@@ -46,6 +46,10 @@ def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, me
     return x
 
 
+def network(x, weights, form):
+    return layer(x, None, None, None, None, None, weights, [], form)
+
+
 def _convolution(x, w, state, form):
     """A gated short convolution, with the last inputs in `state` [batch, channels, width]."""
     gate, factor, values = F.linear(x, w["w_in"], w.get("b_in")).chunk(3, -1)

@@ -1503,7 +1503,7 @@ def _run_token(spec: Spec, weights: list[Tensor], dtype: torch.dtype) -> None:
     x = torch.zeros(1, 1, like.shape[-2 if norm is None else -1], dtype=dtype)
     heads, dim = spec.heads
     if not spec.mixes:
-        call(OPS.layer, x, None, None, None, None, None, weights, [], spec.form, None, None)
+        call(OPS.network, x, weights, spec.form)
         return
     if spec.states:
         caches = [torch.zeros(1, *shape, dtype=dtype) for shape in spec.states]

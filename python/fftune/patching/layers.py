@@ -100,7 +100,7 @@ class _Group:
         batch, s, _ = x.shape
         if not first.mixes:
             weights = [w.of(layer) for layer, spec in zip(self.layers, self.specs) for w in spec.weights]
-            return call(OPS.layer, x, None, None, None, None, None, weights, [], first.form, None, None)
+            return call(OPS.network, x, weights, first.form)
         if first.states:
             return self._run_with_states(x, [kv[spec.index] for spec in self.specs])
         rows, angles = self._angles(x, embeddings, position_ids, first)
