@@ -27,11 +27,9 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
   Program program;
   KernelLaunch& launch = append_pdl_kernel(program, facts, file, expression, {1}, 256, {});
   ParameterStruct parameters{.bytes = sizeof(all_reduce_params), .fields = {}};
-  all_reduce::set_group(
-      parameters, program, form, places.at("group"),
-      {offsetof(all_reduce_params, loopback), offsetof(all_reduce_params, table)});
   using Params = all_reduce_params;
   ParameterFields<Params> fields(parameters);
+  all_reduce::set_group(fields, program, form, places.at("group"));
   fields.set_tensors(places, &Params::x, "logit", &Params::residual, "ids", &Params::y,
                      "best_logit", &Params::sum, "best_ids");
   fields.set(&Params::rows, form.m, &Params::d, problem.size("vocab"), &Params::tag,

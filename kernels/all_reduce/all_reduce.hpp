@@ -18,6 +18,7 @@
 #include "device/program.hpp"
 #include "kernels/common/all_reduce.cuh"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/common/parameter_fields.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -67,15 +68,17 @@ std::size_t loopback_bytes(const Form& form);
 /// data.
 std::uint32_t tag_of(const Problem& problem, const std::string& variant);
 
-/// Offsets of a kernel's parameters that say where the group is: a group_table, and the address of
-/// one.
-struct GroupFields {
-  std::size_t loopback, table;
-};
-/// Sets these fields; `group` is the place of that tensor. A rank that is alone has its memory in
-/// scratch, cleared before each run.
-void set_group(ParameterStruct& parameters, Program& program, const Form& form, std::size_t group,
-               const GroupFields& at);
+/// Sets the table of a rank that is alone: its memory is scratch, cleared before each run.
+void set_loopback(ParameterFields<group_table> fields, Program& program, const Form& form);
+
+/// Sets the members of a kernel's parameters that say where the group is: `loopback`, or `table`,
+/// the address of the tensor at the place `group`.
+template <class Params>
+void set_group(ParameterFields<Params> fields, Program& program, const Form& form,
+               std::size_t group) {
+  if (form.loopback) return set_loopback(fields.inside(&Params::loopback), program, form);
+  fields.set(&Params::table, TensorArgument{group});
+}
 
 /// Why kernels of peers do not serve the problem, or nothing.
 std::optional<std::string> refuse_peers(const Problem& problem, const DeviceFacts& facts);

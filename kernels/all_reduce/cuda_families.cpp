@@ -38,10 +38,9 @@ KernelLaunch& append(Program& program, const Problem& problem, const DeviceFacts
       append_pdl_kernel(program, facts, file, expression, {static_cast<std::uint32_t>(grid)},
                         static_cast<std::uint32_t>(threads), {});
   ParameterStruct parameters{.bytes = sizeof(all_reduce_params), .fields = {}};
-  set_group(parameters, program, form, places.at("group"),
-            {offsetof(all_reduce_params, loopback), offsetof(all_reduce_params, table)});
   using Params = all_reduce_params;
   ParameterFields<Params> fields(parameters);
+  set_group(fields, program, form, places.at("group"));
   fields.set_tensors(places, &Params::x, "x", &Params::residual, "residual", &Params::w, "w",
                      &Params::y, "y", &Params::sum, "sum", &Params::scales,
                      form.scale_given ? "y_scale" : "scale");
@@ -225,9 +224,8 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
                                     "parts", config.at("parts"))),
              blocks + 1, chunk_threads(config), chunk_rows);
   if (form.quantises && !form.adds && chunk_vectors(form, config) == 0) {
-    launch.parameters->fields.push_back(
-        {offsetof(all_reduce_params, sum), ScratchArgument{program.scratch.size()}});
-    program.scratch.push_back({static_cast<std::size_t>(form.bytes()), false});
+    ParameterFields<all_reduce_params>(*launch.parameters)
+        .set_scratch(program, &all_reduce_params::sum, form.bytes());
   }
   return program;
 }
@@ -266,26 +264,16 @@ Program nccl_program(const Problem& problem, const DeviceFacts& facts, const Con
 
 }  // namespace
 
-void set_group(ParameterStruct& parameters, Program& program, const Form& form, std::size_t group,
-               const GroupFields& at) {
-  const auto set = [&](std::size_t offset, Argument value) {
-    parameters.fields.push_back({offset, std::move(value)});
-  };
-  if (!form.loopback) return set(at.table, TensorArgument{group});
-  const group_table table = loopback_table(form);
+void set_loopback(ParameterFields<group_table> fields, Program& program, const Form& form) {
+  using Table = group_table;
+  const Table table = loopback_table(form);
   program.scratch.push_back({loopback_bytes(form), true});
-  const auto set_word = [&](std::size_t offset, std::uint64_t value) {
-    set(at.loopback + offset, static_cast<std::int64_t>(value));
-  };
   for (int rank = 0; rank < form.ranks; ++rank)
-    set(at.loopback + offsetof(group_table, base) + sizeof(u64) * static_cast<std::size_t>(rank),
-        ScratchArgument{program.scratch.size() - 1});
-  set(at.loopback + offsetof(group_table, ranks), static_cast<std::int32_t>(form.ranks));
-  set_word(offsetof(group_table, timeout), table.timeout);
-  set_word(offsetof(group_table, packets), table.packets);
-  set_word(offsetof(group_table, packet_bytes), table.packet_bytes);
-  set_word(offsetof(group_table, data), table.data);
-  set_word(offsetof(group_table, data_bytes), table.data_bytes);
+    fields.set_at(&Table::base, static_cast<std::size_t>(rank),
+                  ScratchArgument{program.scratch.size() - 1});
+  fields.set(&Table::ranks, form.ranks, &Table::timeout, table.timeout, &Table::packets,
+             table.packets, &Table::packet_bytes, table.packet_bytes, &Table::data, table.data,
+             &Table::data_bytes, table.data_bytes);
 }
 
 std::vector<const Family*> cuda_families() {

@@ -4,6 +4,8 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -39,13 +41,26 @@ class ParameterFields {
 
   /// The same for members that are pointers to tensors, by their names. Those that the options
   /// leave out stay null.
-  template <typename Member, typename... More>
-  void set_tensors(const TensorPlaces& places, Member Params::*member, const char* name,
+  template <class Places, typename Member, typename... More>
+  void set_tensors(const Places& places, Member Params::*member, const char* name,
                    const More&... more) {
-    if (places.at(name) != absent) add(member, tensor_of(places, name));
+    set_places(member, places.at(name));
     set_tensors(places, more...);
   }
-  void set_tensors(const TensorPlaces&) {}
+  template <class Places>
+  void set_tensors(const Places&) {}
+
+  /// The same for the elements of a member that is an array.
+  template <class Places, typename Array>
+  void set_tensors_of(const Places& places, Array Params::*member,
+                      std::initializer_list<std::string> names) {
+    std::size_t index = 0;
+    for (const std::string& name : names) {
+      if (const std::size_t place = places.at(name); place != absent)
+        set_at(member, index, TensorArgument{place});
+      ++index;
+    }
+  }
 
   /// The same where every tensor that has a name is there; an empty name leaves its member null.
   template <typename Member, typename... More>
@@ -76,6 +91,20 @@ class ParameterFields {
   template <typename Inner>
   ParameterFields<Inner> inside(Inner Params::*member) const {
     return ParameterFields<Inner>(parameters_, offset_of(member));
+  }
+  /// The same of an element of an array of structs.
+  template <typename Inner, std::size_t count>
+  ParameterFields<Inner> inside(Inner (Params::*member)[count], std::size_t index) const {
+    return ParameterFields<Inner>(parameters_, offset_of(member) + index * sizeof(Inner));
+  }
+  /// The members of a base of this struct.
+  template <typename Base>
+  ParameterFields<Base> base() const {
+    static const Params params{};
+    const Base& base = params;
+    return ParameterFields<Base>(
+        parameters_, base_ + static_cast<std::size_t>(reinterpret_cast<const char*>(&base) -
+                                                      reinterpret_cast<const char*>(&params)));
   }
 
   /// The members of a struct within this one, as set in the parameters of such a struct alone.

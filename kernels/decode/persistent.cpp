@@ -106,7 +106,7 @@ class PersistentToken final : public Family {
       for (std::size_t i = 0; i < places.size(); ++i)
         for (std::size_t& place : places[i]) place = repetition->places[i][place];
     }
-    return layer::persistent_program(layer.problem, places, token_of(problem), facts, config);
+    return layer::persistent_program(layer.problem, places, step_of(problem), facts, config);
   }
 
  private:
@@ -118,16 +118,15 @@ class PersistentToken final : public Family {
     return part_named(decode_op().parts(problem), "head")->problem;
   }
 
-  static layer::DecodeStep token_of(const Problem& problem) {
-    const Sequences of = sequences_of(problem);
+  static layer::DecodeStep step_of(const Problem& problem) {
+    const Sequences sequences = sequences_of(problem);
     const Problem head = head_of(problem);
     const PackedFormat format = packed_format(head);
     const OpPart* const choose = part_named(head::parts_of(head), "choose");
     const sample::Form form = sample::form_of(choose->problem);
     const TensorPlaces places(decode_op().tensors(problem));
-    layer::DecodeStep token;
-    token.set_form = [=](persistent_config& config) {
-      config.vocab = static_cast<int>(of.vocab);
+    const auto set_form = [=](persistent_config& config) {
+      config.vocab = static_cast<int>(sequences.vocab);
       config.draws = form.draws;
       config.sums = form.logprobs;
       config.head_bias = head.has("bias", "yes");
@@ -136,41 +135,23 @@ class PersistentToken final : public Family {
       config.packs_head = format.packed;
       if (format.packed) config.head_format = format.form();
     };
-    constexpr std::size_t at = sizeof(persistent_common);
-    using Token = persistent_token;
-    const auto set = [&](auto& fields, std::size_t offset, const char* name) {
-      if (const std::size_t place = places.at(name); place != absent)
-        fields.emplace_back(offset, TensorArgument{place});
+    const auto set_fields = [=](ParameterFields<persistent_token> fields, bool first, bool last) {
+      using Token = persistent_token;
+      fields.set_tensors(places, &Token::ended, "ended");
+      fields.set(&Token::embed_scale, first ? sequences.scale : 1);
+      if (first) fields.set_tensors(places, &Token::ids, "ids", &Token::embedding, "embedding");
+      if (!last) return;
+      fields.set_tensors(places, &Token::final_norm, "final_norm", &Token::head, "w_head",
+                         &Token::head_bias, "b_head", &Token::head_scales, "w_head_scale",
+                         &Token::head_zeros, "w_head_zero", &Token::temperature, "temperature",
+                         &Token::seeds, "seeds", &Token::steps, "steps", &Token::next_ids, "ids",
+                         &Token::next_lengths, "lengths", &Token::next_ended, "ended", &Token::out,
+                         "out", &Token::limits, "limits", &Token::stop, "stop", &Token::chosen,
+                         "chosen", &Token::logit, "logit", &Token::logprob, "logprob");
+      fields.set(&Token::softcap, form.softcap, &Token::stops, sequences.stops, &Token::room,
+                 sequences.room, &Token::pad, sequences.pad, &Token::chooses, 1);
     };
-    set(token.state, offsetof(persistent_common, lengths), "lengths");
-    set(token.state, at + offsetof(Token, ended), "ended");
-    set(token.embedding, at + offsetof(Token, ids), "ids");
-    set(token.embedding, at + offsetof(Token, embedding), "embedding");
-    token.embedding.emplace_back(at + offsetof(Token, embed_scale), of.scale);
-    const std::pair<std::size_t, const char*> of_head[] = {
-        {offsetof(Token, final_norm), "final_norm"},
-        {offsetof(Token, head), "w_head"},
-        {offsetof(Token, head_bias), "b_head"},
-        {offsetof(Token, head_scales), "w_head_scale"},
-        {offsetof(Token, head_zeros), "w_head_zero"},
-        {offsetof(Token, temperature), "temperature"},
-        {offsetof(Token, seeds), "seeds"},
-        {offsetof(Token, steps), "steps"},
-        {offsetof(Token, next_ids), "ids"},
-        {offsetof(Token, next_lengths), "lengths"},
-        {offsetof(Token, next_ended), "ended"},
-        {offsetof(Token, out), "out"},
-        {offsetof(Token, limits), "limits"},
-        {offsetof(Token, stop), "stop"},
-        {offsetof(Token, chosen), "chosen"},
-        {offsetof(Token, logit), "logit"},
-        {offsetof(Token, logprob), "logprob"}};
-    for (const auto& [offset, name] : of_head) set(token.head, at + offset, name);
-    token.head.emplace_back(at + offsetof(Token, softcap), form.softcap);
-    token.head.emplace_back(at + offsetof(Token, stops), static_cast<std::int32_t>(of.stops));
-    token.head.emplace_back(at + offsetof(Token, room), static_cast<std::int32_t>(of.room));
-    token.head.emplace_back(at + offsetof(Token, pad), of.pad);
-    return token;
+    return {set_form, places.at("lengths"), set_fields};
   }
 
   const Family& layers_;

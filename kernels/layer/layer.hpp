@@ -112,11 +112,13 @@
 
 #include "core/problem.hpp"
 #include "device/program.hpp"
+#include "kernels/common/parameter_fields.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
 
 struct persistent_config;
+struct persistent_token;
 
 /// Defined in layer/op.cpp; listed in kernels/catalog.cpp.
 const Op& layer_op();
@@ -167,19 +169,19 @@ std::vector<const Family*> sums();
 std::vector<const Family*> persistent_layers();
 std::vector<const Family*> layers_of_tokens(bool packs_head);
 
-/// The rest of a decode step, which one launch computes together with its layers. The fields are
-/// those of persistent_token (layer/persistent.cuh), by their offsets in the kernel's
-/// parameters.
+/// The rest of a decode step, which one launch computes together with its layers.
 struct DecodeStep {
   std::function<void(persistent_config&)> set_form;
-  std::vector<std::pair<std::size_t, Argument>> state, embedding, head;
+  std::size_t lengths;  // the place of that tensor
+  /// Sets the parameters of a launch with the first layers, and of one with the last.
+  std::function<void(ParameterFields<persistent_token>, bool first, bool last)> set_fields;
 };
 
 /// The program of those families for the layers of a decode step. `places`: for each layer, which
 /// tensor of the program is each of the op layer's.
 Program persistent_program(const Problem& layers,
                            const std::vector<std::vector<std::size_t>>& places,
-                           const DecodeStep& token, const DeviceFacts& facts, const Config& config);
+                           const DecodeStep& step, const DeviceFacts& facts, const Config& config);
 
 /// Test data of a layer with experts, x [tokens, d] and w_router [experts, d], by which tokens are
 /// routed as the option `routing` says. With independent random values the scores of a token's k-th

@@ -239,13 +239,13 @@ class PersistentLayers final : public Family {
     return program_of(problem, {places}, nullptr, facts, config);
   }
 
-  /// `token`: what is around the layers; or null.
+  /// `step`: what is around the layers; or null.
   static Program program_of(const Problem& one, const std::vector<std::vector<std::size_t>>& places,
-                            const DecodeStep* token, const DeviceFacts& facts,
+                            const DecodeStep* step, const DeviceFacts& facts,
                             const Config& config) {
     const Layer layer(one);
     persistent_config persistent = Draft(form_of(one, layer, facts), facts, config).whole();
-    if (token != nullptr) token->set_form(persistent);
+    if (step != nullptr) step->set_form(persistent);
     Program program;
     const std::string expression = fmt::format(
         "fftune::persistent_layer<{}, {}, {}, {}>", element_type(one.dtype), text_of(persistent),
@@ -264,29 +264,13 @@ class PersistentLayers final : public Family {
       launch.block.x = static_cast<std::uint32_t>(persistent.threads());
       launch.shared_bytes = static_cast<std::uint32_t>(persistent.shared_bytes());
       launch.cooperative = true;
-      launch.parameters =
-          parameters_of(one, layer, program.scratch.size() - 1,
-                        {places.begin() + static_cast<std::ptrdiff_t>(first),
-                         places.begin() + static_cast<std::ptrdiff_t>(first + count)},
-                        token != nullptr);
-      if (persistent.ranks > 0)
-        set_ranks(*launch.parameters, program, one, places.front(), count, expression);
-      if (token != nullptr) {
-        const auto add = [&](const std::vector<std::pair<std::size_t, Argument>>& fields) {
-          for (const auto& [offset, value] : fields)
-            launch.parameters->fields.push_back({offset, value});
-        };
-        add(token->state);
-        if (first == 0)
-          add(token->embedding);
-        else
-          add({{token_at + offsetof(persistent_token, embed_scale), 1.0f}});
-        if (first + count == places.size()) {
-          program.scratch.back().bytes += static_cast<std::size_t>(persistent.parts_bytes());
-          add(token->head);
-          add({{token_at + offsetof(persistent_token, chooses), std::int32_t{1}}});
-        }
-      }
+      const auto begin = places.begin() + static_cast<std::ptrdiff_t>(first);
+      const LaunchedLayers layers{{begin, begin + static_cast<std::ptrdiff_t>(count)},
+                                  first == 0,
+                                  first + count == places.size()};
+      if (step != nullptr && layers.last)
+        program.scratch.back().bytes += static_cast<std::size_t>(persistent.parts_bytes());
+      launch.parameters = parameters_of(program, one, layer, layers, step, expression);
       program.steps.emplace_back(std::move(launch));
     }
     return program;
@@ -420,10 +404,8 @@ std::vector<const Family*> layers_of_tokens(bool packs_head) {
 
 Program persistent_program(const Problem& layers,
                            const std::vector<std::vector<std::size_t>>& places,
-                           const DecodeStep& token, const DeviceFacts& facts,
-                           const Config& config) {
-  return PersistentLayers::program_of(unrepeated(layer_op(), layers), places, &token, facts,
-                                      config);
+                           const DecodeStep& step, const DeviceFacts& facts, const Config& config) {
+  return PersistentLayers::program_of(unrepeated(layer_op(), layers), places, &step, facts, config);
 }
 
 }  // namespace fftune::layer

@@ -2,200 +2,148 @@
 
 #include <fmt/format.h>
 
-#include <iterator>
 #include <numbers>
-#include <utility>
+#include <string_view>
+#include <type_traits>
 
 #include "device/group_layout.hpp"
 #include "kernels/all_reduce/all_reduce.hpp"
+#include "kernels/common/parameter_fields.hpp"
 #include "kernels/gemm/packed/packed.hpp"
 #include "registry/part_family.hpp"
 
 namespace fftune::layer {
 namespace {
 
-constexpr std::size_t layers_at = token_at + sizeof(persistent_token);
-static_assert(sizeof(persistent_params) ==
-              layers_at + sizeof(persistent_layer_pointers) * persistent_params::most_layers);
-static_assert(sizeof(persistent_packed_expert_params) ==
-              layers_at + sizeof(persistent_packed_expert_layer) * persistent_params::most_layers);
+/// The tensors of one layer by their names, as placed among those of the program.
+struct LayerTensors {
+  const TensorPlaces& names;
+  const std::vector<std::size_t>& places;
 
-}  // namespace
+  std::size_t at(std::string_view name) const {
+    const std::size_t place = names.at(name);
+    return place == absent ? absent : places[place];
+  }
+};
 
-void set_ranks(ParameterStruct& parameters, Program& program, const Problem& one,
-               const std::vector<std::size_t>& places, std::size_t layers,
-               const std::string& expression) {
+void set_ranks(ParameterFields<persistent_ranks> fields, Program& program, const Problem& one,
+               const LayerTensors& tensors, const std::string& launch) {
   all_reduce::Form form;
   form.m = one.size("batch") * size_or(one, "s", 1);
   form.d = one.size("d");
   form.ranks = static_cast<int>(one.size("ranks"));
   form.loopback = !one.has("link", "peers");
-  const TensorPlaces own(layer_op().tensors(one));
-  // They are behind the common ones.
-  constexpr std::size_t at = sizeof(persistent_common);
-  all_reduce::set_group(
-      parameters, program, form, form.loopback ? absent : places[own.at("group")],
-      {at + offsetof(persistent_ranks, loopback), at + offsetof(persistent_ranks, table)});
-  const auto tag = all_reduce::tag_of(one, fmt::format("{} {}", expression, layers));
-  parameters.fields.push_back(
-      {at + offsetof(persistent_ranks, tag), static_cast<std::int32_t>(tag)});
+  all_reduce::set_group(fields, program, form, tensors.at("group"));
+  fields.set(&persistent_ranks::tag, all_reduce::tag_of(one, launch));
 }
 
-namespace {
-
-/// The tensors of one layer, as placed among those of the problem.
-using Tensors = std::vector<std::size_t>;
-
-struct Named {
-  std::size_t offset;
-  const char* name;
-};
-
-/// Fills the fields of a struct, with tensors by their names: a pointer to one that the problem
-/// lacks stays null.
-class Fields {
- public:
-  Fields(ParameterStruct& parameters, const Problem& one)
-      : parameters_(parameters), own_(layer_op().tensors(one)) {}
-
-  void set(std::size_t offset, Argument value) {
-    parameters_.fields.push_back({offset, std::move(value)});
-  }
-  void set(const Tensors& tensors, std::size_t at, std::initializer_list<Named> named) {
-    for (const auto& [offset, name] : named)
-      if (const std::size_t place = own_.at(name); place != absent)
-        set(at + offset, TensorArgument{tensors[place]});
-  }
-
- private:
-  ParameterStruct& parameters_;
-  TensorPlaces own_;
-};
-
-void set_common(Fields& fields, const Problem& one, const Layer& layer, std::size_t workspace,
-                const std::vector<Tensors>& places, bool whole_token) {
+void set_common(ParameterFields<persistent_common> fields, const Problem& one, const Layer& layer,
+                const LayerTensors& first, const LayerTensors& last, const DecodeStep* step) {
   using Params = persistent_common;
-  const Tensors& first = places.front();
-  fields.set(first, 0, {{offsetof(Params, x), "x"}});
-  fields.set(places.back(), 0, {{offsetof(Params, y), "y"}});
-  if (!whole_token)
-    fields.set(first, 0,
-               {{offsetof(Params, positions), "positions"},
-                {offsetof(Params, slots), "slots"},
-                {offsetof(Params, lengths), "lengths"}});
-  if (layer.heads.table) fields.set(first, 0, {{offsetof(Params, angles), "angles"}});
-  fields.set(first, 0, {{offsetof(Params, pages), "pages"}});
-  fields.set(offsetof(Params, cache_rows), layer.heads.cache_rows);
-  fields.set(offsetof(Params, page_count), static_cast<std::int32_t>(layer.attention.pages));
-  fields.set(offsetof(Params, workspace), ScratchArgument{workspace});
-  fields.set(offsetof(Params, layers), static_cast<std::int32_t>(places.size()));
-  fields.set(offsetof(Params, cache), static_cast<std::int32_t>(layer.cache));
-  fields.set(offsetof(Params, table_rows), static_cast<std::int32_t>(layer.heads.positions));
-  fields.set(offsetof(Params, epsilon), layer.norm.eps);
-  fields.set(offsetof(Params, norm_offset), static_cast<float>(layer.heads.norm_offset));
-  const float cap = layer.attention.softcap;
-  fields.set(offsetof(Params, scale),
-             (cap > 0 ? cap : layer.attention.scale) * std::numbers::log2e_v<float>);
-  if (cap > 0) fields.set(offsetof(Params, inner_scale), layer.attention.scale / cap);
-  const auto turns = qkv::turns_of(part_named(parts_of(one), "qkv")->problem);
-  fields.set(offsetof(Params, angle_scale), turns.scale);
-  if (layer.router) fields.set(offsetof(Params, route_scale), layer.router->scale);
-  if (!turns.frequencies.empty())
-    fields.set(offsetof(Params, frequencies), ArrayArgument{turns.frequencies});
-}
-
-void set_router(Fields& fields, const Tensors& tensors, std::size_t at) {
-  using Pointers = persistent_router_pointers;
-  fields.set(tensors, at,
-             {{offsetof(Pointers, weights), "w_router"},
-              {offsetof(Pointers, bias), "b_router"},
-              {offsetof(Pointers, choice_bias), "choice_bias"},
-              {offsetof(Pointers, gate_bias), "b_gate"},
-              {offsetof(Pointers, gate_bias), "b_gate_up"},
-              {offsetof(Pointers, up_bias), "b_up"},
-              {offsetof(Pointers, down_bias), "b_down"},
-              {offsetof(Pointers, own_gate), "w_shared_gate"},
-              {offsetof(Pointers, own_up), "w_shared_up"},
-              {offsetof(Pointers, own_down), "w_shared_down"},
-              {offsetof(Pointers, own_weight), "w_shared_router"}});
-}
-
-void set_layer(Fields& fields, const Layer& layer, const Tensors& tensors, std::size_t at) {
-  using Pointers = persistent_layer_pointers;
-  constexpr std::size_t next = sizeof(void*);
-  constexpr std::size_t qkv = offsetof(Pointers, qkv), bias = offsetof(Pointers, bias);
-  fields.set(tensors, at,
-             {{offsetof(Pointers, attn_norm), "attn_norm"},
-              {offsetof(Pointers, ffn_norm), "ffn_norm"},
-              {offsetof(Pointers, attn_post_norm), "attn_post_norm"},
-              {offsetof(Pointers, ffn_post_norm), "ffn_post_norm"}});
-  if (layer.heads.packed)
-    fields.set(tensors, at, {{qkv, "w_qkv"}, {bias, "b_qkv"}});
+  fields.set_tensors(first, &Params::x, "x", &Params::pages, "pages");
+  fields.set_tensors(last, &Params::y, "y");
+  if (step != nullptr)
+    fields.set_places(&Params::lengths, step->lengths);
   else
-    fields.set(tensors, at,
-               {{qkv, "w_q"},
-                {bias, "b_q"},
-                {qkv + next, "w_k"},
-                {bias + next, "b_k"},
-                {qkv + 2 * next, "w_v"},
-                {bias + 2 * next, "b_v"}});
-  fields.set(tensors, at,
-             {{offsetof(Pointers, head_norms), "q_norm"},
-              {offsetof(Pointers, head_norms) + next, "k_norm"},
-              {offsetof(Pointers, out), "w_o"},
-              {offsetof(Pointers, out_bias), "b_o"},
-              {offsetof(Pointers, sinks), "sinks"},
-              {offsetof(Pointers, residual_scale), "residual_scale"}});
-  if (layer.router) {
-    set_router(fields, tensors, at + offsetof(persistent_expert_layer, router));
-    fields.set(tensors, at, {{offsetof(Pointers, gate), "w_gate_up"}});
-  }
-  fields.set(tensors, at,
-             {{offsetof(Pointers, gate), "w_gate"},
-              {offsetof(Pointers, up), "w_up"},
-              {offsetof(Pointers, down), "w_down"},
-              {offsetof(Pointers, keys), "k_cache"},
-              {offsetof(Pointers, values), "v_cache"}});
+    fields.set_tensors(first, &Params::positions, "positions", &Params::slots, "slots",
+                       &Params::lengths, "lengths");
+  if (layer.heads.table) fields.set_tensors(first, &Params::angles, "angles");
+  const float cap = layer.attention.softcap, scale = layer.attention.scale;
+  const auto turns = qkv::turns_of(part_named(parts_of(one), "qkv")->problem);
+  fields.set(
+      &Params::cache_rows, layer.heads.cache_rows, &Params::page_count, layer.attention.pages,
+      &Params::cache, layer.cache, &Params::table_rows, layer.heads.positions, &Params::epsilon,
+      layer.norm.eps, &Params::norm_offset, layer.heads.norm_offset, &Params::scale,
+      (cap > 0 ? cap : scale) * std::numbers::log2e_v<float>, &Params::angle_scale, turns.scale);
+  if (cap > 0) fields.set(&Params::inner_scale, scale / cap);
+  if (layer.router) fields.set(&Params::route_scale, layer.router->scale);
+  if (!turns.frequencies.empty())
+    fields.set(&Params::frequencies, ArrayArgument{turns.frequencies});
 }
 
-void set_packed(Fields& fields, const Tensors& tensors, std::size_t at) {
-  using Packed = persistent_packed_pointers;
-  constexpr const char* names[] = {"w_qkv",  "w_o",           "w_gate",      "w_up",
-                                   "w_down", "w_shared_gate", "w_shared_up", "w_shared_down"};
-  static_assert(std::size(names) == Packed::count);
-  for (const std::string name : names) {
-    const std::string scales = name + "_scale", zeros = name + "_zero";
-    fields.set(
-        tensors, at,
-        {{offsetof(Packed, scales), scales.c_str()}, {offsetof(Packed, zeros), zeros.c_str()}});
-    at += sizeof(void*);
+void set_router(ParameterFields<persistent_router_pointers> fields, const LayerTensors& tensors) {
+  using Pointers = persistent_router_pointers;
+  fields.set_tensors(tensors, &Pointers::weights, "w_router", &Pointers::bias, "b_router",
+                     &Pointers::choice_bias, "choice_bias", &Pointers::gate_bias, "b_gate",
+                     &Pointers::gate_bias, "b_gate_up", &Pointers::up_bias, "b_up",
+                     &Pointers::down_bias, "b_down", &Pointers::own_gate, "w_shared_gate",
+                     &Pointers::own_up, "w_shared_up", &Pointers::own_down, "w_shared_down",
+                     &Pointers::own_weight, "w_shared_router");
+}
+
+void set_packed(ParameterFields<persistent_packed_pointers> fields, const LayerTensors& tensors) {
+  using Pointers = persistent_packed_pointers;
+  fields.set_tensors_of(tensors, &Pointers::scales,
+                        {"w_qkv_scale", "w_o_scale", "w_gate_scale", "w_up_scale", "w_down_scale",
+                         "w_shared_gate_scale", "w_shared_up_scale", "w_shared_down_scale"});
+  fields.set_tensors_of(tensors, &Pointers::zeros,
+                        {"w_qkv_zero", "w_o_zero", "w_gate_zero", "w_up_zero", "w_down_zero",
+                         "w_shared_gate_zero", "w_shared_up_zero", "w_shared_down_zero"});
+}
+
+void set_layer(ParameterFields<persistent_layer_pointers> fields, const Layer& layer,
+               const LayerTensors& tensors) {
+  using Pointers = persistent_layer_pointers;
+  if (layer.heads.packed) {
+    fields.set_tensors_of(tensors, &Pointers::qkv, {"w_qkv"});
+    fields.set_tensors_of(tensors, &Pointers::bias, {"b_qkv"});
+  } else {
+    fields.set_tensors_of(tensors, &Pointers::qkv, {"w_q", "w_k", "w_v"});
+    fields.set_tensors_of(tensors, &Pointers::bias, {"b_q", "b_k", "b_v"});
   }
+  fields.set_tensors_of(tensors, &Pointers::head_norms, {"q_norm", "k_norm"});
+  if (layer.router) fields.set_tensors(tensors, &Pointers::gate, "w_gate_up");
+  fields.set_tensors(tensors, &Pointers::attn_norm, "attn_norm", &Pointers::ffn_norm, "ffn_norm",
+                     &Pointers::attn_post_norm, "attn_post_norm", &Pointers::ffn_post_norm,
+                     "ffn_post_norm", &Pointers::out, "w_o", &Pointers::out_bias, "b_o",
+                     &Pointers::sinks, "sinks", &Pointers::residual_scale, "residual_scale",
+                     &Pointers::gate, "w_gate", &Pointers::up, "w_up", &Pointers::down, "w_down",
+                     &Pointers::keys, "k_cache", &Pointers::values, "v_cache");
+}
+
+/// The same with what stands beside a layer's pointers in the struct.
+template <class Pointers>
+void set_layer(ParameterFields<Pointers> fields, const Layer& layer, const LayerTensors& tensors) {
+  set_layer(fields.inside(&Pointers::layer), layer, tensors);
+  if constexpr (requires { &Pointers::router; })
+    set_router(fields.inside(&Pointers::router), tensors);
+  if constexpr (requires { &Pointers::packed; })
+    set_packed(fields.inside(&Pointers::packed), tensors);
+}
+
+template <class Params>
+ParameterStruct filled(Program& program, const Problem& one, const Layer& layer,
+                       const LaunchedLayers& layers, const DecodeStep* step,
+                       const std::string& expression) {
+  ParameterStruct parameters{sizeof(Params), {}};
+  ParameterFields<Params> fields(parameters);
+  const TensorPlaces names(layer_op().tensors(one));
+  const LayerTensors first{names, layers.places.front()}, last{names, layers.places.back()};
+  auto common = fields.template base<persistent_common>();
+  common.set(&persistent_common::workspace, ScratchArgument{program.scratch.size() - 1},
+             &persistent_common::layers, layers.count());
+  set_common(common, one, layer, first, last, step);
+  if constexpr (std::is_base_of_v<persistent_ranks, Params>)
+    set_ranks(fields.template base<persistent_ranks>(), program, one, first,
+              fmt::format("{} {}", expression, layers.count()));
+  if (step != nullptr) step->set_fields(fields.inside(&Params::token), layers.first, layers.last);
+  for (std::size_t i = 0; i < layers.count(); ++i)
+    set_layer(fields.inside(&Params::of, i), layer, {names, layers.places[i]});
+  return parameters;
 }
 
 }  // namespace
 
-ParameterStruct parameters_of(const Problem& one, const Layer& layer, std::size_t workspace,
-                              const std::vector<std::vector<std::size_t>>& places,
-                              bool whole_token) {
+ParameterStruct parameters_of(Program& program, const Problem& one, const Layer& layer,
+                              const LaunchedLayers& layers, const DecodeStep* step,
+                              const std::string& expression) {
   const bool experts = layer.router.has_value(), packs = packed_format(one).packed;
-  const std::size_t common =
-      one.sizes.contains("ranks") ? sizeof(persistent_rank_common) : sizeof(persistent_common);
-  const std::size_t of_layer = packs && experts ? sizeof(persistent_packed_expert_layer)
-                               : packs          ? sizeof(persistent_packed_layer)
-                               : experts        ? sizeof(persistent_expert_layer)
-                                                : sizeof(persistent_layer_pointers);
-  const std::size_t packed = experts ? offsetof(persistent_packed_expert_layer, packed)
-                                     : offsetof(persistent_packed_layer, packed);
-  std::size_t at = common + sizeof(persistent_token);
-  ParameterStruct parameters{.bytes = at + persistent_params::most_layers * of_layer, .fields = {}};
-  Fields fields(parameters, one);
-  set_common(fields, one, layer, workspace, places, whole_token);
-  for (const Tensors& tensors : places) {
-    set_layer(fields, layer, tensors, at);
-    if (packs) set_packed(fields, tensors, at + packed);
-    at += of_layer;
-  }
-  return parameters;
+  const auto fill = one.sizes.contains("ranks") ? filled<persistent_rank_params>
+                    : packs && experts          ? filled<persistent_packed_expert_params>
+                    : packs                     ? filled<persistent_packed_params>
+                    : experts                   ? filled<persistent_expert_params>
+                                                : filled<persistent_params>;
+  return fill(program, one, layer, layers, step, expression);
 }
 
 }  // namespace fftune::layer

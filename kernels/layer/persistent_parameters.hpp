@@ -10,18 +10,20 @@
 
 namespace fftune::layer {
 
-/// Where the parameters of a token begin.
-constexpr std::size_t token_at = sizeof(persistent_common);
+/// The layers of one launch.
+struct LaunchedLayers {
+  /// For each layer, which tensor of the program is each of the op layer's.
+  std::vector<std::vector<std::size_t>> places;
+  bool first = true, last = true;  // whether those of the plan are among them
 
-/// Adds a group's memory and the problem's tag, of layers on a rank's slice.
-void set_ranks(ParameterStruct& parameters, Program& program, const Problem& one,
-               const std::vector<std::size_t>& places, std::size_t layers,
-               const std::string& expression);
+  std::size_t count() const { return places.size(); }
+};
 
-/// `places`: for each layer, which tensor of the program is each of the op layer's. With
-/// `whole_token` the state of the sequences stands for positions, slots and lengths.
-ParameterStruct parameters_of(const Problem& one, const Layer& layer, std::size_t workspace,
-                              const std::vector<std::vector<std::size_t>>& places,
-                              bool whole_token);
+/// The kernel's workspace is the program's last scratch. The state of the sequences of a decode
+/// step, if there is one, stands for positions, slots and lengths. Ranks compare the kernel's
+/// `expression`.
+ParameterStruct parameters_of(Program& program, const Problem& one, const Layer& layer,
+                              const LaunchedLayers& layers, const DecodeStep* step,
+                              const std::string& expression);
 
 }  // namespace fftune::layer

@@ -25,19 +25,31 @@
 namespace fftune::layer {
 namespace {
 
-/// A kernel of a product and its sum: the engine whose space and tiles it has, and its launch with
-/// all of its parameters but those that the fields are of.
+/// The tensors of a sum, by their places or `absent`, and the tag that ranks compare.
+struct Sum {
+  std::size_t group, residual, y;
+  std::uint32_t tag;
+};
+
+/// A kernel of a product and its sum: the engine whose space and tiles it has, its launch with all
+/// of its parameters but the sum's, and those.
 struct SummedKernel {
   const Engine& engine;
   const char* source;
   DType summands;  // f32, or no f32: the type of y
-  struct Fields {
-    all_reduce::GroupFields group;
-    std::size_t residual, y, tag;
-  } fields;
+  void (*set_sum)(ParameterStruct&, Program&, const all_reduce::Form&, const Sum&);
   KernelLaunch& (*append)(Program&, const GemmProblem&, const TensorPlaces&, const DeviceFacts&,
                           const Config&, const all_reduce::Form&);
 };
+
+template <class Params>
+void set_sum(ParameterStruct& parameters, Program& program, const all_reduce::Form& form,
+             const Sum& sum) {
+  ParameterFields<Params> fields(parameters);
+  all_reduce::set_group(fields, program, form, sum.group);
+  fields.set_places(&Params::residual, sum.residual, &Params::y, sum.y);
+  fields.set(&Params::tag, sum.tag);
+}
 
 KernelLaunch& append_decode(Program& program, const GemmProblem& gemm, const TensorPlaces& places,
                             const DeviceFacts&, const Config& config,
@@ -57,14 +69,11 @@ KernelLaunch& append_decode(Program& program, const GemmProblem& gemm, const Ten
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes());
   launch.cluster.y = split_k;
   using Params = summed_product_params;
-  launch.parameters =
-      ParameterStruct{.bytes = sizeof(Params),
-                      .fields = {{offsetof(Params, a), tensor_of(places, gemm.a[0].front())},
-                                 {offsetof(Params, b), tensor_of(places, gemm.b[0].front())},
-                                 {offsetof(Params, m), static_cast<std::int32_t>(gemm.m)},
-                                 {offsetof(Params, n), static_cast<std::int32_t>(gemm.n)},
-                                 {offsetof(Params, k), static_cast<std::int32_t>(gemm.k)},
-                                 {offsetof(Params, split_k), static_cast<std::int32_t>(split_k)}}};
+  launch.parameters = ParameterStruct{sizeof(Params), {}};
+  ParameterFields<Params>(*launch.parameters)
+      .set(&Params::a, tensor_of(places, gemm.a[0].front()), &Params::b,
+           tensor_of(places, gemm.b[0].front()), &Params::m, gemm.m, &Params::n, gemm.n, &Params::k,
+           gemm.k, &Params::split_k, split_k);
   return launch;
 }
 
@@ -84,18 +93,10 @@ KernelLaunch& append_sm90(Program& program, const GemmProblem& gemm, const Tenso
   return launch;
 }
 
-template <class Params>
-constexpr SummedKernel::Fields fields_of() {
-  return {{offsetof(Params, loopback), offsetof(Params, table)},
-          offsetof(Params, residual),
-          offsetof(Params, y),
-          offsetof(Params, tag)};
-}
-
 const SummedKernel decode_kernel{decode_engine, "all_reduce/product.cu", DType::f32,
-                                 fields_of<summed_product_params>(), append_decode};
+                                 set_sum<summed_product_params>, append_decode};
 const SummedKernel sm90_kernel{sm90_engine, "all_reduce/product_sm90.cu", DType::bf16,
-                               fields_of<summed_sm90_params>(), append_sm90};
+                               set_sum<summed_sm90_params>, append_sm90};
 
 /// Bytes of summands: those of more tokens have products that take longer than the link.
 constexpr std::int64_t most_message = most_packet_message;
@@ -144,25 +145,19 @@ class SummedProduct final : public FusedParts {
     const std::size_t of_sum = own.size();
     const auto sums = all_reduce_op().tensors(sum.problem);
     for (const TensorSpec& tensor : sums) names.push_back(sum.tensor(tensor.name));
-    const auto place = [&](const char* name) {
-      return TensorArgument{of_sum + tensor_index(sums, name)};
-    };
+    const auto place = [&](const char* name) { return of_sum + tensor_index(sums, name); };
     const all_reduce::Form form = message(sum);
-    const auto& fields = kernel_.fields;
     Program from, program;
     KernelLaunch& launch =
         kernel_.append(from, chain(two).front(), TensorPlaces(std::move(own)), facts, config, form);
     launch.programmatic = true;
-    const auto set = [&](std::size_t offset, Argument value) {
-      launch.parameters->fields.push_back({offset, std::move(value)});
-    };
-    all_reduce::set_group(*launch.parameters, from, form,
-                          form.loopback ? absent : place("group").tensor, fields.group);
-    if (form.adds) set(fields.residual, place("residual"));
-    set(fields.y, place(form.normalises ? "sum" : "y"));
-    const auto tag = all_reduce::tag_of(
-        product.problem, fmt::format("{} {}", from.kernels.back().expression, config.text()));
-    set(fields.tag, static_cast<std::int32_t>(tag));
+    kernel_.set_sum(*launch.parameters, from, form,
+                    {.group = form.loopback ? absent : place("group"),
+                     .residual = form.adds ? place("residual") : absent,
+                     .y = place(form.normalises ? "sum" : "y"),
+                     .tag = all_reduce::tag_of(
+                         product.problem,
+                         fmt::format("{} {}", from.kernels.back().expression, config.text()))});
     append_in_layer(program, std::move(from), problem, names);
     if (form.normalises)
       append_in_layer(program, norm_behind(sum, facts), problem,
