@@ -32,6 +32,8 @@ struct OpFacts {
   std::vector<OptionField> options = {};
   std::string_view token_size = "m";
   bool rows_are_alike = true;
+  std::vector<std::string> sharded_sizes = {};
+  std::vector<KnownModel> (*known_models)() = nullptr;
   std::vector<std::vector<const Family*> (*)()> families = {};  // listed after each other
   std::vector<Baseline> (*baselines)(const Problem&, const DeviceFacts&) = nullptr;
   std::string (*contradiction)(const Problem&) = nullptr;
@@ -55,6 +57,10 @@ class DescribedOp : public Op {
   std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
   std::string_view token_size() const override { return facts_.token_size; }
   bool rows_are_alike(const Problem&) const override { return facts_.rows_are_alike; }
+  std::vector<std::string> sharded_sizes() const override { return facts_.sharded_sizes; }
+  std::vector<KnownModel> known_models() const override {
+    return facts_.known_models == nullptr ? std::vector<KnownModel>() : facts_.known_models();
+  }
   std::vector<const Family*> families() const override;
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return facts_.baselines == nullptr ? std::vector<Baseline>() : facts_.baselines(problem, facts);

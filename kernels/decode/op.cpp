@@ -581,16 +581,14 @@ OpFacts facts() {
       .options = option_fields(),
       .token_size = "batch",
       .rows_are_alike = false,
+      .sharded_sizes = layer::sharded_sizes(),
+      .known_models = known_models,
       .families = {cuda_families, cpu_families}};
 }
 
 class Decode final : public DescribedOp {
  public:
   Decode() : DescribedOp(facts()) {}
-
-  std::vector<KnownModel> known_models() const override { return decoding::known_models(); }
-
-  std::vector<std::string> sharded_sizes() const override { return layer::sharded_sizes(); }
 
   std::string contradiction(const Problem& problem) const override {
     if (auto reason = contradiction_of_kinds(problem); !reason.empty()) return reason;

@@ -60,10 +60,7 @@ double drawn_beta(std::mt19937_64& random) {
 std::vector<TensorSpec> tensors_of(const Layer& layer) {
   TensorList list(layer);
   const std::int64_t heads = layer.heads, v_heads = layer.v_heads, dim = layer.dim;
-  if (layer.backward) {
-    list.rows("d_out", layer.dtype, Role::input, v_heads, layer.v_dim);
-    if (layer.final) list.states("d_final_state", Role::input).dtype = DType::f32;
-  }
+  list.add_d_out();
   list.rows("q", layer.dtype, Role::input, heads, dim, layer.q_row);
   TensorSpec& k = list.rows("k", layer.dtype, Role::input, heads, dim, layer.k_row);
   // Where values are given instead of drawn, they are as small.
@@ -95,13 +92,8 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
     TensorSpec& beta = list.rows("beta", DType::f32, Role::input, v_heads, 1, layer.gate_row);
     beta.draw = each(drawn_beta), beta.scale = 0.1, beta.mean = 0.5;
   }
-  list.add_cache();
-  list.add_sequences();
-  if (!layer.backward) {
-    list.rows("out", layer.dtype, Role::output, v_heads, layer.v_dim);
-    if (layer.final) list.states("final_state", Role::output);
-    return std::move(list).tensors();
-  }
+  list.add_states_and_out();
+  if (!layer.backward) return std::move(list).tensors();
   list.rows("dq", layer.dtype, Role::output, heads, dim);
   list.rows("dk", layer.dtype, Role::output, heads, dim);
   list.rows("dv", layer.dtype, Role::output, v_heads, layer.v_dim);
@@ -116,7 +108,7 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
     list.rows("dbeta_logits", layer.dtype, Role::output, v_heads, 1);
   else
     list.rows("dbeta", DType::f32, Role::output, v_heads, 1);
-  if (layer.initial) list.states("d_initial_state", Role::output).dtype = DType::f32;
+  list.add_d_initial_state();
   return std::move(list).tensors();
 }
 
@@ -223,20 +215,14 @@ OpFacts facts() {
           .options = options(),
           .token_size = "s",
           .rows_are_alike = false,
+          .sharded_sizes = {"heads", "v-heads"},
+          .known_models = models,
           .families = {cuda_families, cpu_families},
           .contradiction = contradiction,
           .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
           .stage = complete,
           .reference = reference};
 }
-
-class GatedDeltaRule final : public DescribedOp {
- public:
-  using DescribedOp::DescribedOp;
-
-  std::vector<KnownModel> known_models() const override { return models(); }
-  std::vector<std::string> sharded_sizes() const override { return {"heads", "v-heads"}; }
-};
 
 }  // namespace
 
@@ -286,6 +272,6 @@ std::optional<std::string> refuse_chunks(const Layer& layer) {
 }  // namespace fftune::gated_delta_rule
 
 const fftune::Op& fftune::gated_delta_rule_op() {
-  static const gated_delta_rule::GatedDeltaRule op(gated_delta_rule::facts());
+  static const DescribedOp op(gated_delta_rule::facts());
   return op;
 }

@@ -92,6 +92,24 @@ void TensorList::add_sequences() {
         };
 }
 
+void TensorList::add_d_out() {
+  if (!layer_.backward) return;
+  rows("d_out", layer_.dtype, Role::input, layer_.v_heads, layer_.v_dim);
+  if (layer_.final) states("d_final_state", Role::input).dtype = DType::f32;
+}
+
+void TensorList::add_states_and_out() {
+  add_cache();
+  add_sequences();
+  if (layer_.backward) return;
+  rows("out", layer_.dtype, Role::output, layer_.v_heads, layer_.v_dim);
+  if (layer_.final) states("final_state", Role::output);
+}
+
+void TensorList::add_d_initial_state() {
+  if (layer_.initial) states("d_initial_state", Role::output).dtype = DType::f32;
+}
+
 std::vector<SizeField> sequence_sizes() {
   return {{.name = "s",
            .help = "tokens of a sequence; in layout thd of all sequences together",

@@ -26,13 +26,18 @@ class TensorList {
                    std::int64_t features, std::int64_t row = 0);
   TensorSpec& states(std::string name, Role role);
   TensorSpec& add(TensorSpec spec);
-  /// initial_state, or the cache with its indices.
-  void add_cache();
-  /// has_state and offsets.
-  void add_sequences();
+  /// d_out and d_final_state, of the backward pass.
+  void add_d_out();
+  /// initial_state, or the cache with its indices; has_state and offsets. Behind them, of the
+  /// forward pass, out and final_state.
+  void add_states_and_out();
+  void add_d_initial_state();
   std::vector<TensorSpec> tensors() && { return std::move(tensors_); }
 
  private:
+  void add_cache();
+  void add_sequences();
+
   const Layer& layer_;
   std::vector<TensorSpec> tensors_;
 };

@@ -585,16 +585,14 @@ OpFacts facts() {
             .when_absent = table_positions}},
       .options = option_fields(),
       .token_size = "batch",
-      .rows_are_alike = false};
+      .rows_are_alike = false,
+      .sharded_sizes = sharded_sizes(),
+      .known_models = known_models};
 }
 
 class LayerOp final : public DescribedOp {
  public:
   LayerOp() : DescribedOp(facts()) {}
-
-  std::vector<KnownModel> known_models() const override { return layer::known_models(); }
-
-  std::vector<std::string> sharded_sizes() const override { return layer::sharded_sizes(); }
 
   std::string contradiction(const Problem& problem) const override {
     if (auto reason = contradiction_of_mixer(problem); !reason.empty()) return reason;

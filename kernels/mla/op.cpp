@@ -141,29 +141,22 @@ std::string contradiction(const Problem& problem) {
   return "";
 }
 
-class Mla final : public DescribedOp {
- public:
-  using DescribedOp::DescribedOp;
-
-  std::vector<KnownModel> known_models() const override {
-    const auto model = [](const char* name, std::int64_t heads, std::int64_t rank,
-                          const char* scale) {
-      return KnownModel{name, {{"heads", heads}, {"rank", rank}, {"rope", 64}}, {{"scale", scale}}};
-    };
-    // Of sparse attention.
-    const auto sparse = [&](const char* name, std::int64_t heads, const char* scale) {
-      KnownModel made = model(name, heads, 512, scale);
-      made.sizes["top"] = 2048;
-      return made;
-    };
-    return {
-        model("deepseek-v2-lite", 16, 512, "0.11472"), model("deepseek-v3", 128, 512, "0.13523"),
-        sparse("deepseek-v3.2", 128, "0.13523"),       model("kimi-k2", 64, 512, "0.13086"),
-        model("glm-4.7-flash", 20, 512, "0.0625"),     sparse("glm-5", 64, "0.0625"),
-        model("mistral-small-4", 32, 256, "0.19497")};
-  }
-  std::vector<std::string> sharded_sizes() const override { return {"heads"}; }
-};
+std::vector<KnownModel> models() {
+  const auto model = [](const char* name, std::int64_t heads, std::int64_t rank,
+                        const char* scale) {
+    return KnownModel{name, {{"heads", heads}, {"rank", rank}, {"rope", 64}}, {{"scale", scale}}};
+  };
+  // Of sparse attention.
+  const auto sparse = [&](const char* name, std::int64_t heads, const char* scale) {
+    KnownModel made = model(name, heads, 512, scale);
+    made.sizes["top"] = 2048;
+    return made;
+  };
+  return {model("deepseek-v2-lite", 16, 512, "0.11472"), model("deepseek-v3", 128, 512, "0.13523"),
+          sparse("deepseek-v3.2", 128, "0.13523"),       model("kimi-k2", 64, 512, "0.13086"),
+          model("glm-4.7-flash", 20, 512, "0.0625"),     sparse("glm-5", 64, "0.0625"),
+          model("mistral-small-4", 32, 256, "0.19497")};
+}
 
 OpFacts facts() {
   return {
@@ -222,6 +215,8 @@ OpFacts facts() {
                               {0, 1e6})},
       .token_size = "b",
       .rows_are_alike = false,
+      .sharded_sizes = {"heads"},
+      .known_models = models,
       .families = {cuda_families, cpu_families},
       .contradiction = contradiction,
       .tensors = tensors_of,
@@ -265,6 +260,6 @@ Layer divided_layer_of(const Problem& problem) {
 }  // namespace fftune::mla
 
 const fftune::Op& fftune::mla_op() {
-  static const mla::Mla op(mla::facts());
+  static const DescribedOp op(mla::facts());
   return op;
 }

@@ -397,6 +397,35 @@ std::vector<OptionField> option_fields() {
   return options;
 }
 
+/// The published configurations' hidden_size, moe_intermediate_size (or intermediate_size), experts
+/// and experts of a token; and what differs from the options' defaults.
+std::vector<KnownModel> models() {
+  using Options = std::map<std::string, std::string>;
+  const auto model = [](const char* name, std::int64_t d, std::int64_t h, std::int64_t experts,
+                        std::int64_t choices, Options options = {}) {
+    return KnownModel{
+        name, {{"d", d}, {"h", h}, {"experts", experts}, {"top-k", choices}}, std::move(options)};
+  };
+  const Options gpt_oss{{"act", "swiglu-oai"}, {"bias", "all"}, {"gate-up", "interleaved"}};
+  const KnownModel gpt_oss_20b = model("gpt-oss-20b", 2880, 2880, 32, 4, gpt_oss);
+  const KnownModel gpt_oss_120b = model("gpt-oss-120b", 2880, 2880, 128, 4, gpt_oss);
+  return {model("qwen3-30b-a3b", 2048, 768, 128, 8),
+          model("qwen3-235b-a22b", 4096, 1536, 128, 8),
+          model("qwen2-57b-a14b", 3584, 2560, 64, 8),
+          model("mixtral-8x7b", 4096, 14336, 8, 2),
+          model("mixtral-8x22b", 6144, 16384, 8, 2),
+          model("deepseek-v2-lite", 2048, 1408, 64, 6),
+          model("deepseek-v3", 7168, 2048, 256, 8),
+          model("kimi-k2", 7168, 2048, 384, 8),
+          model("glm-4.5", 5120, 1536, 160, 8),
+          gpt_oss_20b,
+          gpt_oss_120b,
+          packed_model(gpt_oss_20b, "mxfp4"),
+          packed_model(gpt_oss_120b, "mxfp4"),
+          model("olmoe-1b-7b", 2048, 1024, 64, 8),
+          model("llama-4-scout", 5120, 8192, 16, 1, {{"weigh", "before"}})};
+}
+
 OpFacts facts() {
   return {
       .name = "moe-ffn",
@@ -415,6 +444,8 @@ OpFacts facts() {
            own_experts_size()},
       .options = option_fields(),
       .rows_are_alike = false,
+      .sharded_sizes = {"h"},
+      .known_models = models,
       .families = {decode_families, own_ids_families, route_families, gemm_families,
                    combine_families, weigh_families, d_biases_families},
       .baselines = baselines};
@@ -424,35 +455,6 @@ class MoeFfn final : public DescribedOp {
  public:
   MoeFfn() : DescribedOp(facts()) {}
 
-  /// The published configurations' hidden_size, moe_intermediate_size (or intermediate_size),
-  /// experts and experts of a token; and what differs from the options' defaults.
-  std::vector<KnownModel> known_models() const override {
-    using Options = std::map<std::string, std::string>;
-    const auto model = [](const char* name, std::int64_t d, std::int64_t h, std::int64_t experts,
-                          std::int64_t choices, Options options = {}) {
-      return KnownModel{
-          name, {{"d", d}, {"h", h}, {"experts", experts}, {"top-k", choices}}, std::move(options)};
-    };
-    const Options gpt_oss{{"act", "swiglu-oai"}, {"bias", "all"}, {"gate-up", "interleaved"}};
-    const KnownModel gpt_oss_20b = model("gpt-oss-20b", 2880, 2880, 32, 4, gpt_oss);
-    const KnownModel gpt_oss_120b = model("gpt-oss-120b", 2880, 2880, 128, 4, gpt_oss);
-    return {model("qwen3-30b-a3b", 2048, 768, 128, 8),
-            model("qwen3-235b-a22b", 4096, 1536, 128, 8),
-            model("qwen2-57b-a14b", 3584, 2560, 64, 8),
-            model("mixtral-8x7b", 4096, 14336, 8, 2),
-            model("mixtral-8x22b", 6144, 16384, 8, 2),
-            model("deepseek-v2-lite", 2048, 1408, 64, 6),
-            model("deepseek-v3", 7168, 2048, 256, 8),
-            model("kimi-k2", 7168, 2048, 384, 8),
-            model("glm-4.5", 5120, 1536, 160, 8),
-            gpt_oss_20b,
-            gpt_oss_120b,
-            packed_model(gpt_oss_20b, "mxfp4"),
-            packed_model(gpt_oss_120b, "mxfp4"),
-            model("olmoe-1b-7b", 2048, 1024, 64, 8),
-            model("llama-4-scout", 5120, 8192, 16, 1, {{"weigh", "before"}})};
-  }
-  std::vector<std::string> sharded_sizes() const override { return {"h"}; }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     auto all = float_dtypes(kind);
     all.push_back(DType::fp8);

@@ -65,10 +65,7 @@ auto steps_drawn_for(const Layer& layer) {
 std::vector<TensorSpec> tensors_of(const Layer& layer) {
   TensorList list(layer);
   const std::int64_t groups = layer.heads, heads = layer.v_heads, dim = layer.v_dim;
-  if (layer.backward) {
-    list.rows("d_out", layer.dtype, Role::input, heads, dim);
-    if (layer.final) list.states("d_final_state", Role::input).dtype = DType::f32;
-  }
+  list.add_d_out();
   list.rows("x", layer.dtype, Role::input, heads, dim, layer.v_row);
   TensorSpec& dt = list.rows("dt", layer.dtype, Role::input, heads, 1, layer.gate_row);
   const StepRange steps(layer);
@@ -102,13 +99,8 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
           // What is added to a step leaves most of them between the limits.
           return random() % 2 == 0 ? 0 : (steps.high - steps.low) / 2 * uniform(random);
         });
-  list.add_cache();
-  list.add_sequences();
-  if (!layer.backward) {
-    list.rows("out", layer.dtype, Role::output, heads, dim);
-    if (layer.final) list.states("final_state", Role::output);
-    return std::move(list).tensors();
-  }
+  list.add_states_and_out();
+  if (!layer.backward) return std::move(list).tensors();
   list.rows("dx", layer.dtype, Role::output, heads, dim);
   list.rows("ddt", layer.dtype, Role::output, heads, 1);
   list.add({layer.given ? "dA" : "dA_log", DType::f32, {heads}, Role::output, 1});
@@ -116,7 +108,7 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   list.rows("dC", layer.dtype, Role::output, groups, layer.dim);
   if (layer.skip) list.add({"dD", DType::f32, {heads}, Role::output, 1});
   if (layer.bias) list.add({"ddt_bias", DType::f32, {heads}, Role::output, 1});
-  if (layer.initial) list.states("d_initial_state", Role::output).dtype = DType::f32;
+  list.add_d_initial_state();
   return std::move(list).tensors();
 }
 
@@ -207,20 +199,14 @@ OpFacts facts() {
           .options = options(),
           .token_size = "s",
           .rows_are_alike = false,
+          .sharded_sizes = {"heads", "groups"},
+          .known_models = models,
           .families = {cuda_families, cpu_families},
           .contradiction = contradiction,
           .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
           .stage = complete,
           .reference = reference};
 }
-
-class Ssd final : public DescribedOp {
- public:
-  using DescribedOp::DescribedOp;
-
-  std::vector<KnownModel> known_models() const override { return models(); }
-  std::vector<std::string> sharded_sizes() const override { return {"heads", "groups"}; }
-};
 
 }  // namespace
 
@@ -251,6 +237,6 @@ Layer layer_of(const Problem& problem) {
 }  // namespace fftune::ssd
 
 const fftune::Op& fftune::ssd_op() {
-  static const ssd::Ssd op(ssd::facts());
+  static const DescribedOp op(ssd::facts());
   return op;
 }
