@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "core/error.hpp"
+#include "core/split.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/layer/layer.hpp"
 
@@ -51,15 +52,12 @@ Fields fields_of(const std::string& text) {
   if (colon == std::string::npos)
     reject(fmt::format("'{}' is no kind of layers: use MIXER:NAME=VALUE,NAME=VALUE", text));
   Fields fields{{"mixer", text.substr(0, colon)}};
-  for (std::size_t at = colon + 1; at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size());
-    const std::string field = text.substr(at, end - at);
+  for (const std::string_view field : split_at_commas(std::string_view(text).substr(colon + 1))) {
     const std::size_t equals = field.find('=');
-    if (equals == std::string::npos || equals == 0)
+    if (equals == field.npos || equals == 0)
       reject(fmt::format("'{}' is no field: use NAME=VALUE", field));
     if (!fields.emplace(field.substr(0, equals), field.substr(equals + 1)).second)
       reject(fmt::format("{} is given twice", field.substr(0, equals)));
-    at = end + 1;
   }
   return fields;
 }

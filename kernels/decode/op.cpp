@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "device/backend.hpp"
 #include "device/parallel.hpp"
 #include "kernels/all_argmax/all_argmax.hpp"
 #include "kernels/common/part_stages.hpp"
@@ -25,7 +26,6 @@
 #include "kernels/head/head.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/layer/sequences.hpp"
-#include "registry/holders.hpp"
 #include "registry/last_problems.hpp"
 #include "registry/part_family.hpp"
 

@@ -49,7 +49,7 @@ void PlacedExecutable::enqueue(void* const* tensors, void* workspace, void* stre
     throw Error(ErrorKind::internal, "an executable that is placed has too many tensors");
   // A program of one kind of layers has no tensors of the others.
   for (std::size_t i = 0; i < places_.size(); ++i)
-    own[i] = places_[i] == static_cast<std::size_t>(-1) ? nullptr : tensors[places_[i]];
+    own[i] = places_[i] == nowhere ? nullptr : tensors[places_[i]];
   void* const part = static_cast<std::byte*>(workspace) + offset_;
   if (again_)
     executable_->enqueue_again(own.data(), part, stream);

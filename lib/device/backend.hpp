@@ -204,9 +204,11 @@ class Compiler {
   virtual std::vector<std::string> warnings() const = 0;
 };
 
-// An executable on other tensors, number i of its own being number places[i] of those it is given,
-// and on a part of the workspace.
+/// The place of a tensor that is not there.
+constexpr std::size_t nowhere = static_cast<std::size_t>(-1);
 
+/// An executable on other tensors, number i of its own being number places[i] of those it is given,
+/// or null where that is `nowhere`, and on a part of the workspace.
 class PlacedExecutable final : public Executable {
  public:
   /// `offset`: of its part, 256-byte aligned. `again`: it has run there before.

@@ -10,6 +10,7 @@
 #include "core/error.hpp"
 #include "core/lookup.hpp"
 #include "core/saturated.hpp"
+#include "core/split.hpp"
 
 namespace fftune {
 namespace {
@@ -72,12 +73,7 @@ std::string canonical_routing(const Op& op, const OptionField& field, const std:
 /// Sorts the parts between commas, behind a name and a colon if there are such.
 std::string canonical_text(const std::string& text) {
   const std::size_t colon = text.find(':'), first = colon == std::string::npos ? 0 : colon + 1;
-  std::vector<std::string> parts;
-  for (std::size_t at = first; at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size());
-    parts.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
+  auto parts = split_at_commas(std::string_view(text).substr(first));
   std::sort(parts.begin(), parts.end());
   return text.substr(0, first) + fmt::format("{}", fmt::join(parts, ","));
 }

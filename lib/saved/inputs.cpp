@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "core/fail.hpp"
 #include "core/nearest.hpp"
+#include "core/split.hpp"
 #include "device/parallel.hpp"
 #include "saved/language_model.hpp"
 
@@ -117,10 +118,8 @@ void SavedInputs::open_layer() {
 }
 
 void SavedInputs::parse_map(const std::string& text) {
-  for (std::size_t begin = 0; !text.empty() && begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string pair = text.substr(begin, end - begin);
-    begin = end + 1;
+  if (text.empty()) return;
+  for (const std::string_view pair : split_at_commas(text)) {
     if (pair.empty())
       fail("{} '{}' has an empty part: give values with commas between them", option("map"), text);
     const auto sign = pair.find('=');

@@ -13,11 +13,11 @@
 
 #include "core/dtype.hpp"  // its names come before those of device headers
 #include "core/error.hpp"
+#include "device/backend.hpp"
 #include "kernels/decode/decode.hpp"
 #include "kernels/head/head.hpp"
 #include "kernels/layer/persistent.cuh"
 #include "layer/problems.hpp"
-#include "registry/holders.hpp"
 #include "registry/part_family.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"

@@ -5,19 +5,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/split.hpp"
+
 namespace fftune::tool {
 
 namespace {
-
-std::vector<std::string> split(std::string_view text) {
-  std::vector<std::string> parts;
-  while (!text.empty()) {
-    const std::size_t comma = std::min(text.find(','), text.size());
-    parts.emplace_back(text.substr(0, comma));
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
-  return parts;
-}
 
 Option help_option() {
   return {.names = {"-h", "--help"},
@@ -36,7 +28,8 @@ bool is_help(const Option& option) {
 
 Option& Command::add(std::string_view spelled, Option option) {
   const std::size_t space = std::min(spelled.find(' '), spelled.size());
-  option.names = split(spelled.substr(0, space));
+  for (const std::string_view name : split_at_commas(spelled.substr(0, space)))
+    option.names.emplace_back(name);
   option.type = spelled.substr(std::min(space + 1, spelled.size()));
   // From CLI11 2.3 on, -h and an option --h are the same word: the option matters more. --help is
   // then the last of the options so far.

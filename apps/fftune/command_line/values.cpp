@@ -11,6 +11,7 @@
 
 #include "core/error.hpp"
 #include "core/nearest.hpp"
+#include "core/split.hpp"
 
 namespace fftune::tool {
 
@@ -60,16 +61,13 @@ std::int64_t parse_whole(const std::string& text, const std::string& where, std:
 
 std::vector<std::string> parse_words(const std::string& text, const std::string& where) {
   std::vector<std::string> words;
-  std::size_t begin = 0;
-  while (true) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    words.push_back(text.substr(begin, end - begin));
-    if (words.back().empty())
+  for (const std::string_view word : split_at_commas(text)) {
+    if (word.empty())
       fail(fmt::format("{} '{}' has an empty part: give values with commas between them", where,
                        text));
-    if (end == text.size()) return words;
-    begin = end + 1;
+    words.emplace_back(word);
   }
+  return words;
 }
 
 std::vector<std::int64_t> parse_whole_list(const std::string& text, const std::string& where,

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/split.hpp"
 
 namespace fftune::tool {
 
@@ -63,13 +64,9 @@ std::vector<std::pair<std::string, std::string>> parameters_of(const std::string
   std::vector<std::pair<std::string, std::string>> parameters;
   const std::size_t slash = id.find('/');
   if (slash == id.npos) return parameters;
-  for (std::size_t begin = slash + 1; begin < id.size();) {
-    const std::size_t end = std::min(id.find(',', begin), id.size());
-    const std::string word = id.substr(begin, end - begin);
-    begin = end + 1;
+  for (const std::string_view word : split_at_commas(std::string_view(id).substr(slash + 1)))
     if (const std::size_t equals = word.find('='); equals != word.npos)
       parameters.emplace_back(word.substr(0, equals), word.substr(equals + 1));
-  }
   return parameters;
 }
 
