@@ -120,15 +120,10 @@ class Conv final : public StageFamily {
     if (is_fallback()) return {};
     const Layer layer = layer_of(problem);
     Space space;
-    space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
+    add_vector(space, element_bytes(layer), widest(layer))
         .parameter("threads", "threads of a block", {32, 64, 128, 256})
         .parameter("tokens", "consecutive tokens of a thread", token_choices(layer.backward))
         .parameter("unroll", "tokens that a thread has in flight", {1, 2, 4, 8})
-        .constraint("an access has at least one element, and rows are aligned to it",
-                    [most = widest(layer), least = element_bytes(layer)](const Config& c) {
-                      return c.at("vector") >= least && c.at("vector") <= most;
-                    },
-                    {"vector"})
         .constraint("a thread has no more tokens in flight than it has",
                     [](const Config& c) { return c.at("unroll") <= c.at("tokens"); },
                     {"tokens", "unroll"})

@@ -94,22 +94,14 @@ Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t v
 Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) const {
   if (is_fallback()) return {};
   const ColumnWork work = functions_.work(problem);
-  const std::int64_t widest = widest_vector(work.h * element_bytes(work));
   Space space;
-  space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
+  add_wide_vector(space, element_bytes(work), widest_vector(work.h * element_bytes(work)))
       .parameter("columns", "threads of a block along a row",
                  {1, 2, 4, 8, 16, 32, 64, 128, 256, 512})
       .parameter("rows", "rows of threads in a block", {1, 2, 4, 8, 16, 32, 64, 128, 256})
       .parameter("unroll", "rows that a thread has in flight", {1, 2, 4, 8})
       .parameter("evict_first", "1: accesses use the L2 policy evict_first; 0: evict_normal",
                  {0, 1})
-      .constraint("an access has at least one element, and rows are aligned to it",
-                  [widest, least = element_bytes(work)](const Config& c) {
-                    return c.at("vector") >= least && c.at("vector") <= widest;
-                  },
-                  {"vector"})
-      .constraint("accesses narrower than half of what alignment allows only add instructions",
-                  [widest](const Config& c) { return 2 * c.at("vector") >= widest; }, {"vector"})
       .constraint("a block has 64 to 512 threads",
                   [](const Config& c) {
                     return column_block_threads(c) >= 64 && column_block_threads(c) <= 512;

@@ -61,4 +61,22 @@ void append_column_sum(Program& program, const DeviceFacts& facts, const std::st
                     threads, {partial, out, static_cast<std::int32_t>(rows), columns});
 }
 
+Space& add_vector(Space& space, std::int64_t element_bytes, std::int64_t widest,
+                  const char* aligned) {
+  return space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
+      .constraint(
+          fmt::format("an access has at least one element, and {} are aligned to it", aligned),
+          [=](const Config& c) {
+            return c.at("vector") >= element_bytes && c.at("vector") <= widest;
+          },
+          {"vector"});
+}
+
+Space& add_wide_vector(Space& space, std::int64_t element_bytes, std::int64_t widest,
+                       const char* aligned) {
+  return add_vector(space, element_bytes, widest, aligned)
+      .constraint("accesses narrower than half of what alignment allows only add instructions",
+                  [=](const Config& c) { return 2 * c.at("vector") >= widest; }, {"vector"});
+}
+
 }  // namespace fftune

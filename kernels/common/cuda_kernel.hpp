@@ -106,6 +106,14 @@ inline bool all_resident(const DeviceFacts& facts, std::int64_t threads) {
   return threads <= 1024 * std::int64_t{facts.multiprocessors};
 }
 
+/// Adds the parameter vector: an access has at least one element, and the rows, or `aligned`, are
+/// aligned to it, whose widest_vector() is `widest`.
+Space& add_vector(Space& space, std::int64_t element_bytes, std::int64_t widest,
+                  const char* aligned = "rows");
+/// The same for kernels that narrow accesses cost instructions alone: these are left out.
+Space& add_wide_vector(Space& space, std::int64_t element_bytes, std::int64_t widest,
+                       const char* aligned = "rows");
+
 /// Adds the parameter l2_prefetch. `can`: can_prefetch_l2(). `threads`: of all blocks of a
 /// configuration; it reads the parameters `reads`.
 inline void add_l2_prefetch(Space& space, const DeviceFacts& facts, bool can,

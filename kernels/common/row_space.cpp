@@ -33,9 +33,8 @@ std::int64_t block_threads(const Config& config) {
 
 void add_row_parameters(Space& space, const RowShape& shape, const RowKernelLimits& limits,
                         const DeviceFacts& facts) {
-  const std::int64_t widest = widest_vector(shape.bytes());
   std::vector<std::string> sharing{"vector", "group"};
-  space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
+  add_wide_vector(space, shape.element_bytes(), widest_vector(shape.bytes()))
       .parameter("group", "threads of a block that share a row", limits.group)
       .parameter("groups", "rows of a block side by side", limits.groups);
   if (limits.clusters) {
@@ -45,13 +44,6 @@ void add_row_parameters(Space& space, const RowShape& shape, const RowKernelLimi
                    {0, 1});
   }
   space
-      .constraint("an access has at least one element, and rows are aligned to it",
-                  [widest, least = shape.element_bytes()](const Config& c) {
-                    return c.at("vector") >= least && c.at("vector") <= widest;
-                  },
-                  {"vector"})
-      .constraint("accesses narrower than half of what alignment allows only add instructions",
-                  [widest](const Config& c) { return 2 * c.at("vector") >= widest; }, {"vector"})
       .constraint("a block has 64 to 1024 threads",
                   [](const Config& c) {
                     return block_threads(c) >= 64 && block_threads(c) <= most_block_threads;

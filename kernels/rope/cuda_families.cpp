@@ -105,7 +105,7 @@ class Rows final : public StageFamily {
     if (is_fallback()) return {};
     const Layer layer = layer_of(problem);
     Space space;
-    space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
+    add_wide_vector(space, element_bytes(layer), widest(layer), "halves and rows")
         .parameter("heads", "heads of a block side by side", {1, 2, 4, 8, 16, 32})
         .parameter("tokens", "tokens of a block", {1, 2, 4, 8, 16, 32, 64, 128})
         .parameter("unroll", "heads that a thread has in flight", {1, 2, 4, 8})
@@ -113,14 +113,6 @@ class Rows final : public StageFamily {
                    {1, 2, 4, 8})
         .parameter("evict_first", "1: accesses use the L2 policy evict_first; 0: evict_normal",
                    {0, 1})
-        .constraint("an access has at least one element, and halves and rows are aligned to it",
-                    [most = widest(layer), least = element_bytes(layer)](const Config& c) {
-                      return c.at("vector") >= least && c.at("vector") <= most;
-                    },
-                    {"vector"})
-        .constraint("accesses narrower than half of what alignment allows only add instructions",
-                    [most = widest(layer)](const Config& c) { return 2 * c.at("vector") >= most; },
-                    {"vector"})
         .constraint("a block has 64 to 512 threads, or as many as one row needs",
                     [layer](const Config& c) {
                       const std::int64_t threads = block_threads(layer, c);
