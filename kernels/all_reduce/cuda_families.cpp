@@ -235,8 +235,8 @@ Program chunk_program(const Problem& problem, const DeviceFacts& facts, const Co
 /// NCCL's sum; behind it, where there is more to do, the kernel of a rank that is alone.
 Program nccl_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
   const Form form = form_of(problem);
-  const TensorPlaces at(all_reduce_op().tensors(problem));
-  const auto tensor = [&](const std::string& name) { return TensorArgument{at.at(name)}; };
+  const TensorPlaces places(all_reduce_op().tensors(problem));
+  const auto tensor = [&](const std::string& name) { return TensorArgument{places.at(name)}; };
   Program program;
   LibrarySum sum{form.dtype, form.m * form.d, tensor("x"), tensor("y"), tensor("group")};
   if (!form.adds && !form.normalises) {
@@ -250,15 +250,15 @@ Program nccl_program(const Problem& problem, const DeviceFacts& facts, const Con
   Problem alone = problem;
   alone.sizes["ranks"] = 1;
   alone.options.erase("link");
-  std::vector<Pointer> places;
-  for (const TensorSpec& own : all_reduce_op().tensors(alone))
-    places.push_back(own.name == "x" ? Pointer{ScratchArgument{0}} : Pointer{tensor(own.name)});
+  std::vector<Pointer> tensors;
+  for (const TensorSpec& spec : all_reduce_op().tensors(alone))
+    tensors.push_back(spec.name == "x" ? Pointer{ScratchArgument{0}} : Pointer{tensor(spec.name)});
   Program behind = refuse_words(alone, facts)
                        ? chunk_program(alone, facts, chunk_default(alone, facts))
                        : words_program(alone, facts, word_default(alone, facts));
   // NCCL's kernel is captured with work around it, behind which nothing starts early.
   std::get<KernelLaunch>(behind.steps.back()).programmatic = false;
-  append_moved(program, std::move(behind), places, at.count());
+  append_moved(program, std::move(behind), tensors, places.count());
   return program;
 }
 

@@ -134,8 +134,8 @@ class Conv final : public StageFamily {
                     {"tokens"})
         .constraint("more than half of a block's threads would have no token",
                     [layer](const Config& c) {
-                      const Division of(layer, c);
-                      return c.at("threads") == 32 || of.rows == 1 || of.rows < 2 * of.tiles;
+                      const Division work(layer, c);
+                      return c.at("threads") == 32 || work.rows == 1 || work.rows < 2 * work.tiles;
                     },
                     {"vector", "threads", "tokens"})
         .constraint(
@@ -164,16 +164,17 @@ class Conv final : public StageFamily {
                   const Config& given) const override {
     const Layer layer = layer_of(problem);
     const Config config = is_fallback() ? defaults(layer, facts, element_bytes(layer)) : given;
-    const Division of(layer, config);
+    const Division work(layer, config);
     const std::string types = fmt::format(
         "{}, {}, {}, {}, {}, {}, {}", element_type(layer.dtype), element_type(layer.weight_dtype),
         activation_type(layer.act), layer.width, layer.state == State::none ? 0 : layer.entries,
         layer.channels_first, states_are_aligned(layer));
-    const std::string threads = fmt::format("{}, {}, {}", config.at("vector"), of.columns, of.rows);
-    if (is_step(layer)) return step_program(layer, facts, config, of, types, threads);
+    const std::string threads =
+        fmt::format("{}, {}, {}", config.at("vector"), work.columns, work.rows);
+    if (is_step(layer)) return step_program(layer, facts, config, work, types, threads);
     const std::string division = fmt::format("{}, {}", threads, config.at("unroll"));
-    return layer.backward ? backward_program(layer, facts, config, of, types, division)
-                          : forward_program(layer, facts, config, of, types, division);
+    return layer.backward ? backward_program(layer, facts, config, work, types, division)
+                          : forward_program(layer, facts, config, work, types, division);
   }
 
  private:
@@ -186,82 +187,86 @@ class Conv final : public StageFamily {
   }
 
   static Program step_program(const Layer& layer, const DeviceFacts& facts, const Config& config,
-                              const Division& of, const std::string& types,
+                              const Division& work, const std::string& types,
                               const std::string& threads) {
-    const TensorPlaces at(tensors_of(layer));
+    const TensorPlaces places(tensors_of(layer));
     const bool updates = layer.state == State::update;
     Program program;
     auto& launch = append_kernel(
         program, file, fmt::format("conv_step<{}, {}, {}>", types, layer.gates, threads),
-        {static_cast<std::uint32_t>(of.blocks())}, static_cast<std::uint32_t>(of.columns * of.rows),
-        {tensor_of(at, "x"), tensor_of(at, "w"), tensor_or_null(at, "bias"),
-         tensor_or_null(at, "indices"), tensor_or_null(at, "has_state"),
-         tensor_of(at, updates ? "state" : "initial"), tensor_of(at, updates ? "state" : "final"),
-         tensor_of(at, "y"), small(layer.b), small(layer.channels), layer.x_row, layer.state_row,
-         small(layer.first_slot), small(layer.slots), small(config.at("tokens")),
-         small(of.column_blocks)});
+        {static_cast<std::uint32_t>(work.blocks())},
+        static_cast<std::uint32_t>(work.columns * work.rows),
+        {tensor_of(places, "x"), tensor_of(places, "w"), tensor_or_null(places, "bias"),
+         tensor_or_null(places, "indices"), tensor_or_null(places, "has_state"),
+         tensor_of(places, updates ? "state" : "initial"),
+         tensor_of(places, updates ? "state" : "final"), tensor_of(places, "y"), small(layer.b),
+         small(layer.channels), layer.x_row, layer.state_row, small(layer.first_slot),
+         small(layer.slots), small(config.at("tokens")), small(work.column_blocks)});
     launch.programmatic = facts.compute_capability >= 90;
     return program;
   }
 
   static Program forward_program(const Layer& layer, const DeviceFacts& facts, const Config& config,
-                                 const Division& of, const std::string& types,
+                                 const Division& work, const std::string& types,
                                  const std::string& division) {
-    const TensorPlaces at(tensors_of(layer));
+    const TensorPlaces places(tensors_of(layer));
     const bool updates = layer.state == State::update;
-    return pdl_program(
-        facts, file, fmt::format("conv_forward<{}, {}, {}>", types, layer.gates, division),
-        {static_cast<std::uint32_t>(of.blocks())}, static_cast<std::uint32_t>(of.columns * of.rows),
-        {tensor_of(at, "x"),
-         tensor_of(at, "w"),
-         tensor_or_null(at, "bias"),
-         tensor_or_null(at, "offsets"),
-         tensor_or_null(at, "indices"),
-         tensor_or_null(at, "has_state"),
-         tensor_or_null(at, "accepted"),
-         tensor_or_null(at, updates ? "state" : "initial"),
-         tensor_or_null(at, updates ? "state" : "final"),
-         tensor_of(at, "y"),
-         layer.tokens(),
-         layer.s,
-         small(layer.b),
-         small(layer.channels),
-         layer.x_row,
-         layer.state_row,
-         small(layer.first_slot),
-         small(layer.slots),
-         small(config.at("tokens")),
-         small(of.column_blocks)});
+    return pdl_program(facts, file,
+                       fmt::format("conv_forward<{}, {}, {}>", types, layer.gates, division),
+                       {static_cast<std::uint32_t>(work.blocks())},
+                       static_cast<std::uint32_t>(work.columns * work.rows),
+                       {tensor_of(places, "x"),
+                        tensor_of(places, "w"),
+                        tensor_or_null(places, "bias"),
+                        tensor_or_null(places, "offsets"),
+                        tensor_or_null(places, "indices"),
+                        tensor_or_null(places, "has_state"),
+                        tensor_or_null(places, "accepted"),
+                        tensor_or_null(places, updates ? "state" : "initial"),
+                        tensor_or_null(places, updates ? "state" : "final"),
+                        tensor_of(places, "y"),
+                        layer.tokens(),
+                        layer.s,
+                        small(layer.b),
+                        small(layer.channels),
+                        layer.x_row,
+                        layer.state_row,
+                        small(layer.first_slot),
+                        small(layer.slots),
+                        small(config.at("tokens")),
+                        small(work.column_blocks)});
   }
 
   static Program backward_program(const Layer& layer, const DeviceFacts& facts,
-                                  const Config& config, const Division& of,
+                                  const Config& config, const Division& work,
                                   const std::string& types, const std::string& division) {
-    const TensorPlaces at(tensors_of(layer));
+    const TensorPlaces places(tensors_of(layer));
     const auto floats = [](std::int64_t count) {
       return Scratch{static_cast<std::size_t>(count) * sizeof(float), false};
     };
     const bool sums = !layer.frozen;
     Program program;
-    if (sums) program.scratch.push_back(floats(of.tiles * layer.channels * layer.width));
-    if (sums && layer.bias) program.scratch.push_back(floats(of.tiles * layer.channels));
+    if (sums) program.scratch.push_back(floats(work.tiles * layer.channels * layer.width));
+    if (sums && layer.bias) program.scratch.push_back(floats(work.tiles * layer.channels));
     append_pdl_kernel(
         program, facts, file,
         fmt::format("conv_backward<{}, {}, {}>", types, layer.frozen, division),
-        {static_cast<std::uint32_t>(of.blocks())}, static_cast<std::uint32_t>(of.columns * of.rows),
-        {tensor_of(at, "dy"), tensor_of(at, "x"), tensor_of(at, "w"), tensor_or_null(at, "bias"),
-         tensor_or_null(at, "offsets"), tensor_or_null(at, "initial"),
-         tensor_or_null(at, "d_final"), tensor_of(at, "dx"), tensor_or_null(at, "d_initial"),
+        {static_cast<std::uint32_t>(work.blocks())},
+        static_cast<std::uint32_t>(work.columns * work.rows),
+        {tensor_of(places, "dy"), tensor_of(places, "x"), tensor_of(places, "w"),
+         tensor_or_null(places, "bias"), tensor_or_null(places, "offsets"),
+         tensor_or_null(places, "initial"), tensor_or_null(places, "d_final"),
+         tensor_of(places, "dx"), tensor_or_null(places, "d_initial"),
          sums ? Argument{ScratchArgument{0}} : Argument{std::int64_t{0}},
          sums && layer.bias ? Argument{ScratchArgument{1}} : Argument{std::int64_t{0}},
          layer.tokens(), layer.s, small(layer.b), small(layer.channels), layer.x_row,
-         layer.state_row, small(config.at("tokens")), small(of.column_blocks)});
+         layer.state_row, small(config.at("tokens")), small(work.column_blocks)});
     if (!sums) return program;
     append_column_sum(program, facts, file, "conv_backward_sum", layer.weight_dtype, {0},
-                      tensor_of(at, "dw"), of.tiles, layer.channels * layer.width);
+                      tensor_of(places, "dw"), work.tiles, layer.channels * layer.width);
     if (layer.bias)
       append_column_sum(program, facts, file, "conv_backward_sum", layer.weight_dtype, {1},
-                        tensor_of(at, "dbias"), of.tiles, layer.channels);
+                        tensor_of(places, "dbias"), work.tiles, layer.channels);
     return program;
   }
 };

@@ -445,34 +445,37 @@ std::string contradiction_of_shared(const Problem& problem) {
 }
 
 /// Whether the step of a sequence counts.
-bool goes_on(const Sequences& of, double ended, double length) {
-  return ended == 0 && length < static_cast<double>(of.cache);
+bool goes_on(const Sequences& sequences, double ended, double length) {
+  return ended == 0 && length < static_cast<double>(sequences.cache);
 }
 
 void define_embed(const Problem& problem, ReferenceTensors& tensors) {
-  const Sequences of = sequences_of(problem);
+  const Sequences sequences = sequences_of(problem);
   const auto &ids = tensors.at("ids"), &lengths = tensors.at("lengths"),
              &ended = tensors.at("ended"), &embedding = tensors.at("embedding");
-  const auto d = static_cast<std::size_t>(of.d);
+  const auto d = static_cast<std::size_t>(sequences.d);
   std::vector<double> x(ids.size() * d), positions, slots, keys;
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] >= 0 && ids[i] < static_cast<double>(of.vocab))
+    if (ids[i] >= 0 && ids[i] < static_cast<double>(sequences.vocab))
       for (std::size_t k = 0; k < d; ++k)
-        x[i * d + k] = embedding[static_cast<std::size_t>(ids[i]) * d + k] * double{of.scale};
-    const bool alive = goes_on(of, ended[i], lengths[i]);
+        x[i * d + k] =
+            embedding[static_cast<std::size_t>(ids[i]) * d + k] * double{sequences.scale};
+    const bool alive = goes_on(sequences, ended[i], lengths[i]);
     const double count = alive ? std::max(lengths[i], 0.0) + 1
-                               : std::clamp(lengths[i], 1.0, static_cast<double>(of.cache));
+                               : std::clamp(lengths[i], 1.0, static_cast<double>(sequences.cache));
     keys.push_back(count);
     positions.push_back(count - 1);
     const auto key = static_cast<std::int64_t>(count) - 1;
-    std::int64_t slot = static_cast<std::int64_t>(i) * of.cache + key;
-    if (of.page > 0) {
-      const auto place =
-          static_cast<std::size_t>(static_cast<std::int64_t>(i) * of.table + key / of.page);
+    std::int64_t slot = static_cast<std::int64_t>(i) * sequences.cache + key;
+    if (sequences.page > 0) {
+      const auto place = static_cast<std::size_t>(static_cast<std::int64_t>(i) * sequences.table +
+                                                  key / sequences.page);
       const auto page = static_cast<std::int64_t>(tensors.at("pages")[place]);
-      slot = page < 0 || page >= of.rows / of.page ? of.rows : page * of.page + key % of.page;
+      slot = page < 0 || page >= sequences.rows / sequences.page
+                 ? sequences.rows
+                 : page * sequences.page + key % sequences.page;
     }
-    slots.push_back(static_cast<double>(alive ? slot : of.rows));
+    slots.push_back(static_cast<double>(alive ? slot : sequences.rows));
   }
   tensors["x"] = std::move(x);
   if (rotates(problem)) tensors["positions"] = std::move(positions);
@@ -482,34 +485,35 @@ void define_embed(const Problem& problem, ReferenceTensors& tensors) {
 }
 
 void define_states(const Problem& problem, ReferenceTensors& tensors) {
-  const Sequences of = sequences_of(problem);
+  const Sequences sequences = sequences_of(problem);
   const auto &lengths = tensors.at("lengths"), &ended = tensors.at("ended");
   std::vector<double> indices;
   for (std::size_t i = 0; i < lengths.size(); ++i)
-    indices.push_back(goes_on(of, ended[i], lengths[i]) ? static_cast<double>(i) : -1);
+    indices.push_back(goes_on(sequences, ended[i], lengths[i]) ? static_cast<double>(i) : -1);
   tensors["state_indices"] = std::move(indices);
 }
 
 void define_advance(const Problem& problem, ReferenceTensors& tensors) {
-  const Sequences of = sequences_of(problem);
+  const Sequences sequences = sequences_of(problem);
   const auto &chosen = tensors.at("chosen"), &limits = tensors.at("limits");
   auto &ids = tensors.at("ids"), &lengths = tensors.at("lengths"), &steps = tensors.at("steps"),
        &ended = tensors.at("ended"), &out = tensors.at("out");
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (!goes_on(of, ended[i], lengths[i])) {
-      ids[i] = of.pad;
+    if (!goes_on(sequences, ended[i], lengths[i])) {
+      ids[i] = sequences.pad;
       if (ended[i] == 0) ended[i] = 2;
       continue;
     }
     ids[i] = chosen[i];
-    if (steps[i] >= 0 && steps[i] < static_cast<double>(of.room))
-      out[i * static_cast<std::size_t>(of.room) + static_cast<std::size_t>(steps[i])] = chosen[i];
+    if (steps[i] >= 0 && steps[i] < static_cast<double>(sequences.room))
+      out[i * static_cast<std::size_t>(sequences.room) + static_cast<std::size_t>(steps[i])] =
+          chosen[i];
     ++steps[i];
     lengths[i] = std::max(lengths[i], 0.0) + 1;
     // Its keys and the id that has none yet; a full cache has no room for that.
-    const bool is_full = lengths[i] >= static_cast<double>(of.cache);
+    const bool is_full = lengths[i] >= static_cast<double>(sequences.cache);
     ended[i] = is_full || lengths[i] + 1 >= limits[i] ? 2 : 0;
-    if (of.stops == 0) continue;
+    if (sequences.stops == 0) continue;
     const auto& stop = tensors.at("stop");
     if (std::find(stop.begin(), stop.end(), chosen[i]) != stop.end()) ended[i] = 1;
   }
@@ -634,9 +638,9 @@ class Decode final : public DescribedOp {
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
     if (stage == 0) return define_embed(problem, tensors);
-    const std::size_t own = own_stages_in_front(problem).size();
-    if (stage < own) return define_states(problem, tensors);
-    stage -= own;
+    const std::size_t in_front = own_stages_in_front(problem).size();
+    if (stage < in_front) return define_states(problem, tensors);
+    stage -= in_front;
     auto parts = parts_of(problem);
     if (const std::size_t kinds = kinds_of(problem); kinds > 1) {
       const Layers layers(problem);
@@ -688,13 +692,13 @@ class Decode final : public DescribedOp {
     std::map<std::string, std::size_t> whole;
     for (const TensorSpec& tensor : decode_op().tensors(problem))
       whole.emplace(tensor.name, whole.size());
-    const auto own = decode_op().tensors(repetition.one);
+    const auto tensors = decode_op().tensors(repetition.one);
     for (const auto& places : layers->places) {
       std::map<std::string, std::string> names;
       for (std::size_t i = 0; i < of_one.size(); ++i)
         names[one.tensor(of_one[i].name)] = all.tensor(of_all[places[i]].name);
       auto& time = repetition.places.emplace_back();
-      for (const TensorSpec& tensor : own) {
+      for (const TensorSpec& tensor : tensors) {
         const auto renamed = names.find(tensor.name);
         time.push_back(whole.at(renamed == names.end() ? tensor.name : renamed->second));
       }
@@ -713,7 +717,7 @@ class Decode final : public DescribedOp {
     std::map<std::string, std::size_t> whole;
     for (const TensorSpec& tensor : decode_op().tensors(problem))
       whole.emplace(tensor.name, whole.size());
-    const auto own = decode_op().tensors(repetition.one);
+    const auto tensors = decode_op().tensors(repetition.one);
     // A time has the tensors of its kind, and those that are none of the layers.
     std::set<std::string> of_layers;
     for (std::size_t kind = 0; kind < one.count(); ++kind)
@@ -727,7 +731,7 @@ class Decode final : public DescribedOp {
       for (const TensorSpec& tensor : layer_op().tensors(all.part(layer).problem))
         names[one.names(all.kind(layer))(tensor.name)] = all.names(layer)(tensor.name);
       auto& time = repetition.places.emplace_back();
-      for (const TensorSpec& tensor : own)
+      for (const TensorSpec& tensor : tensors)
         if (const auto renamed = names.find(tensor.name); renamed != names.end())
           time.push_back(whole.at(renamed->second));
         else

@@ -97,12 +97,12 @@ class PersistentToken final : public Family {
     const Problem one = repetition ? repetition->one : problem;
     const OpPart layer = *part_named(decode_op().parts(one), "layer");
     const auto tensors = decode_op().tensors(one);
-    std::vector<std::size_t> own;  // the tensors of a layer among those of `one`
+    std::vector<std::size_t> first;  // the tensors of a layer among those of `one`
     for (const TensorSpec& tensor : layer.op->tensors(layer.problem))
-      own.push_back(tensor_index(tensors, layer.tensor(tensor.name)));
-    std::vector<std::vector<std::size_t>> places{own};
+      first.push_back(tensor_index(tensors, layer.tensor(tensor.name)));
+    std::vector<std::vector<std::size_t>> places{first};
     if (repetition) {
-      places.assign(repetition->places.size(), own);
+      places.assign(repetition->places.size(), first);
       for (std::size_t i = 0; i < places.size(); ++i)
         for (std::size_t& place : places[i]) place = repetition->places[i][place];
     }

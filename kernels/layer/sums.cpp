@@ -139,17 +139,17 @@ class SummedProduct final : public FusedParts {
     const Parts two = parts(problem);
     const auto& [product, sum] = two;
     // The product's tensors, then those of the sum.
-    auto own = product.op->tensors(product.problem);
+    auto tensors = product.op->tensors(product.problem);
     std::vector<std::string> names;
-    for (const TensorSpec& tensor : own) names.push_back(product.tensor(tensor.name));
-    const std::size_t of_sum = own.size();
+    for (const TensorSpec& tensor : tensors) names.push_back(product.tensor(tensor.name));
+    const std::size_t of_sum = tensors.size();
     const auto sums = all_reduce_op().tensors(sum.problem);
     for (const TensorSpec& tensor : sums) names.push_back(sum.tensor(tensor.name));
     const auto place = [&](const char* name) { return of_sum + tensor_index(sums, name); };
     const all_reduce::Form form = message(sum);
     Program from, program;
-    KernelLaunch& launch =
-        kernel_.append(from, chain(two).front(), TensorPlaces(std::move(own)), facts, config, form);
+    KernelLaunch& launch = kernel_.append(from, chain(two).front(),
+                                          TensorPlaces(std::move(tensors)), facts, config, form);
     launch.programmatic = true;
     kernel_.set_sum(*launch.parameters, from, form,
                     {.group = form.loopback ? absent : place("group"),

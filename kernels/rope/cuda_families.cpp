@@ -164,7 +164,7 @@ class Rows final : public StageFamily {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& given) const override {
     const Layer layer = layer_of(problem);
-    const TensorPlaces at(rope_op().tensors(problem));
+    const TensorPlaces places(rope_op().tensors(problem));
     const bool back = layer.backward;
     const Config config = is_fallback() ? defaults(layer, element_bytes(layer)) : given;
     const Frequencies frequencies = frequencies_of(problem);
@@ -180,13 +180,13 @@ class Rows final : public StageFamily {
                     config.at("unroll"), config.at("passes"), config.at("evict_first") != 0),
         {static_cast<std::uint32_t>(quotient_up(layer.tokens(), config.at("tokens")) * across)},
         static_cast<std::uint32_t>(block_threads(layer, config)),
-        {tensor_or_null(at, back ? "dq_out" : "q"),
-         tensor_or_null(at, back ? "dk_out" : "k"),
-         tensor_or_null(at, back ? "dq" : "q_out"),
-         tensor_or_null(at, back ? "dk" : "k_out"),
-         tensor_or_null(at, "angles"),
-         tensor_or_null(at, "offsets"),
-         tensor_or_null(at, "starts"),
+        {tensor_or_null(places, back ? "dq_out" : "q"),
+         tensor_or_null(places, back ? "dk_out" : "k"),
+         tensor_or_null(places, back ? "dq" : "q_out"),
+         tensor_or_null(places, back ? "dk" : "k_out"),
+         tensor_or_null(places, "angles"),
+         tensor_or_null(places, "offsets"),
+         tensor_or_null(places, "starts"),
          ArrayArgument{frequencies.values},
          layer.tokens(),
          small(layer.b),
