@@ -4,7 +4,7 @@ vLLM loads `register` by the entry point "vllm.general_plugins" in each of its p
 mixtures run by moe-ffn behind vLLM's modular kernels, and batches of pure decoding run through whole
 decoder layers of fftune's ops. All other calls stay vLLM's. FFTUNE_VLLM=1 turns the plugin on;
 FFTUNE_VLLM=experts or layers chooses a part. Weights with codes run by fftune where it names linears,
-fp8-linears or packed-experts.
+fp8-linears or packed-experts, and cores of layers with recurrent states where it names linear-attention.
 """
 from .plugin import register
 
