@@ -383,6 +383,9 @@ std::optional<std::string> sm90_refusal(const Problem& problem, const DeviceFact
 std::optional<std::string> decode_refusal(const Problem& problem, const DeviceFacts& facts) {
   const Layer layer = divided_layer_of(problem);
   if (auto reason = refuse_rows(layer, "mma.sync m16n8k16")) return reason;
+  // The kernel counts tiles in 32 bits.
+  if (layer.top > 0 && layer.b * quotient_up(layer.top, 16) > std::int64_t{1} << 30)
+    return fmt::format("{} lists of {} keys are more than 2^30 tiles", layer.b, layer.top);
   if (points_of(layer, facts).is_empty())
     return fmt::format("tiles of rank={} do not fit in the registers and shared memory of {}",
                        layer.rank, facts.name);

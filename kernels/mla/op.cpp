@@ -19,8 +19,8 @@ namespace {
 constexpr std::int64_t most_stride = std::int64_t{1} << 34;
 constexpr std::int64_t most_tokens = std::int64_t{1} << 24;
 constexpr std::int64_t most_heads = 1024;
-constexpr std::int64_t most_queries = 512;  // without lists
-constexpr std::int64_t most_listed = std::int64_t{1} << 20;
+constexpr std::int64_t most_queries = 65536;
+constexpr std::int64_t most_lists = std::int64_t{1} << 24;
 
 // Sizes that are left out (SizeField::when_absent).
 std::int64_t width_of(const Problem& problem) {
@@ -127,11 +127,8 @@ std::string contradiction(const Problem& problem) {
   const Layer layer = layer_of(problem);
   if (layer.page == 0 && problem.sizes.contains("pages"))
     return "pages without page: the cache is contiguous";
-  if (layer.top == 0 && layer.s > most_queries)
-    return fmt::format("s={} exceeds {}: more queries have lists of keys (top)", layer.s,
-                       most_queries);
-  if (layer.top > 0 && layer.b * layer.s > most_listed)
-    return fmt::format("b={} and s={} exceed {} lists", layer.b, layer.s, most_listed);
+  if (layer.top > 0 && layer.b * layer.s > most_lists)
+    return fmt::format("b={} and s={} exceed {} lists", layer.b, layer.s, most_lists);
   if (layer.row < layer.width())
     return fmt::format("kv-row={} is less than rank + rope = {}", layer.row, layer.width());
   const std::int64_t least = (layer.keys_of_block() - 1) * layer.row + layer.width();
@@ -171,8 +168,8 @@ OpFacts facts() {
                  .default_on_cpu = {1, 8},
                  .example = 16},
                 {.name = "s",
-                 .help = "queries of a sequence, its last; without top 512 at most",
-                 .max = most_listed,
+                 .help = "queries of a sequence, its last",
+                 .max = most_queries,
                  .example = 1},
                 {.name = "kv",
                  .help = "keys of a sequence, with lengths=yes at most",

@@ -2979,7 +2979,7 @@
 /* mla: latent attention over a cache: out = softmax(scale * [q_latent, q_rope] cache^T) latent
  *
  *   b         1 to 65536                  sequences (any number)
- *   s         1 to 1048576                queries of a sequence, its last; without top 512 at most
+ *   s         1 to 65536                  queries of a sequence, its last
  *   kv        1 to 16777216               keys of a sequence, with lengths=yes at most
  *   heads     1 to 1024                   heads of queries
  *   rank      1 to 1024                   latent features of a row of the cache, its key and value
