@@ -7,7 +7,6 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ._codes import ONLY_GROUP
 from ._library import Error
 
 # The tensors of one layer in the order of the op's buffers; those that a layer has not are left out.
@@ -94,7 +93,7 @@ class Choice:
     scale: float = 1.0
     wide: bool = False  # logits are float32
     sum_eps: float = 0.0  # of renormalise: 1e-6, or what the op adds by itself
-    own: int = 0  # whole experts of a rank, where it has not some features of all
+    experts_of_rank: int = 0  # whole ones, where it has not some features of all
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,7 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
     shares = shares_keys(names, mixer)
     of_mixer, may_have = _OF_MIXERS.get(mixer, ((("w_qkv",) if "w_qkv" in names else ("w_q",) if shares else
                                                  ("w_q", "w_k", "w_v")), ()))
-    others = {name for own in _OF_MIXERS.values() for group in own for name in group} | {*_OF_ATTENTION}
+    others = {name for groups in _OF_MIXERS.values() for group in groups for name in group} | {*_OF_ATTENTION}
     others -= {*of_mixer, *may_have} if mixer in _OF_MIXERS else {*_OF_ATTENTION} - {*(_OF_KEYS if shares else ())}
     if mixer in _DELTA and names & {"b_q", "b_k", "b_v"}:
         raise Error(f"layer: {mixer} has no biases of q, k and v")
@@ -441,7 +440,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
                 ("router-bias", "b_router" in names, "yes"),
                 ("route-scale", choice.scale * multiplier != 1, float(choice.scale * multiplier)),
                 ("sum-eps", choice.sum_eps, choice.sum_eps), ("logits", choice.wide, "f32"),
-                ("own-experts", choice.own, choice.own),
+                ("own-experts", choice.experts_of_rank, choice.experts_of_rank),
                 ("shared-gate", "w_shared_router" in names, "yes")):
             if holds:
                 options[name] = value
@@ -455,10 +454,10 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
         options |= {"width": width} | ({"conv-bias": "yes"} if "b_conv" in names else {})
     if mixer in _DELTA:
         options |= {"width": width, "v-heads": v_heads, "v-dim": v_dim, "mixer-eps": float(mixer_eps)}
-        own = {"beta-scale": float(beta_scale)} if mixer != "kda" else {"gate-rank": gate_rank,
-                                                                       "gate-bound": float(gate_bound)}
-        own |= {"qkv-weights": "packed" if "w_qkv" in names else ""}
-        options |= {name: value for name, value in own.items() if value}
+        of_mixer = {"beta-scale": float(beta_scale)} if mixer != "kda" else {"gate-rank": gate_rank,
+                                                                            "gate-bound": float(gate_bound)}
+        of_mixer |= {"qkv-weights": "packed" if "w_qkv" in names else ""}
+        options |= {name: value for name, value in of_mixer.items() if value}
     if mixer == "ssd":
         options |= {"width": width, "state-dim": state_dim, "state-groups": state_groups,
                     "mixer-eps": float(mixer_eps)} | ({"conv-bias": "yes"} if "b_conv" in names else {})
@@ -528,116 +527,6 @@ def _as_packed(found: dict[str, str], names: set[str], options: dict[str, str]) 
     return " ".join([f"{name}={value}" for name, value in (found | options).items()])
 
 
-def packed_sizes(form: LayerForm, d: int) -> dict[str, tuple[int, int]]:
-    """[n, k] of the packed weights; of all experts, the rows of one behind those of the other."""
-    h, heads = form.get("h"), form.get("heads") * form.get("dim")
-    experts = form.get("own-experts", form.get("experts", 1))
-    columns = heads + 2 * form.get("kv-heads") * form.get("dim")
-    attention = {} if form.get("attn-weights") == "dense" else {"w_qkv": (columns, d), "w_o": (d, heads)}
-    return attention | {"w_gate": (experts * h, d), "w_up": (experts * h, d), "w_down": (experts * d, h)}
-
-
-def _packed_shapes(form: LayerForm, d: int) -> dict[str, tuple[int, ...]]:
-    shapes = {}
-    for name, (n, k) in packed_sizes(form, d).items():
-        codes, scales = shapes_of_packed(form.get("packed"), n, k)
-        shapes |= {name: codes, f"{name}_scale": scales, f"{name}_zero": scales}
-    return shapes
-
-
-def shapes_of_packed(packed: str, n: int, k: int) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    """The shapes of codes and scales of a packed weight "int4-128"."""
-    format, group = packed.split("-")
-    group = ONLY_GROUP.get(format, group)
-    tiles, groups = -(-n // 16), 1 if group == "row" else k // int(group)
-    parts = -(-k // 64) * (2 if format in WIDE_SCALES else 1)
-    return (tiles * parts + 1, 512), (tiles, 2 + -(-groups // 2), 32) if format == "nvfp4" else (tiles, groups, 16)
-
-
-def _shapes_of_scales(form: LayerForm, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Those beside weights of float8_e4m3fn: of each row, or of each block of 128 x 128."""
-    found = {}
-    for name in ROUNDED:
-        *experts, n, k = shapes[name]
-        if form.get("quantise") == "token":
-            found[f"{name}_scale"] = (*experts, n)
-        else:  # blocks of gate, then those of up
-            of_rows = 2 * -(-n // 256) if name == "w_gate_up" else -(-n // 128)
-            found[f"{name}_scale"] = (*experts, of_rows, -(-k // 128))
-    return found
-
-
-def shapes_of(form: LayerForm, d: int, h: int, shared_h: int | None, input_h: int = 0,
-              tokens: tuple[int, int] = (1, 1)) -> dict[str, tuple[int, ...]]:
-    heads, dim = form.get("heads", 0), form.get("dim", 0)
-    kv_heads = form.get("kv-heads", heads)
-    shapes = dict.fromkeys(WEIGHTS, (d,))
-    shapes |= dict(q_factors=tokens, layer_input=(*tokens, input_h), w_input_gate=(input_h, d),
-                   w_input_out=(d, input_h))
-    if form.mixer == "conv":
-        shapes |= dict(w_in=(3 * heads * dim, d), b_in=(3 * heads * dim,), w_conv=(heads * dim, form.get("width")),
-                       b_conv=(heads * dim,))
-    shapes |= dict(layer_scalar=(1,)) | dict.fromkeys(("w_k", "w_v"), (kv_heads * dim, d))
-    shapes |= dict.fromkeys(("b_k", "b_v"), (kv_heads * dim,))
-    rows = form.get("qk-norm") == "rows"
-    shapes |= dict(q_norm=(heads * dim if rows else dim,), k_norm=(kv_heads * dim if rows else dim,))
-    shapes |= dict.fromkeys(("q_norm_bias", "k_norm_bias"), (dim,))
-    shapes |= dict.fromkeys(("k_scale", "v_scale"), (kv_heads if form.get("cache-scales") == "head" else 1,))
-    shapes |= dict(w_qkv=((heads + 2 * kv_heads) * dim, d), b_qkv=((heads + 2 * kv_heads) * dim,))
-    shapes |= dict.fromkeys(("w_shared_gate", "w_shared_up"), (shared_h, d))
-    if form.mixer in _DELTA:
-        (keys, values), v_heads, width = form.features, form.get("v-heads"), form.get("width")
-        decays, rank = v_heads * (dim if form.mixer == "kda" else 1), form.get("gate-rank", d)
-        shapes |= dict(w_k=(keys, d), w_v=(values, d), w_z=(values, rank), w_b=(v_heads, d), w_a=(decays, rank),
-                       w_conv_q=(keys, width), w_conv_k=(keys, width), w_conv_v=(values, width), A_log=(v_heads,),
-                       w_qkv=(2 * keys + values, d), w_conv=(2 * keys + values, width),
-                       dt_bias=(decays,), mixer_norm=(form.get("v-dim"),), w_z_low=(rank, d), w_a_low=(rank, d))
-    if form.mixer == "ssd":
-        (x, shared, _), width = form.convolved, form.get("width")
-        channels = x + 2 * shared
-        shapes |= dict(w_in=(x + channels + heads, d), w_conv=(channels, width), b_conv=(channels,), A_log=(heads,),
-                       dt_bias=(heads,), D=(heads,), mixer_norm=(x,))
-    routed = (form.get("experts"),) if form.get("experts") else ()
-    experts = (form.get("own-experts"),) if form.get("own-experts") else routed
-    shapes |= dict.fromkeys(("w_gate", "w_up"), (*experts, h, d))
-    shapes |= dict.fromkeys(("b_gate", "b_up"), (*experts, h))
-    shapes |= dict.fromkeys(("b_router", "choice_bias", "expert_scale"), routed)
-    if experts:
-        shapes |= dict(b_down=(*experts, d), b_gate_up=(*experts, 2 * h))
-    shapes |= dict(w_g=(heads * (1 if form.get("output-gate") == "heads" else dim), d))
-    of_q = heads * dim * (2 if form.get("output-gate") == "q-rows" else 1)
-    shapes |= dict(w_q=(of_q, d), b_q=(of_q,), w_o=(d, form.features[1]),
-                   sinks=(heads,), w_router=(*routed, d), w_gate_up=(*experts, 2 * h, d),
-                   w_down=(*experts, d, h), w_shared_router=(1, d), w_shared_down=(d, shared_h))
-    if form.is_latent:
-        nope, rope, v, rank = (form.get(name) for name in ("nope", "rope", "v-dim", "rank"))
-        q, q_rank = heads * (nope + rope), form.get("q-rank", 0)
-        shapes |= dict(w_q=(q, d), w_q_a=(q_rank, d), q_a_norm=(q_rank,), w_q_b=(q, q_rank), w_kv_a=(rank + rope, d),
-                       kv_a_norm=(rank,), w_kv_b=(heads * (nope + v), rank), w_o=(d, heads * v),
-                       w_g=(heads * (1 if form.get("output-gate") == "heads" else v), d))
-    return shapes | (_packed_shapes(form, d) if form.get("packed") else
-                     _shapes_of_scales(form, shapes) if form.get("quantise") else {})
-
-
-def dtype_of(form: LayerForm, name: str, dtype: torch.dtype) -> torch.dtype:
-    """The type of a weight of layers whose x has this one."""
-    if name in FLOAT32 or form.get("quantise") and name in _SCALES:
-        return torch.float32
-    if form.get("quantise") and name in (ROUNDED_NETWORK if form.get("attn-weights") == "dense" else ROUNDED):
-        return torch.float8_e4m3fn
-    if not form.get("packed"):
-        return dtype
-    if name in (PACKED_NETWORK if form.get("attn-weights") == "dense" else PACKED) or name.endswith("_zero"):
-        return torch.uint8
-    return scale_type(form.get("packed"), dtype) if name.endswith("_scale") else dtype
-
-
-def scale_type(packed: str, dtype: torch.dtype) -> torch.dtype:
-    """The type of a packed weight's scales."""
-    format = packed.split("-")[0]
-    return dtype if format == "int4" else torch.float32 if format in WIDE_SCALES else torch.uint8
-
-
 @functools.cache  # for good, as constant() below
 def first_expert(first: int, device: torch.device) -> Tensor:
     """The input that says which experts a rank with whole ones begins with."""
@@ -649,12 +538,13 @@ def constant(value: float, elements: int, dtype: torch.dtype, device: torch.devi
     return torch.full((elements,), value, dtype=dtype, device=device)
 
 
-def with_constants(form: LayerForm, own: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
+def with_constants(form: LayerForm, tensors: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
     """The tensors of a layer by name, with those that the form has as constants."""
-    shapes, filled = shapes_of(form, like.shape[-1], 0, 0), dict(own)
+    filled, dim = dict(tensors), form.get("dim")
+    heads = {"q_norm": form.get("heads"), "k_norm": form.get("kv-heads")}
     for name in form.constants:
         value = form.get("multiplier") if name == "residual_scale" else float(
             not name.endswith("_bias"))
-        dtype = torch.float32 if name in FLOAT32 else like.dtype
-        filled[name] = constant(value, shapes[name][0], dtype, like.device)
+        elements = like.shape[-1] if name not in heads else dim * heads[name] if form.get("qk-norm") == "rows" else dim
+        filled[name] = constant(value, elements, torch.float32 if name in FLOAT32 else like.dtype, like.device)
     return filled

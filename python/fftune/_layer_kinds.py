@@ -29,11 +29,11 @@ class Kinds:
 
     def layers(self, weights: Sequence[Tensor], caches: Sequence[Tensor]) -> Iterator[tuple[int, list, list]]:
         """The kind of each layer, its weights, and its caches or states."""
-        own = self.parsed
-        order = self.order or (0,) * (len(caches) // own[0].states)
+        forms = self.parsed
+        order = self.order or (0,) * (len(caches) // forms[0].states)
         at = first = 0
         for kind in order:
-            end, last = at + len(own[kind].weights), first + own[kind].states
+            end, last = at + len(forms[kind].weights), first + forms[kind].states
             yield kind, list(weights[at:end]), list(caches[first:last])
             at, first = end, last
 
@@ -41,8 +41,8 @@ class Kinds:
         """How many weights, and caches or states, all layers have; None where their number is not known."""
         if not self.order:
             return None
-        own = self.parsed
-        return sum(len(own[kind].weights) for kind in self.order), sum(own[kind].states for kind in self.order)
+        forms = self.parsed
+        return sum(len(forms[kind].weights) for kind in self.order), sum(forms[kind].states for kind in self.order)
 
     @property
     def pattern(self) -> str:

@@ -4,6 +4,7 @@ A plan that was made is found by the shapes and types of the tensors and by the 
 checked, and strings and JSON are made, only for a plan that is new.
 """
 import inspect
+import math
 import os
 import warnings
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ._checks import DTYPE_NAMES, Kind, check_number, check_tensors
+from ._checks import DTYPE_NAMES, TORCH_DTYPES, Kind, check_number, check_tensors
 from ._description import has_option
 from ._library import (Error, Plan, PlanAt, TokenPlan, _lock, check_status, destroy_idle, library,
                        on_two_devices)
@@ -27,18 +28,19 @@ BATCH_INVARIANT = any(os.environ.get(name, "0") not in ("", "0")
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A forward pass whose problems do not follow from the registry's table: what they share, and
-    how a problem follows from a call.
+    """A forward pass of layers, whose tensors are as many as its options say, and not in the
+    registry's table: what its problems share, and how a problem follows from a call.
 
-    values(options, *inputs) checks the inputs, raises Error, and gives the sizes and options by
-    name, None for those that are left out. All of it is None for no tokens.
+    values(options, *inputs) gives the sizes and options by name, None for those that are left out.
+    All of it is None for no tokens. Which tensors belong to these, the library says: expect_fits().
     """
 
     op: str
     kinds: Mapping[str, Kind]  # of the inputs by name
+    shown: Callable[[str], str]  # what errors call a buffer of the library
     values: Callable[..., Mapping | None]
-    strided: bool = False  # inputs are as the kernels read them, which take their strides
     typed: int = 0  # the place of the input whose type is that of the op
+    strided = True  # inputs are as the kernels read them, which take their strides
 
     def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
         dtype = inputs[self.typed].dtype
@@ -56,12 +58,54 @@ class Form:
                 problem[name] = value
         return problem
 
+    def expect_fits(self, plan: Plan, inputs: Sequence[Tensor | None]) -> None:
+        """That the tensors are those of the plan. One dimension in front may stand for several, as tokens do for
+        batch and tokens of a sequence. Without pages a cache has heads behind the tokens in memory."""
+        buffers = [b for b in plan.describe()["buffers"] if b["role"] != "output"]
+        wanted = [self.shown(buffer["name"]) for buffer in buffers]
+        given = dict(zip(self._names_of(len(inputs)), inputs))
+        for name, tensor in given.items():
+            if name != "tensors" and (tensor is None) == (name in wanted):
+                raise Error(f"{self.op}: {name} is " + ("None: give a tensor" if tensor is None else
+                                                        "of other layers: leave it out"))
+        for name, buffer, tensor in zip(wanted, buffers, [t for t in inputs if t is not None], strict=True):
+            shape, dtype = buffer["shape"], TORCH_DTYPES[buffer["dtype"]]
+            if not any(_are_alike(extents, shape) for extents in _shapes(name, tensor, given["pages"] is not None)):
+                raise Error(f"{self.op}: {name} is {list(tensor.shape)}, not {shape}")
+            if tensor.dtype is not dtype:
+                raise Error(f"{self.op}: {name} is {tensor.dtype}, not {dtype}")
+
     def _names_of(self, count: int) -> list[str]:
         """The names of the inputs: those that values() has for them."""
         _, *parameters = inspect.signature(self.values).parameters.values()
         names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
         rest = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
         return names[:count] + rest * (count - len(names))
+
+
+def _shapes(name: str, tensor: Tensor, is_paged: bool) -> list[list[int]]:
+    """What the library may call the tensor's shape. Caches and states may be parts of larger tensors, whose last
+    extent is how far their rows lie apart."""
+    if not name.startswith(("a cache", "a state")) or not tensor.numel():
+        return [list(tensor.shape)]
+    if name.startswith("a cache") and tensor.dim() == 4 and not is_paged:
+        tensor = tensor.transpose(1, 2)
+    shapes, behind = [list(tensor.shape)] if tensor.is_contiguous() else [], 1
+    for at in reversed(range(tensor.dim())):
+        if tensor.stride(at) != behind:
+            return [*shapes, [*tensor.shape[:at + 1], tensor.stride(at)]]
+        behind *= tensor.shape[at]
+    return shapes
+
+
+def _are_alike(extents: list[int], shape: list[int]) -> bool:
+    dims = min(len(extents), len(shape))
+
+    def folded(all_extents: list[int]) -> list[int]:
+        front = len(all_extents) - dims + 1
+        return [math.prod(all_extents[:front]), *all_extents[front:]]
+
+    return folded(extents) == folded(shape)
 
 
 class _Nothing:
@@ -187,6 +231,8 @@ def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor |
                 plan = _Nothing
             else:
                 plan = _new_plan(device, problem)
+                if isinstance(form, Form):
+                    form.expect_fits(plan, inputs)
                 if device >= 0 and type(plan) is Plan:
                     _tell_of_fallback(device, problem, plan)
             if device >= 0:

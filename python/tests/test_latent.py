@@ -8,7 +8,7 @@ import transformers
 
 import fftune
 from fftune import _run, reference
-from fftune._layer_form import Latent, form_of, parse, shapes_of
+from fftune._layer_form import Latent, form_of, parse
 from models import inputs
 from whole_layers import error, patched_layers, run_over_cache
 
@@ -193,7 +193,9 @@ def test_layer_with_latent_attention_is_its_reference(by_latent, paged):
              "w_o", "ffn_norm", "w_gate", "w_up", "w_down"]
     form = form_of(names, heads=3, kv_heads=0, dim=0, act="silu", eps=1e-5, convention="llama", rotary=8, softcap=0.0,
                    scale=0.3, rope_scale=1.2, rotates=True, rotation="interleaved", mixer="mla", latent=latent)
-    shapes = shapes_of(parse(form), 24, 32, None)
+    shapes = dict(attn_norm=(24,), ffn_norm=(24,), w_q=(42, 24), w_q_a=(14, 24), q_a_norm=(14,), w_q_b=(42, 14),
+                  w_kv_a=(20, 24), kv_a_norm=(12,), w_kv_b=(48, 12), w_o=(24, 30), w_gate=(32, 24), w_up=(32, 24),
+                  w_down=(24, 32))
     sizes = [shapes[name] for name in parse(form).weights]
     weights = [torch.randn(size) * (size[-1] ** -0.5 if len(size) > 1 else 1) for size in sizes]
     x, angles = torch.randn(2, 3, 24), torch.rand(16, 4).repeat_interleave(2, -1) * 6

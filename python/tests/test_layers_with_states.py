@@ -248,7 +248,7 @@ def test_op_is_its_reference(mixer, shapes_of, s, form, dtype):
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     for ours, theirs in zip((y, *mine), (right, *right_states)):
         assert (ours - theirs).norm() <= tolerance * theirs.norm()
-    reason = "slots are of other mixers than conv" if slots is None else "slots are missing"
+    reason = "slots is of other layers" if slots is None else "slots is None: give a tensor"
     with pytest.raises(fftune.Error, match=reason):
         slots = torch.zeros(3, s, dtype=torch.int32) if slots is None else None
         call(OPS.layer, x, None, None, slots, None, None, weights, mine, form, None, None)
@@ -285,7 +285,7 @@ def test_half_a_layer_is_its_reference(half, s, dtype):
         assert (ours - theirs).norm() <= tolerance * theirs.norm()
     if not parsed.mixes:
         assert torch.equal(call(OPS.network, x, weights, form), y)
-        with pytest.raises(fftune.Error, match="are of mixers, which these layers have not"):
+        with pytest.raises(fftune.Error, match="slots is of other layers"):
             call(OPS.layer, x, None, None, torch.zeros(3, dtype=torch.int32), None, None, weights, [], form, None, None)
 
 

@@ -4,9 +4,8 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .._checks import FP8, KINDS, Kind, expect, expect_given, expect_tensors, expect_values
+from .._checks import FP8, KINDS, Kind, expect_given, expect_tensors, expect_values
 from .._custom import OPS, call, define, fake
-from .._layer_form import parse, scale_type, shapes_of_packed
 from .._layer_kinds import Kinds, fields_of, parse_kinds
 from .._library import Error
 from .._run import Form, ready, run
@@ -14,86 +13,59 @@ from ..distributed import Group
 from .all_reduce import memory_of
 from .head import _draw, _given
 from .layer import _KINDS as _LAYER_KINDS
-from .layer import _values as _values_of_layers
-from .layer import expect_layers, first_expert_of, given_layers, tensors_of_layers
+from .layer import expect_layers, first_expert_of, given_layers, shown, tensors_of_layers, values_of_layers
 from .packed import PackedWeight, packed_word
 
 _STATE = ("ids", "lengths", "steps", "ended")
-_HEAD = ("final_norm", "final_norm_bias", "w_head", "w_head_scale", "w_head_zero", "head_bias", "temperature", "seeds", "top_k",
-         "top_p", "min_p")
+_HEAD = ("final_norm", "final_norm_bias", "w_head", "w_head_scale", "w_head_zero", "head_bias", "temperature", "seeds",
+         "top_k", "top_p", "min_p")
 _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits", "top_k")},
           "out": Kind(KINDS["i32"], "[batch, room]"), "stop": Kind(KINDS["i32"], "[stops]"),
           "embedding": Kind(KINDS["data"], "[vocab, features]"),
           **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "memory", "first_expert", "weights",
                                                   "caches")},
-          # Inputs of the layers and the head: _values() checks them one by one.
-          "own": Kind(KINDS["floats"] | KINDS["ints"] | FP8, "[...]"),
+          # Inputs of the layers and the head, of which the plan says more.
+          "tensors": Kind(KINDS["floats"] | KINDS["ints"] | FP8, "[...]"),
           **{name: Kind(KINDS["data"], "[features]") for name in ("final_norm", "final_norm_bias")},
           "w_head": Kind(KINDS["data"] | KINDS["u8"], "[vocab, features]"),
           "w_head_scale": Kind(KINDS["floats"] | KINDS["u8"], "[...]"), "w_head_zero": Kind(KINDS["u8"], "[...]"),
           "head_bias": Kind(KINDS["data"], "[vocab]"), "seeds": Kind(KINDS["i64"], "[batch]"),
           **{name: Kind(KINDS["f32"], "[batch]") for name in ("temperature", "top_p", "min_p")}}
 # Options of the head, by their names in the library, and what they are if they are left out.
-_OWN = {"embed-scale": 1.0, "logit-softcap": 0.0, "pad": 0.0, "logprobs": "no"}
+_HEAD_OPTIONS = {"embed-scale": 1.0, "logit-softcap": 0.0, "pad": 0.0, "logprobs": "no"}
 
 
 def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, memory,
-            first_expert, *own):
-    layers, head = own[:-len(_HEAD)], dict(zip(_HEAD, own[-len(_HEAD):]))
-    batch, (vocab, d) = ids.shape[0], embedding.shape
-    for name, tensor in zip((*_STATE, "limits"), (ids, lengths, steps, ended, limits)):
-        expect("decode", name, tensor, (batch,), torch.int32)
-    expect("decode", "out", out, (batch, out.shape[1]), torch.int32)
-    dtype = embedding.dtype
-    packed = options[-1]
-    sliced = memory is not None and not packed and head["w_head"].shape[0] != vocab
-    rows = vocab // parse_kinds(options[0]).parsed[0].get("ranks") if sliced else vocab
-    for name, shape in (("final_norm", (d,)), ("final_norm_bias", (d,)), ("head_bias", (rows,))):
-        expect("decode", name, head[name], shape, dtype)
-    codes, scales = shapes_of_packed(packed, rows, d) if packed else ((rows, d), None)
-    expect("decode", "w_head", head["w_head"], codes, torch.uint8 if packed else dtype)
-    if packed:
-        expect("decode", "w_head_scale", head["w_head_scale"], scales, scale_type(packed, dtype))
-        expect("decode", "w_head_zero", head["w_head_zero"], scales, torch.uint8)
-    for name, kind in (("temperature", torch.float32), ("seeds", torch.int64),
-                       ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32)):
-        expect("decode", name, head[name], (batch,), kind)
+            first_expert, *tensors):
+    layers, head = tensors[:-len(_HEAD)], dict(zip(_HEAD, tensors[-len(_HEAD):]))
+    batch, (vocab, d), packed = ids.shape[0], embedding.shape, options[-1]
     if not batch:
         return None
-    x = torch.empty(batch, 1, d, dtype=dtype, device="meta")
-    sizes = _values_of_kinds(parse_kinds(options[0]), x, angles, pages, memory, first_expert, layers)
+    sizes = _values_of_kinds(parse_kinds(options[0]), (batch, 1, d), angles, pages, layers)
+    sliced = memory is not None and not packed and head["w_head"].shape[0] != vocab
     filtered = head["top_k"] is not None
     choose = "filtered" if filtered else "argmax" if head["temperature"] is None else "sample"
-    return {name: value for name, value in sizes.items() if name != "s"} | {
+    return sizes | {
         "vocab": vocab, "stops": None if stop is None else stop.shape[0], "room": out.shape[1],
         "choose": choose, "head-bias": "no" if head["head_bias"] is None else "yes",
         **({"head": "sliced"} if sliced else {}),
         **({"head-weights": packed.split("-")[0], "head-group": packed.split("-")[1]} if packed else {}),
         **({"head-zeros": "yes"} if head["w_head_zero"] is not None else {}),
-        "best": options[-2] or None, **dict(zip(_OWN, options[1:]))}
+        "best": options[-2] or None, **dict(zip(_HEAD_OPTIONS, options[1:]))}
 
 
-def _values_of_kinds(kinds: Kinds, x, angles, pages, memory, first_expert, own) -> dict:
+def _values_of_kinds(kinds: Kinds, x: tuple[int, int, int], angles, pages, tensors) -> dict:
     """Sizes and options of the layers: those of the first kind, and a text for each other one."""
-    def values(form, layers, own):
-        # The plan makes the inputs of the layers.
-        places = torch.empty(x.shape[0], 1, dtype=torch.int32, device="meta")
-        attends, rotates = form.attends, form.rotates
-        slots = places if attends else places[:, 0] if form.is_recurrent else None
-        return _values_of_layers((layers, None), x, places if rotates else None, angles if rotates else None, slots,
-                                 places[:, 0] if attends else None, pages if attends else None, memory, first_expert,
-                                 *own)
-
     if not kinds.order:
-        return values(kinds.parsed[0], kinds.forms[0], own)
-    tensors = [[] for _ in kinds.forms]
+        return values_of_layers(kinds.parsed[0], x, angles, pages, tensors)
+    of_kinds = [[] for _ in kinds.forms]
     at = 0
     for kind in kinds.order:
         form = kinds.parsed[kind]
         count = len(form.before + form.behind) + form.library_state_count
-        tensors[kind] += own[at:at + count]
+        of_kinds[kind] += tensors[at:at + count]
         at += count
-    found = [values(*given) for given in zip(kinds.parsed, kinds.forms, tensors)]
+    found = [values_of_layers(form, x, angles, pages, of_kind) for form, of_kind in zip(kinds.parsed, of_kinds)]
     caches = {tuple(one.get(name) for name in ("cache", "page", "pages"))
               for one, form in zip(found, kinds.parsed) if form.attends}
     if len(caches) > 1:
@@ -104,7 +76,7 @@ def _values_of_kinds(kinds: Kinds, x, angles, pages, memory, first_expert, own) 
         **{f"layers-{letter}": fields_of(other) for letter, other in zip("bc", others)}}
 
 
-_DECODE = Form("decode", _KINDS, _values, strided=True, typed=7)
+_DECODE = Form("decode", _KINDS, shown, _values, typed=7)
 
 
 @define("decode(Tensor(a!) ids, Tensor(b!) lengths, Tensor(c!) steps, Tensor(d!) ended, "
@@ -124,19 +96,17 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
     if kinds.counts() not in (None, (len(weights), len(caches))):
         raise Error(f"decode: {len(weights)} weights and {len(caches)} caches: give {kinds.counts()[0]} and "
                     f"{kinds.counts()[1]} of all layers")
+    layers = [*kinds.layers(weights, caches)] if kinds.order else [(0, weights, caches)]
     for kind, parsed in enumerate(kinds.parsed):
-        given = [own for own in kinds.layers(weights, caches) if own[0] == kind] if kinds.order else \
-            [(0, weights, caches)]
-        expect_layers("decode", parsed, [t for _, own, _ in given for t in own],
-                      [t for _, _, own in given for t in own], pages, lambda cache, _: cache.is_contiguous())
+        given = [layer[1:] for layer in layers if layer[0] == kind]
+        expect_layers("decode", parsed, *([t for each in every for t in each] for every in zip(*given)), pages,
+                      lambda cache, _: cache.is_contiguous())
     for name, tensor in zip((*_STATE, "out"), (ids, lengths, steps, ended, out)):
         if not tensor.is_contiguous() or tensor.is_cuda and tensor.data_ptr() & 15:
             raise Error(f"decode: {name} is updated in place: give a contiguous tensor"
                         + (" at an address of 16 bytes" if tensor.is_cuda else ""))
     batch, device = ids.shape[0], ids.device
-    own = [t for kind, own, states in kinds.layers(weights, caches)
-           for t in tensors_of_layers(kinds.parsed[kind], own, states, embedding)] if kinds.order else \
-        tensors_of_layers(kinds.parsed[0], weights, caches, embedding)
+    tensors = [t for kind, *of_layer in layers for t in tensors_of_layers(kinds.parsed[kind], *of_layer, embedding)]
     others = [None if t is None else ready(t) for t in (
         limits, stop, embedding, angles, pages)] + [memory, first_expert]
     head = [None if t is None else ready(t) for t in (
@@ -150,7 +120,7 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
     best_logprobs = torch.empty(of_best, best, dtype=torch.float32, device=device)
     results = chosen, logit, logprob, best_ids, best_logprobs
     run(_DECODE, (form, embed_scale, logit_softcap, float(pad), "yes" if logprobs else "no", best, head_packed),
-        (ids, lengths, steps, ended, out, *others, *own, *head), _given(logprobs, best, results))
+        (ids, lengths, steps, ended, out, *others, *tensors, *head), _given(logprobs, best, results))
     return results
 
 

@@ -1,14 +1,14 @@
 """layer: whole transformer layers against a cache of keys and values, as one op."""
+import re
 from typing import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from .._checks import (FP8, KINDS, Kind, expect, expect_given, expect_tensors, expect_values, named,
-                       several)
+from .._checks import FP8, KINDS, Kind, expect_given, expect_tensors, expect_values, named, several
 from .._custom import OPS, call, define, fake, wants_gradient
-from .._layer_form import (FLOAT32, PACKED, PACKED_NETWORK, Choice, dtype_of, first_expert, form_of, parse,
-                           shapes_of, with_constants)
+from .._layer_form import (FLOAT32, PACKED, PACKED_NETWORK, WEIGHTS, Choice, LayerForm, first_expert, form_of, parse,
+                           with_constants)
 from .._library import Error, Plan
 from .._run import Form, ready, run
 from ..distributed import Group
@@ -16,7 +16,7 @@ from .all_reduce import memory_of
 from .packed import PackedWeight, format_of, packed_word
 
 
-# Weights are checked one by one, by the form.
+# The plan says more of weights and caches.
 _KINDS = {"x": Kind(KINDS["data"], "[batch, tokens, features]"),
           "positions": Kind(KINDS["i32"], "[batch, tokens]"),
           "slots": Kind(KINDS["i32"], "[...]"),  # of tokens, or of sequences' states
@@ -25,121 +25,75 @@ _KINDS = {"x": Kind(KINDS["data"], "[batch, tokens, features]"),
           "pages": Kind(KINDS["i32"], "[batch, pages of a sequence]"),
           "memory": Kind(KINDS["i64"], "the memory of a Group"),
           "first_expert": Kind(KINDS["i32"], "[1]"),
-          **{name: Kind(KINDS["floats"] | KINDS["u8"] | FP8, "[...]") for name in ("weights", "own")},
-          "caches": Kind(KINDS["floats"] | FP8, "[...]")}  # looked at by the mixer
+          **{name: Kind(KINDS["floats"] | KINDS["u8"] | FP8, "[...]") for name in ("weights", "tensors")},
+          "caches": Kind(KINDS["floats"] | FP8, "[...]")}
+_STATES = {**dict.fromkeys(("k_cache", "v_cache", "cache"), "a cache"),
+           **dict.fromkeys(("states", "conv_state", "conv_q_state", "conv_k_state", "conv_v_state"), "a state")}
+_NAMES = {"group": "memory", "state_indices": "slots", "b_head": "head_bias", **_STATES}
 
 
-def _expect_three(x: Tensor) -> None:
-    if x.dim() != 3:
-        raise Error(f"layer: x is {list(x.shape)}: give [batch, tokens, features]")
+def shown(buffer: str) -> str:
+    """What errors call a buffer of the library."""
+    layer, name = re.fullmatch(r"(?:layers\.(\d+)\.)?(?:[a-c]\.)?(.+)", buffer).groups()
+    is_of_layer = name in WEIGHTS or name in _STATES
+    return _NAMES.get(name, name) + (f" of layer {layer or 0}" if is_of_layer else "")
 
 
-def _values(options, x, positions, angles, slots, lengths, pages, memory, first_expert, *own):
-    form, kv_head = parse(options[0]), options[1]
-    _expect_three(x)
-    batch, s, d = x.shape
-    before = len(form.before)
-    states = form.library_state_count
+def values_of_layers(form: LayerForm, x: tuple[int, int, int], angles: Tensor | None, pages: Tensor | None,
+                     tensors: Sequence[Tensor | None]) -> dict:
+    """The sizes and options of layers, by the shape of x and some of the tensors."""
+    batch, s, d = x
+    before, states = len(form.before), form.library_state_count
     count = len(form.before + form.behind) + states
-    layers = len(own) // count
-    h, shared_h, input_h = (own[before + states + form.behind.index(name)].shape[-1]
-                            if name in form.behind else None for name in ("w_down", "w_shared_down", "w_input_out"))
-    h = form.get("h", h)
-    shapes = shapes_of(form, d, h or 0, shared_h, input_h or 0, (batch, s))
-    if (memory is None) != (form.get("ranks") is None):
-        raise Error("layer: the form has ranks without a group's memory, or that is given without ranks")
-    if (first_expert is None) != (form.get("own-experts") is None):
-        raise Error("layer: first_expert is of a rank with whole experts: give both, or neither")
-    if first_expert is not None:
-        expect("layer", "first_expert", first_expert, (1,), torch.int32)
-    first = own[before] if states else None
+    layers = len(tensors) // count
+    h, shared_h, input_h = (tensors[before + states + form.behind.index(name)].shape[-1]
+                             if name in form.behind else None for name in ("w_down", "w_shared_down", "w_input_out"))
     page = count_of_pages = cache = None
-    of_states = form.state_shapes(batch)
-    if of_states:
-        of_states = [t.shape for t in form.library_states([x.new_empty(shape, device="meta") for shape in of_states])]
-        if any(t is not None for t in (positions, angles, lengths, pages)):
-            raise Error(f"layer: positions, angles, lengths or pages are of attention, not of {form.mixer}")
-        if (slots is None) == form.is_recurrent:
-            raise Error(f"layer: slots are {'of other mixers than conv' if slots is not None else 'missing'}")
-        if slots is not None:
-            expect("layer", "slots", slots, (batch,), torch.int32)
-    elif not form.mixes:
-        if any(t is not None for t in (positions, angles, slots, lengths, pages)):
-            raise Error("layer: positions, angles, slots, lengths or pages are of mixers, which these layers have not")
-    elif lengths is None or (slots is None) != form.shares_keys:
-        raise Error("layer: layers without keys of their own have no slots" if form.shares_keys and lengths is not None
-                    else "layer: no slots and lengths: give both")
-    elif pages is None:
-        cache = first.shape[1 if form.is_latent else 2]
-        of_states = [(batch, cache, form.get("rank") + form.get("rope"))] if form.is_latent else \
-            [(batch, form.get("kv-heads"), cache, form.get("dim"))] * 2
-    else:
-        expect("layer", "pages", pages, (batch, pages.shape[1]), torch.int32)
-        count_of_pages, page = first.shape[:2]
-        cache = pages.shape[1] * page
-        of_states = [(count_of_pages, page, form.get("rank") + form.get("rope"))] if form.is_latent else \
-            [(count_of_pages, page, form.get("kv-heads"), form.get("dim"))] * 2
-    for at in range(layers):
-        tensors = own[at * count:(at + 1) * count]
-        for name, tensor in zip(form.before, tensors):
-            expect("layer", f"{name} of layer {at}", tensor, shapes[name],
-                   dtype_of(form, name, x.dtype))
-        for name, tensor in zip(form.behind, tensors[before + states:]):
-            expect("layer", f"{name} of layer {at}", tensor, shapes[name],
-                   dtype_of(form, name, x.dtype))
-        for tensor, shape in zip(tensors[before:before + states], of_states):
-            wide = form.is_recurrent and len(shape) == 4
-            expect("layer", f"a cache of layer {at}", tensor, shape,
-                   torch.float32 if wide else form.cache_dtype(x.dtype))
     if form.attends:
-        expect("layer", "lengths", lengths, (batch,), torch.int32)
-        if slots is not None:
-            expect("layer", "slots", slots, (batch, s), torch.int32)
-    rotates = form.rotates
-    if rotates and (positions is None or angles is None):
-        raise Error("layer: no positions and angles: give both")
-    if rotates:
-        expect("layer", "positions", positions, (batch, s), torch.int32)
-        expect("layer", "angles", angles, (angles.shape[0], form.rotary), torch.float32)
-    if not x.numel():
-        return None
-    sizes = {"batch": batch, "s": s if s > 1 else None, "d": d, "h": h, "shared-h": shared_h, "input-h": input_h,
-             "cache": cache, "page": page, "pages": count_of_pages,
-             "kv-head": kv_head,
-             "layers": layers if layers > 1 else None,
-             "positions": angles.shape[0] if rotates else None}
+        first = tensors[before]
+        count_of_pages, page = (None, None) if pages is None else first.shape[:2]
+        cache = first.shape[1 if form.is_latent else 2] if pages is None else pages.shape[1] * page
     options = {n: value for n, value in form.options.items() if n not in ("multiplier", "packed")}
     if form.get("packed"):
         options |= dict(zip(("weights", "group"), str(form.get("packed")).split("-")))
-    return sizes | options
+    return {"batch": batch, "s": s if s > 1 else None, "d": d, "h": h, "shared-h": shared_h, "input-h": input_h,
+            "cache": cache, "page": page, "pages": count_of_pages, "layers": layers if layers > 1 else None,
+            "positions": angles.shape[0] if form.rotates and angles is not None else None} | options
 
 
-_LAYER = Form("layer", _KINDS, _values, strided=True)
+def _values(options, x, positions, angles, slots, lengths, pages, memory, first_expert, *tensors):
+    form, kv_head = options
+    return values_of_layers(parse(form), x.shape, angles, pages, tensors) | {"kv-head": kv_head} if x.numel() else None
+
+
+_LAYER = Form("layer", _KINDS, shown, _values)
 
 
 def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     """That layers with weights of these shapes run on the device, -1 for the CPU: Error if they do not.
     Their plan for one token is made, which compiles its kernels."""
     parsed = parse(form)
-    own = {name: torch.empty(w.shape, dtype=w.dtype, device="meta")
+    tensors = {name: torch.empty(w.shape, dtype=w.dtype, device="meta")
            for name, w in zip(parsed.weights, weights)}
     if parsed.get("packed") or parsed.get("quantise"):
-        like = next(own[name] for name in ("attn_norm", "attn_post_norm", "ffn_norm") if name in own)
+        like = next(tensors[name] for name in ("attn_norm", "attn_post_norm", "ffn_norm") if name in tensors)
         width = like.shape[0]
         if str(parsed.get("packed")).startswith("int4"):
-            like = own["w_gate_scale"]
+            like = tensors["w_gate_scale"]
     else:
-        like = own["w_o"] if parsed.mixes else own["w_down"]
+        like = tensors["w_o"] if parsed.mixes else tensors["w_down"]
         width = like.shape[-2]
     x = torch.empty(1, 1, width, dtype=like.dtype, device="meta")
     of_states = parsed.state_shapes(1) or ([] if not parsed.mixes else
         [(1, 64, parsed.get("rank") + parsed.get("rope"))] if parsed.is_latent else
-        [(1, parsed.get("kv-heads"), 64, parsed.get("dim"))] * 2)
+        [(1, 64, parsed.get("kv-heads"), parsed.get("dim"))] * 2)
     caches = parsed.library_states([x.new_empty(shape, dtype=parsed.cache_dtype(x.dtype)) for shape in of_states])
     if parsed.is_recurrent:
         caches[-1] = caches[-1].float()
-    own = with_constants(parsed, own, x)
-    own = {name: w.float() if name in FLOAT32 else w for name, w in own.items()}
+    elif parsed.mixer == "attention":
+        caches = [t.transpose(1, 2) for t in caches]
+    tensors = with_constants(parsed, tensors, x)
+    tensors = {name: w.float() if name in FLOAT32 else w for name, w in tensors.items()}
     rows = torch.empty(1, 1, dtype=torch.int32, device="meta")
     rotates = parsed.rotates
     angles = torch.empty(1, parsed.rotary, device="meta") if rotates else None
@@ -148,8 +102,8 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     memory = torch.empty(Group.TABLE_WORDS, dtype=torch.int64, device="meta") if parsed.get("ranks") else None
     first = torch.empty(1, dtype=torch.int32, device="meta") if parsed.get("own-experts") else None
     inputs = (x, rows if rotates else None, angles, *places, None, memory, first,
-              *map(own.get, parsed.before), *caches, *map(own.get, parsed.behind))
-    Plan(device, _LAYER.problem((form, None), inputs))
+              *map(tensors.get, parsed.before), *caches, *map(tensors.get, parsed.behind))
+    _LAYER.expect_fits(Plan(device, _LAYER.problem((form, None), inputs)), inputs)
 
 
 def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str, int]:
@@ -160,9 +114,9 @@ def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str,
     first = packed[0]
     found = []
     for one in weights:
-        own = {n for n, w in one.items() if isinstance(w, PackedWeight)}
-        others = sorted(own ^ set(PACKED))
-        if others and own != set(PACKED_NETWORK):
+        names = {n for n, w in one.items() if isinstance(w, PackedWeight)}
+        others = sorted(names ^ set(PACKED))
+        if others and names != set(PACKED_NETWORK):
             raise Error(f"layer: {others[0]} is {'not' if others[0] in PACKED else 'a weight that is'} "
                         f"packed: packed weights are of {', '.join(PACKED)} together")
         tensors = {}
@@ -180,19 +134,19 @@ def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str,
     return found, packed_word("layer", first), weights[0]["w_down"].k
 
 
-def tensors_of_layers(parsed, weights: Sequence[Tensor], caches: Sequence[Tensor],
+def tensors_of_layers(parsed: LayerForm, weights: Sequence[Tensor], caches: Sequence[Tensor],
                       like: Tensor) -> list[Tensor | None]:
     """The tensors of all layers in the library's order. Constants are on the device of `like`."""
-    count, states, own = len(parsed.weights), parsed.states, []
+    count, states, found = len(parsed.weights), parsed.states, []
     for at in range(len(weights) // count):
         given = zip(parsed.weights, weights[at * count:(at + 1) * count])
         tensors = {name: (w.float() if name in FLOAT32 else w).contiguous() for name, w in given}
         if parsed.constants:
             tensors = with_constants(parsed, tensors, like)
-        own += map(tensors.get, parsed.before)
-        own += parsed.library_states(caches[states * at:states * at + states])
-        own += map(tensors.get, parsed.behind)
-    return own
+        found += map(tensors.get, parsed.before)
+        found += parsed.library_states(caches[states * at:states * at + states])
+        found += map(tensors.get, parsed.behind)
+    return found
 
 
 def has_layout(cache: Tensor) -> bool:
@@ -240,13 +194,13 @@ def _(x, positions, angles, slots, lengths, pages, weights, caches, form, memory
     expect_layers("layer", parsed, weights, caches, pages, _has_pages)
     x = ready(x)
     y = torch.empty_like(x)
-    own = tensors_of_layers(parsed, weights, caches, x)
+    tensors = tensors_of_layers(parsed, weights, caches, x)
     positions, angles, slots, lengths = (None if t is None else ready(t) for t in (positions, angles, slots, lengths))
     table = None if pages is None else ready(pages)
     gap = pages is not None and not parsed.is_latent and caches[0].stride(2) != caches[0].shape[3]
     kv_head = caches[0].stride(2) if gap else None  # of the plan's key: shapes do not say it
     run(_LAYER, (form, kv_head),
-        (x, positions, angles, slots, lengths, table, memory, first_expert, *own), (y,))
+        (x, positions, angles, slots, lengths, table, memory, first_expert, *tensors), (y,))
     return y
 
 
@@ -275,19 +229,19 @@ def _own_experts(weights: Mapping[str, Tensor], packed: str, h: int, ranks: int)
     """How many whole experts a rank's weights have; 0 if they have some features of all."""
     experts = weights["w_router"].shape[0]
     # Rows of packed weights are in tiles of 16.
-    own = weights["w_gate_scale"].shape[0] * 16 // h if packed else weights["w_down"].shape[0]
-    if own == experts or not ranks:
+    of_rank = weights["w_gate_scale"].shape[0] * 16 // h if packed else weights["w_down"].shape[0]
+    if of_rank == experts or not ranks:
         return 0
-    if own * ranks != experts:
-        raise Error(f"layer: w_down has {own} experts of {experts} on each of {ranks} ranks: give experts / "
+    if of_rank * ranks != experts:
+        raise Error(f"layer: w_down has {of_rank} experts of {experts} on each of {ranks} ranks: give experts / "
                     "ranks whole ones, or some features of all")
-    return own
+    return of_rank
 
 
 def first_expert_of(form: str, group: Group | None, device: torch.device) -> Tensor | None:
     """The input of layers of whole experts; None of others."""
-    own = parse(form).get("own-experts")
-    return first_expert(own * group.rank, device) if own else None
+    experts = parse(form).get("own-experts")
+    return first_expert(experts * group.rank, device) if experts else None
 
 
 def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="silu",
@@ -340,7 +294,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
     choice = None
     if top_k and "w_router" in weights[0]:
         choice = Choice(weights[0]["w_router"].shape[0], top_k, score, order, renormalise, packing,
-                        groups, top_groups, group_score, route_scale, wide_logits, own=
+                        groups, top_groups, group_score, route_scale, wide_logits, experts_of_rank=
                         _own_experts(weights[0], packed, h, ranks) if "w_down" in weights[0] else 0)
     form = form_of(tuple(weights[0]), heads=heads, kv_heads=kv_heads, dim=dim, act=act, eps=eps,
                    convention=convention, rotary=0 if angles is None else angles.shape[-1],
@@ -478,7 +432,6 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     expect_given("layer", x=x, lengths=lengths)
     expect_tensors("layer", _KINDS, x=x, lengths=lengths, slots=slots, pages=pages,
                    positions=positions, angles=angles)
-    _expect_three(x)
     memory, link = (None, "") if group is None else memory_of("layer", group, x, x.numel())
     form, flat, flat_caches = given_layers(
         x, weights, caches, heads, kv_heads, angles, act=act, convention=convention, eps=eps,

@@ -4,7 +4,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from .._layer_form import packed_sizes, parse, with_constants
+from .._layer_form import LayerForm, parse, with_constants
 from .._library import Error
 from .causal_conv1d import causal_conv1d_update
 from .common import ACTIVATIONS, _wide
@@ -27,13 +27,22 @@ def _expect_no_group(op, memory):
         raise Error(f"{op}: the reference has no sums over the ranks of a group: unset FFTUNE_DISABLE")
 
 
+def _packed_sizes(form: LayerForm, d: int) -> dict[str, tuple[int, int]]:
+    """[n, k] of the packed weights; of all experts, the rows of one behind those of the other."""
+    h, heads = form.get("h"), form.get("heads") * form.get("dim")
+    experts = form.get("own-experts", form.get("experts", 1))
+    columns = heads + 2 * form.get("kv-heads") * form.get("dim")
+    attention = {} if form.get("attn-weights") == "dense" else {"w_qkv": (columns, d), "w_o": (d, heads)}
+    return attention | {"w_gate": (experts * h, d), "w_up": (experts * h, d), "w_down": (experts * d, h)}
+
+
 def layer(x, positions, angles, slots, lengths, pages, weights, caches, form, memory=None, first_expert=None):
     _expect_no_group("layer", memory)
     found = parse(form)
     count, states = len(found.weights), found.states
     for at in range(len(weights) // count):
         own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
-        for name, (n, k) in packed_sizes(found, x.shape[-1]).items() if found.get("packed") else ():
+        for name, (n, k) in _packed_sizes(found, x.shape[-1]).items() if found.get("packed") else ():
             format, group = found.get("packed").split("-")
             own[name] = _dense(format, *(own.get(f"{name}{part}") for part in ("", "_scale", "_zero")),
                                n, k, group, x.dtype)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .._custom import OPS, call
-from .._layer_form import dtype_of, float8_form, parse
+from .._layer_form import FLOAT32, float8_form, parse
 from .._library import Error
 from .._ops.layer import expect_runs, has_layout
 from .._versions import CACHE_NAMES, cache_of, is_known
@@ -195,9 +195,9 @@ class _Group:
 
 def _of_tokens_type(spec: Spec) -> dict[tuple[str, ...], list[str]]:
     """The parameters of a layer's modules that the op takes in the type of its tokens alone, by their paths."""
-    form, found = parse(spec.form), {}
-    for name, weight in zip(form.weights, spec.weights):
-        if dtype_of(form, name, torch.bfloat16) == torch.bfloat16 and weight.path not in spec.packed | spec.rounded:
+    found = {}
+    for name, weight in zip(parse(spec.form).weights, spec.weights):
+        if name not in FLOAT32 and weight.path not in spec.packed | spec.rounded:
             found.setdefault(weight.path, set()).add("weight" if weight.zeros else weight.name)
     parameters = {part.path: part.parameters for part in spec.parts}
     return {path: sorted(names & parameters[path]) for path, names in found.items()}
