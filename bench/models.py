@@ -410,6 +410,8 @@ def decode(report: Report, case: str, part: str = "decode", labels=(
             for tensor in (layer.keys, layer.values):
                 tensor.copy_(torch.randn(tensor.shape, generator=generator, device=DEVICE))
             layer.cumulative_length.fill_(keys - 1 if part == "whole" else keys // 2)
+            if hasattr(layer, "cumulative_length_int"):  # caches of windows have it on the host too
+                layer.cumulative_length_int = int(layer.cumulative_length)
         lengths = [layer.cumulative_length for layer in with_keys]
 
         def step():

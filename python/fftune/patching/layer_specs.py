@@ -8,6 +8,7 @@ rotation and norms of heads.
 """
 import inspect
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -490,17 +491,49 @@ class _Parts:
                 self.constants.append(own)
 
 
+_LARGE_NETWORK = 1 << 20  # elements of its last product
 _OF_MLP = ("w_down", "w_gate", "w_up", "w_gate_up", "b_up", "b_gate", "b_gate_up")
 
 
-def _shrunk(spec: Spec, sizes: dict[int, int]) -> Spec:
+def _shrunk(spec: Spec, sizes: dict[int, int], networks: dict[str, dict[int, int]]) -> Spec:
     """The spec for a stand-in of these sizes: gate and up may be rows of one weight."""
     def of(name: str, weight: Weight) -> Weight:
-        if weight.rows is None or name not in _OF_MLP:
-            return weight
-        return replace(weight, rows=tuple(sizes.get(row, row) for row in weight.rows))
+        smaller = networks.get(weight.path[0] if weight.path else "", sizes if name in _OF_MLP else {})
+        return replace(weight, rows=weight.rows and tuple(smaller.get(row, row) for row in weight.rows),
+                       zeros=smaller.get(weight.zeros, weight.zeros))
 
     return replace(spec, weights=tuple(map(of, parse(spec.form).weights, spec.weights)))
+
+
+def _small_networks(layer: nn.Module, spec: Spec) -> dict[str, dict[int, int]]:
+    """The layer's children with large networks or experts, and the sizes that stand-ins of them have in the place of
+    others: fewer features in the middle, and fewer experts."""
+    form = parse(spec.form)
+    weights = dict(zip(form.weights, spec.weights))
+    downs: dict[str, list[Tensor]] = {}
+    for name in ("w_down", "w_shared_down"):
+        if name in weights and (len(weights[name].path) > 1 or weights[name].name != "weight"):
+            downs.setdefault(weights[name].path[0], []).append(weights[name].of(layer))
+    found = {}
+    for child, own in downs.items():
+        if sum(down.numel() for down in own) < _LARGE_NETWORK:
+            continue
+        d, widths = own[0].shape[-2], [down.shape[-1] for down in own]
+        unit = math.gcd(*widths)
+        features = [n for width in widths for n in (width, 2 * width)]
+        least = 64 if form.get("experts") in features else 32
+        sizes = {n: n * least // unit for n in features} if unit >= 4 * least and d not in features else {}
+        if (experts := form.get("experts")) and own[0].dim() == 3:
+            groups = form.get("groups") or 1
+            fewer = math.ceil(max(4 * form.get("top-k"), 16) / groups) * groups
+            with_router = weights["w_router"].path[0] == child
+            if experts in sizes and (not with_router or sizes[experts] < fewer or sizes[experts] % groups):
+                sizes = {}
+            elif with_router and fewer < experts and experts not in (d, *features):
+                sizes[experts] = fewer
+        if sizes:
+            found[child] = sizes
+    return found
 
 
 def _dense_view(layer: nn.Module, quantised: dict[tuple[str, ...], nn.Module]) -> nn.Module:
@@ -1395,11 +1428,24 @@ class Recogniser:
     # what it computes
 
     def _identify(self, layer: nn.Module, order: _Order, candidates: dict[tuple, Spec]) -> tuple:
-        """Two tokens of two sequences behind three others, in every form that is possible."""
-        sizes = self._small(layer, next(iter(candidates.values())))
-        candidates = {key: _shrunk(spec, sizes) for key, spec in candidates.items()}
+        """The key of the candidate that the layer computes."""
         spec = next(iter(candidates.values()))
-        own = stand_in(layer, sizes)
+        networks = _small_networks(layer, spec)
+        if networks:
+            try:
+                return self._compared(layer, order, candidates, {}, networks)
+            except Exception:  # some modules have their sizes in a configuration too
+                pass
+        return self._compared(layer, order, candidates, self._small(layer, spec), {})
+
+    def _compared(self, layer: nn.Module, order: _Order, candidates: dict[tuple, Spec], sizes: dict[int, int],
+                  networks: dict[str, dict[int, int]]) -> tuple:
+        """Two tokens of two sequences behind three others, in every form that is possible, by a stand-in of smaller
+        `sizes`, or with smaller ones in the children `networks`."""
+        candidates = {key: _shrunk(spec, sizes, networks) for key, spec in candidates.items()}
+        spec = next(iter(candidates.values()))
+        own = stand_in(layer, sizes, parts={name: stand_in(layer._modules[name], own_sizes)
+                                            for name, own_sizes in networks.items()})
         rotary = None if spec.angles is None else stand_in(self._rotary_of(spec.angles))
         config, of_call = self.decoder.config, {}
         # Some models scale the queries of far positions. Others have tables of so many positions.

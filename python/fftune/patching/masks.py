@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .._versions import cache_of
 from . import attention as attentions
 from .analytic import INTEGERS, PATCHED, Trace
-from .mlps import required_arguments
+from .mlps import required_arguments, takes_one_argument
 from .recognise import (Numbers, Options, PatchReport, Unfit, expect_alike, expect_pieces, has_hooks, on_one_thread, original,
                         reason_of, set_forward, stand_in, trying, undoable)
 
@@ -77,10 +77,14 @@ def _expect_mask_to_be_left_out(decoder: nn.Module) -> None:
         raise Unfit(f"{type(decoder).__name__} has no list of layers")
     if decoder.get_input_embeddings().weight.dim() != 2:
         raise Unfit(f"{type(decoder).__name__} has no embedding that is known")
-    try:
-        _compare(decoder, name, stand_in(layers[0], parts=_passing(layers[0])))
-    except Unfit:  # its parts give something else than hidden states
-        _compare(decoder, name, stand_in(layers[0]))
+    parts = _passing(layers[0])
+    alone = {own: part for own, part in parts.items() if takes_one_argument(layers[0]._modules[own])}
+    for passing in (parts, alone) if alone != parts else (parts,):
+        try:
+            return _compare(decoder, name, stand_in(layers[0], parts=passing))
+        except Unfit:  # its parts are given, or give, something else than hidden states
+            pass
+    _compare(decoder, name, stand_in(layers[0]))
 
 
 _LARGE = 1 << 22  # parameters

@@ -16,6 +16,11 @@ from .recognise import (KNOWN_ACTIVATIONS, RELU_SQUARED, SCALES, Elsewhere, Fore
 from .trial import hidden, replace_forward
 
 
+def takes_one_argument(module: nn.Module) -> bool:
+    """Whether its forward can be given no more than one."""
+    return len(inspect.signature(type(module).forward).parameters) == 2
+
+
 def required_arguments(module: nn.Module) -> int:
     """How many arguments its forward has to be given."""
     parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]

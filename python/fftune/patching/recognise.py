@@ -295,6 +295,10 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
     return [child for child in module._modules.values() if child is not None]
 
 
+# A prime: the numbers of larger weights repeat, and neither rows nor experts begin with the same ones.
+_MOST_DRAWN = 4_194_301
+
+
 class Numbers:
     """Random tensors one after the other, the same each time for a seed."""
 
@@ -313,10 +317,14 @@ class Numbers:
         for module in modules:
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 if isinstance(tensor, nn.Parameter) or name.rpartition(".")[2] in buffers:
-                    own = self(*tensor.shape)
+                    own = self(min(tensor.numel(), _MOST_DRAWN))
                     own = own * tensor.shape[-1] ** -0.5 if tensor.dim() > 1 else own * 0.3 + 1
                     with torch.no_grad():
-                        tensor.copy_(own)
+                        if own.numel() == tensor.numel():
+                            tensor.copy_(own.view(tensor.shape))
+                            continue
+                        for part in tensor.view(-1).split(own.numel()):
+                            part.copy_(own[:part.numel()])
 
 
 # How far rows of probes are from 0, one after the other: activations are told apart far from 0, where
