@@ -99,6 +99,7 @@ class FarPages {
 
   /// Families that were compared.
   std::set<std::string> run() {
+    find_slots();
     std::set<std::string> families;
     for (const Family* family : op_.families()) {
       if (family->device_kind() != DeviceKind::cuda) continue;
@@ -117,6 +118,20 @@ class FarPages {
   }
 
  private:
+  /// A decode step finds the slots of its tokens itself, from the lengths and the pages. Without
+  /// them all tokens would be written to one slot, in any order.
+  void find_slots() {
+    for (const Family* family : op_.families()) {
+      const auto stages = family->stages();
+      if (family->device_kind() != DeviceKind::cuda || stages.size() != 1 || stages[0] != "embed" ||
+          family->refusal(pair_.small, backend_.facts()))
+        continue;
+      run_one(*family, pair_.small, family->default_config(pair_.small, backend_.facts()),
+              sets_.tensors(at_front));
+      return;
+    }
+  }
+
   void compare(const Family& family, const Config& config, const std::vector<StageSpec>& stages) {
     // Whatever is read elsewhere is a NaN.
     backend_.fill(memory_->data(), 0xff, memory_->bytes());

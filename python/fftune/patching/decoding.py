@@ -330,9 +330,11 @@ def _expect_kinds(groups: list, embedding: nn.Module) -> list[str]:
         raise Unfit("its layers are a mixer or a network alone, or have other steps in prompts")
     if len({spec.angles for spec in every if spec.rotation is not None}) > 1:
         raise Unfit("its layers have different angles")
-    if (len(specs) > 1 or any(spec.states or spec.is_latent for spec in specs.values())) \
-            and any(p.is_cuda for p in embedding.parameters()):
-        raise Unfit("steps of layers of several kinds, or with states or latents, have not been timed on a GPU")
+    if any(p.is_cuda for p in embedding.parameters()):
+        if untimed := {parse(form).mixer for form in specs} - {"attention", "conv", "gated-delta-rule"}:
+            raise Unfit(f"steps of layers with {', '.join(sorted(untimed))} have not been timed on a GPU")
+        if len(specs) > 1 and not any(spec.states for spec in specs.values()):
+            raise Unfit("steps of several kinds of attention have not been timed on a GPU")
     return sorted(specs, key=lambda form: bool(specs[form].states))
 
 

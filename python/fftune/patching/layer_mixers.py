@@ -48,9 +48,9 @@ def heads_of(channels: int) -> tuple[int, int]:
     return channels // dim, dim
 
 
-def expect_not_on_gpu(layer: nn.Module, kind: str) -> None:
+def expect_not_on_gpu(layer: nn.Module, kind: str, why: str = "layers of it have not been timed there") -> None:
     if any(p.is_cuda for p in layer.parameters()):
-        raise Unfit(f"layers: {kind} stays the model's on a GPU: layers of it have not been timed there")
+        raise Unfit(f"layers: {kind} stays the model's on a GPU: {why}")
 
 
 @dataclass(frozen=True)

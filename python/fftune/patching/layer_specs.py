@@ -863,7 +863,6 @@ class Recogniser:
 
     def _network_form(self, layer: nn.Module, order: _Order) -> Spec:
         """The one form of a layer that is an MLP alone."""
-        expect_not_on_gpu(layer, f"{type(layer).__name__}, a network alone,")
         parts = self._norms(layer, order)
         ffn = self._network(parts, layer, order)
         norm, = parts.norms
@@ -877,8 +876,6 @@ class Recogniser:
     def _forms(self, parts: _Parts, attention: nn.Module, order: _Order, at: int, heads: dict,
                ffn: dict) -> dict[tuple, Spec]:
         norm, = parts.norms
-        if order.mlp == NONE:
-            expect_not_on_gpu(parts.layer, f"{type(parts.layer).__name__}, a mixer alone,")
         if "latent" in heads:
             return self._latent_forms(parts, attention, order, at, heads, ffn)
         if "mixer" in heads:
@@ -938,7 +935,6 @@ class Recogniser:
         factors = query_factors_of(self.decoder.config)
         if factors is None:
             return None
-        expect_not_on_gpu(parts.layer, "a layer with factors of queries")
         if self.calls[at].get("position_ids") is None:
             raise Unfit(f"layers: {type(self.decoder).__name__} does not tell its layers the positions of their "
                         "factors")
@@ -953,7 +949,6 @@ class Recogniser:
 
     def _layer_input(self, parts: _Parts, layer: nn.Module, extras: Extras) -> None:
         """The layer's own input for each token: a gate of it, a projection and a norm."""
-        expect_not_on_gpu(layer, f"an input of a layer's own, as {type(layer).__name__} has it,")
         gate, act, projection, norm = extras.input
         features = parts.linear((gate,), ("input_gate",)).out_features
         parts.linear((projection,), ("input_out",))
@@ -966,7 +961,6 @@ class Recogniser:
 
     def _normed_experts(self, parts: _Parts, layer: nn.Module, order: _Order) -> dict:
         """Experts beside an MLP, with norms of their own, and a router with a norm in front of it."""
-        expect_not_on_gpu(layer, f"experts beside an MLP, as {type(layer).__name__} has them,")
         (at, own), (behind_mlp, before, behind) = order.extras.experts, order.extras.norms
         for name, role in ((behind_mlp, "shared_post_norm"), (before, "experts_norm"), (behind, "experts_post_norm")):
             parts.norm((name,), role, self.known)
@@ -1090,7 +1084,10 @@ class Recogniser:
         return found
 
     def _delta_net(self, parts: _Parts, at: str, mixer: nn.Module, net: DeltaNet) -> dict:
-        expect_not_on_gpu(parts.layer, type(mixer).__name__)
+        if net.of_features:
+            expect_not_on_gpu(parts.layer, type(mixer).__name__)
+        if net.grouped:
+            expect_not_on_gpu(parts.layer, type(mixer).__name__, "each call copies their weights to another order")
         if mixer._buffers:
             raise Unfit(f"layers: {type(mixer).__name__} has tensors of its own: {', '.join(sorted(mixer._buffers))}")
         for name, owns, rows in net.products():
@@ -1203,7 +1200,6 @@ class Recogniser:
             groups = getattr(attention, "num_key_value_groups", None)
             if grouped:
                 return None
-            expect_not_on_gpu(parts.layer, f"attention to keys of another layer, as {type(attention).__name__} has it,")
             if inputs != {"q_proj"} or not isinstance(groups, int) or groups < 1 or heads % groups:
                 raise Unfit(f"layers: {type(attention).__name__} takes keys of another layer, and has other parts than q "
                             f"and an output: {', '.join(sorted(inputs))}")
@@ -1216,7 +1212,6 @@ class Recogniser:
                 parts.linear((at, f"{name if f'{name}_proj' in inputs else 'k'}_proj"), (name,))
             own = parts.weights["w_q"]
             if own.of(parts.layer).shape[0] == 2 * heads * dim:
-                expect_not_on_gpu(parts.layer, f"the output gate of {type(attention).__name__}")
                 if "b_q" in parts.weights or own.transposed or "w_g" in parts.weights:
                     raise Unfit(f"layers: {type(attention).__name__} has an output gate, rows of q_proj, with a bias")
                 gated_rows = True
@@ -1264,7 +1259,6 @@ class Recogniser:
 
     def _norm_of_values(self, parts: _Parts, path: tuple[str, ...], attention: nn.Module) -> None:
         """Expects a norm of heads of v as the op has it."""
-        expect_not_on_gpu(parts.layer, f"the norm of values of {type(attention).__name__}")
         module = parts.module(path)
         found = _norm_of(module, self.known)
         # Without weights all conventions are one.
@@ -1329,7 +1323,6 @@ class Recogniser:
 
     def _squared(self, parts: _Parts, at: tuple[str, ...], layers: tuple[str, str], prefix: str = "") -> dict:
         """An MLP without a gate whose activation is relu(x)²: kernels of networks with gates compute it."""
-        expect_not_on_gpu(parts.layer, "an MLP with relu(x)²")
         for name, own in zip(layers, ("up", "down")):
             parts.linear((*at, name), (f"{prefix}{own}",))
         return dict(act="relu2")
