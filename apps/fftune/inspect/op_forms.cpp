@@ -312,8 +312,7 @@ std::vector<Axis> axes_of(const Op& op, const std::string& pass) {
     if (field.rare && field.max <= std::numeric_limits<std::int32_t>::max())
       axes.push_back({Axis::Kind::size, field.name, {"", "given"}});
   for (const OptionField& field : options_of(op, pass))
-    if (field.has_choices())
-      axes.push_back({Axis::Kind::option, field.name, field.choices});
+    if (field.has_choices()) axes.push_back({Axis::Kind::option, field.name, field.choices});
   return axes;
 }
 
