@@ -382,7 +382,7 @@ class Engine:
         return sorted(((round(time, 3), count, name) for name, (time, count) in found.items()), reverse=True)[:most]
 
     def parts(self):
-        """What runs by fftune: by part, with the numbers of tokens or sequences for which it is the faster one."""
+        """The parts that run by fftune, with the numbers of tokens or sequences for which it is the faster one."""
         found = {}
         for name, read in (("layers", self._layers), ("experts", self._experts), ("products", self._products),
                            ("linear_attention", self._linear_attention)):

@@ -116,7 +116,7 @@ struct Host {
     const auto last = sorted.begin() + (layer.top - 1);
     std::nth_element(sorted.begin(), last, sorted.end(), std::greater<>());
     const std::uint32_t least = *last;
-    // Of those that are equal to the least, as many as the greater ones leave room for.
+    // Keys equal to the least fill the room that the greater ones leave.
     std::int64_t equal =
         layer.top -
         std::count_if(sorted.begin(), last, [least](std::uint32_t key) { return key > least; });

@@ -143,7 +143,7 @@ Config mma_default(const Problem& problem, const DeviceFacts& facts) {
   const auto ctas = [&](const indexer_config& config, std::int64_t queries) {
     return quotient_up(layer.kv, config.keys()) * layer.b * quotient_up(layer.s, queries);
   };
-  // The largest tile of keys, each of which reads all queries, that leaves every SM two CTAs.
+  // The largest tile of keys that leaves every SM two CTAs: each tile reads all queries.
   indexer_config tile{.warps = 2, .m_tiles = 1};
   for (const indexer_config next : {indexer_config{2, 2}, {4, 2}, {8, 2}})
     if (next.key_registers(form) <= 64 && ctas(next, 1) >= 2 * sms) tile = next;

@@ -4,7 +4,7 @@
 //   score_ij = sum_h weights_ih relu(q_ih · k_j)    over indexer heads h
 //   ids_i    = the `top` keys of the highest scores, in ascending order
 //
-// Where a query sees fewer keys, -1 is behind them. Of equal scores the first keys are chosen. NaN
+// Where a query sees fewer keys, -1 is behind them. The first of equal scores is chosen. NaN
 // is above every number, as in PyTorch's topk.
 //
 // Positive factors, such as 1/sqrt(dim), change no choice. All heads share a key, as in multi-query

@@ -143,7 +143,7 @@ std::vector<KnownModel> models() {
                         const char* scale) {
     return KnownModel{name, {{"heads", heads}, {"rank", rank}, {"rope", 64}}, {{"scale", scale}}};
   };
-  // Of sparse attention.
+  // Sparse attention.
   const auto sparse = [&](const char* name, std::int64_t heads, const char* scale) {
     KnownModel made = model(name, heads, 512, scale);
     made.sizes["top"] = 2048;

@@ -96,7 +96,7 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
     list.add({"dt_bias", DType::f32, {heads}, Role::input, 0.5, layer.softplus ? -4.0 : 0.1}).draw =
         each([steps, given = !layer.softplus](std::mt19937_64& random) {
           if (!given) return inverse_softplus(steps.drawn(random));
-          // What is added to a step leaves most of them between the limits.
+          // The bias of a step leaves most of them between the limits.
           return random() % 2 == 0 ? 0 : (steps.high - steps.low) / 2 * uniform(random);
         });
   list.add_states_and_out();

@@ -284,9 +284,9 @@ bool are_near(const IdChoice& choice, const std::vector<double>& elements,
   return true;
 }
 
-/// Of ids [rows, lists, n], which have the places of the n best of their list's scores in ascending
-/// order, and -1 behind them where there are fewer: whether a list is that of `right`, but for
-/// places whose scores are near those of the places that they replace.
+/// Whether a list of ids is that of `right`, but for places whose scores are near those of the
+/// places that they replace. Ids [rows, lists, n] are the places of the n best scores of a list in
+/// ascending order, with -1 behind them where there are fewer.
 bool are_near_ascending(std::span<const double> elements, std::span<const double> ids,
                         std::span<const double> right, double relative_bound,
                         double absolute_bound) {

@@ -84,7 +84,7 @@ class Form:
 
 
 def _shapes(name: str, tensor: Tensor, is_paged: bool) -> list[list[int]]:
-    """What the library may call the tensor's shape. Caches and states may be parts of larger tensors, whose last
+    """The shapes by which the library may know the tensor. Caches and states may be parts of larger tensors, whose last
     extent is how far their rows lie apart."""
     if not name.startswith(("a cache", "a state")) or not tensor.numel():
         return [list(tensor.shape)]

@@ -24,7 +24,7 @@ def make(name):
 
 
 def rows_of(module, attention, x, angles):
-    """What the products in front give: queries and rows of the cache, of the indexer and of attention."""
+    """The results of the products in front: queries and rows of the cache, of the indexer and of attention."""
     own, rope = attention.indexer, attention.qk_rope_head_dim
     resid = attention.q_a_layernorm(attention.q_a_proj(x))
     q = attention.q_b_proj(resid).unflatten(-1, (-1, attention.qk_head_dim)).transpose(1, 2)

@@ -75,7 +75,7 @@ def test_methods_of_quantised_layers(vllm, version):
 
 
 def test_metadata_of_linear_attention(vllm):
-    """What the cores read of vLLM 0.33's metadata, and what they change of it for a batch that is made up."""
+    """The fields of vLLM 0.33's metadata that the cores read, and those that they change for a made-up batch."""
     cores = importlib.import_module("fftune.vllm.linear_cores")
     of_mamba = of_class("0.33", "BaseMambaAttentionMetadata") | of_class("0.33", "Mamba2AttentionMetadata")
     for core, fields in ((cores.GatedDeltaNet(), of_class("0.33", "GDNAttentionMetadata")), (cores.Mamba2(), of_mamba)):

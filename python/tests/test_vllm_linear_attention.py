@@ -71,7 +71,7 @@ class Delta:
 
     @staticmethod
     def prompts(lengths, blocks, known, first=0):
-        """Sequences of which the first ones decode; empty ones behind them are padding."""
+        """The first sequences decode; empty ones behind them are padding."""
         starts = int32(*[sum(lengths[:i]) for i in range(len(lengths) + 1)])
         indices, known = int32(*blocks), torch.tensor(known)
         return Delta.metadata(
@@ -509,7 +509,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("captured", [False, True])
 def test_faults(linear, kind, monkeypatch, caplog, fault, captured):
-    """Of the first batch, of one of other sizes, and of a capture. Results and states are vLLM's."""
+    """Faults of the first batch, of one of other sizes, and of a capture leave vLLM's results and states."""
     layer = layer_of(kind)
     with monkeypatch.context() as patch:
         patch.setattr(*FAULTS[fault](linear, kind), fail)

@@ -24,7 +24,7 @@ _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits",
           "embedding": Kind(KINDS["data"], "[vocab, features]"),
           **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "memory", "first_expert", "weights",
                                                   "caches")},
-          # Inputs of the layers and the head, of which the plan says more.
+          # Inputs of the layers and the head: the plan says more about them.
           "tensors": Kind(KINDS["floats"] | KINDS["ints"] | FP8, "[...]"),
           **{name: Kind(KINDS["data"], "[features]") for name in ("final_norm", "final_norm_bias")},
           "w_head": Kind(KINDS["data"] | KINDS["u8"], "[vocab, features]"),

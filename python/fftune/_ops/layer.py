@@ -33,7 +33,7 @@ _NAMES = {"group": "memory", "state_indices": "slots", "b_head": "head_bias", **
 
 
 def shown(buffer: str) -> str:
-    """What errors call a buffer of the library."""
+    """The name of a buffer of the library in errors."""
     layer, name = re.fullmatch(r"(?:layers\.(\d+)\.)?(?:[a-c]\.)?(.+)", buffer).groups()
     is_of_layer = name in WEIGHTS or name in _STATES
     return _NAMES.get(name, name) + (f" of layer {layer or 0}" if is_of_layer else "")

@@ -65,14 +65,14 @@ def _wrapped(core: Core, cls: type, original):
 
 @dataclass
 class _Kind:
-    """Layers that are alike. What is found for one of them holds for all."""
+    """Layers that are alike. Findings for one of them hold for all."""
 
     key: tuple
     words: str
     ops: str
     reasons: dict[str, str] = field(default_factory=dict)  # by what stays vLLM's
     agreed: set[str] = field(default_factory=set)          # whose results agreed with vLLM's
-    # Of decoding by its sequences, and of the verification of drafts: by the slots of each. Where it is measured.
+    # Measurements of decoding by its sequences, and of the verification of drafts by the slots of each.
     steps: dict[int, faster.Choice] = field(default_factory=dict)
     # By the size class of a batch with prompts.
     prompts: dict[tuple[int, bool], faster.Choice | None] = field(default_factory=dict)

@@ -1,5 +1,5 @@
-"""What vLLM's layers of linear attention compute between their projections, as fftune's ops compute it: a convolution
-and a recurrence over vLLM's caches of states, by its indices.
+"""The cores of vLLM's layers of linear attention by fftune's ops: a convolution and a recurrence between the
+projections, over vLLM's caches of states, by its indices.
 
 A core says what a call of vLLM's has, which sequences the batch has, and which ops run them.
 """
@@ -96,7 +96,7 @@ class Batch:
 
 
 class Core:
-    """Of one of vLLM's classes."""
+    """The core of one of vLLM's classes."""
 
     method: str                  # of the class
     op: str                      # the recurrence
@@ -124,7 +124,7 @@ class Core:
         """The recurrence of y, the convolution's results: [.., tokens, channels]."""
         raise NotImplementedError
 
-    # What all have.
+    # Shared by all cores.
 
     def expect_metadata(self, metadata) -> None:
         missing = [name for name in self.metadata if not hasattr(metadata, name)]
