@@ -339,7 +339,7 @@ def stand_in(module: nn.Module, sizes: dict[int, int] | None = None,
     its own in the place of the user's, which may be on "meta", and without hooks. It is in
     evaluation mode, needs no gradients, and has zeros for parameters: Numbers.fill() gives others.
 
-    `sizes` maps sizes of parameters to smaller ones, of attributes that hold these numbers too.
+    `sizes` maps sizes of parameters and buffers to smaller ones, of attributes that hold these numbers too.
     `parts` come in the place of the children of these names, which are then not copied.
     `dtype` and `device` are those of its parameters; with None they keep their types.
     """
@@ -351,7 +351,7 @@ def stand_in(module: nn.Module, sizes: dict[int, int] | None = None,
             if is_parameter or tensor.is_meta:
                 own = torch.zeros([sizes.get(n, n) for n in tensor.shape], dtype=wide, device=device)
             else:
-                own = tensor.detach().to(device, wide, copy=True)
+                own = tensor.detach()[tuple(slice(sizes.get(n, n)) for n in tensor.shape)].to(device, wide, copy=True)
             made[id(tensor)] = nn.Parameter(own, requires_grad=False) if is_parameter else own
         return made[id(tensor)]
 
