@@ -410,11 +410,13 @@ def decode(report: Report, case: str, part: str = "decode", labels=(
             for tensor in (layer.keys, layer.values):
                 tensor.copy_(torch.randn(tensor.shape, generator=generator, device=DEVICE))
             layer.cumulative_length.fill_(keys - 1 if part == "whole" else keys // 2)
-            if hasattr(layer, "cumulative_length_int"):  # caches of windows have it on the host too
-                layer.cumulative_length_int = int(layer.cumulative_length)
         lengths = [layer.cumulative_length for layer in with_keys]
+        windows = [layer for layer in with_keys if hasattr(layer, "cumulative_length_int")]  # on the host too
+        counts = [int(layer.cumulative_length) for layer in windows]
 
         def step():
+            for layer, count in zip(windows, counts):
+                layer.cumulative_length_int = count
             result = run(input_ids=ids, past_key_values=cache).last_hidden_state
             torch._foreach_add_(lengths, -1)  # the next step is the same one
             return result
