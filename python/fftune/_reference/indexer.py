@@ -1,6 +1,4 @@
 """The choice of keys of sparse attention."""
-import math
-
 import torch
 
 
@@ -22,7 +20,6 @@ def indexer_e4m3(q, weights, k, k_scale, pages, lengths, top):
         length = k.shape[1] if lengths is None else min(max(0, int(lengths[i])), k.shape[1])
         for j in range(q.shape[1]):
             visible = max(0, min(length, j + length - q.shape[1] + 1))
-            own = scores[i, j, :visible].nan_to_num(math.inf, math.inf, -math.inf)
-            best = own.sort(descending=True, stable=True).indices[:top].sort().values
+            best = scores[i, j, :visible].sort(descending=True, stable=True).indices[:top].sort().values
             ids[i, j, :len(best)] = best
     return ids
