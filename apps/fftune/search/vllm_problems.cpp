@@ -168,7 +168,8 @@ class Problems {
   void add_one_(const Op& op, Problem problem) {
     const auto place = std::find_if(ops_.begin(), ops_.end(),
                                     [&](const SearchedOp& each) { return each.op == &op; });
-    auto& problems = place != ops_.end() ? place->problems : ops_.emplace_back(&op).problems;
+    auto& problems =
+        place != ops_.end() ? place->problems : ops_.emplace_back(SearchedOp{&op, {}}).problems;
     if (std::find(problems.begin(), problems.end(), problem) == problems.end())
       problems.push_back(std::move(problem));
   }
