@@ -25,11 +25,11 @@
 // fp32.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "core/problem.hpp"
+#include "kernels/attention/key_cache.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -44,55 +44,19 @@ constexpr const char *stage_scores = "scores", *stage_choose = "choose";
 constexpr std::int64_t usual_top = 2048;
 
 /// A problem's sizes and options, read once.
-struct Layer {
-  std::int64_t b = 0;                         // sequences
-  std::int64_t s = 0;                         // queries of a sequence
-  std::int64_t kv = 0;                        // keys of a sequence at most
+struct Layer : attention::KeyCache {
+  using KeyCache::KeyCache;
+
   std::int64_t heads = 0;                     // of the indexer
   std::int64_t dim = 0;                       // features of a head
   std::int64_t top = 0;                       // keys of a query
-  std::int64_t page = 0;                      // keys of a page; 0: not paged
-  std::int64_t pages = 0;                     // in memory
   std::int64_t k_block = 0, scale_block = 0;  // elements from a page, or a sequence, to the next
-  bool lengths = false;
-  bool e4m3 = false;  // k is e4m3, with a scale for each key
+  bool e4m3 = false;                          // k is e4m3, with a scale for each key
   DType dtype = DType::f32;
 
-  std::int64_t pages_of_sequence() const { return (kv + page - 1) / page; }
-  /// Pages, or sequences, of keys, and the keys of one.
-  std::int64_t blocks() const { return page > 0 ? pages : b; }
-  std::int64_t keys_of_block() const { return page > 0 ? page : kv; }
-  /// The most keys that a sequence of test data has: kv, or where sequences of that length do not
-  /// fit in the pages together, its share of those.
-  std::int64_t usual_kv() const {
-    if (page == 0 || !lengths) return kv;
-    return std::min(kv, std::max<std::int64_t>(pages * page / b, 1));
-  }
   DType dtype_of_keys() const { return e4m3 ? DType::fp8 : dtype; }
-
-  /// Keys that a query of a sequence of `length` keys sees.
-  std::int64_t visible(std::int64_t query, std::int64_t length) const {
-    return std::clamp<std::int64_t>(query + length - s + 1, 0, length);
-  }
 };
 Layer layer_of(const Problem& problem);
-
-/// The keys of a sequence: its length, cut to [0, kv].
-template <typename Length>
-std::int64_t length_of(const Layer& layer, const Length* lengths, std::int64_t sequence) {
-  if (!layer.lengths) return layer.kv;
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(lengths[sequence]), 0, layer.kv);
-}
-
-/// The page, or sequence, that has a key of a sequence; -1 where it is not in memory.
-template <typename Page>
-std::int64_t block_of(const Layer& layer, const Page* pages, std::int64_t sequence,
-                      std::int64_t key) {
-  if (layer.page == 0) return sequence;
-  const auto page =
-      static_cast<std::int64_t>(pages[sequence * layer.pages_of_sequence() + key / layer.page]);
-  return page < 0 || page >= layer.pages ? -1 : page;
-}
 
 /// The definition in float64, of each stage.
 void reference_scores(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);

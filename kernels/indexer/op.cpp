@@ -25,11 +25,6 @@ constexpr std::int64_t most_heads = 256, most_dim = 512, most_top = std::int64_t
 std::int64_t keys_of_block(const Problem& problem) {
   return size_or(problem, "page", size_or(problem, "kv", 0));
 }
-std::optional<std::int64_t> usual_pages(const Problem& problem) {
-  const std::int64_t page = size_or(problem, "page", 0);
-  if (page == 0) return std::nullopt;
-  return saturated_product(size_or(problem, "b", 0), quotient_up(size_or(problem, "kv", 0), page));
-}
 std::optional<std::int64_t> usual_block(const Problem& problem) {
   return saturated_product(keys_of_block(problem), size_or(problem, "dim", 0));
 }
@@ -66,6 +61,11 @@ std::string contradiction(const Problem& problem) {
   return "";
 }
 
+std::vector<KnownModel> models() {
+  return {{"deepseek-v3.2", {{"heads", 64}, {"dim", 128}}},
+          {"glm-5", {{"heads", 32}, {"dim", 128}}}};
+}
+
 OpFacts facts() {
   return {
       .name = "indexer",
@@ -99,7 +99,7 @@ OpFacts facts() {
                     "pages",
                     "pages in memory; as many as the sequences need if left out. With fewer "
                     "and lengths=yes, test data have shorter sequences",
-                    most_tokens, 4096, usual_pages)),
+                    most_tokens, 4096, attention::usual_pages)),
                 neutral(rare_size("k-block",
                                   "elements of k from a page, or a sequence, to the next; those "
                                   "of its keys if left out",
@@ -118,6 +118,7 @@ OpFacts facts() {
                       {"same", "e4m3"})},
       .token_size = "b",
       .rows_are_alike = false,
+      .known_models = models,
       .families = {cuda_families, cpu_families},
       .contradiction = contradiction};
 }
@@ -125,11 +126,6 @@ OpFacts facts() {
 class Indexer final : public DescribedOp {
  public:
   using DescribedOp::DescribedOp;
-
-  std::vector<KnownModel> known_models() const override {
-    return {{"deepseek-v3.2", {{"heads", 64}, {"dim", 128}}},
-            {"glm-5", {{"heads", 32}, {"dim", 128}}}};
-  }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const Layer layer = layer_of(problem);
@@ -201,18 +197,12 @@ class Indexer final : public DescribedOp {
 }  // namespace
 
 Layer layer_of(const Problem& problem) {
-  Layer layer;
-  layer.b = problem.size("b");
-  layer.s = problem.size("s");
-  layer.kv = problem.size("kv");
+  Layer layer(problem);
   layer.heads = problem.size("heads");
   layer.dim = problem.size("dim");
   layer.top = size_or(problem, "top", usual_top);
-  layer.page = size_or(problem, "page", 0);
-  if (layer.page > 0) layer.pages = size_or(problem, "pages", layer.b * layer.pages_of_sequence());
   layer.k_block = size_or(problem, "k-block", layer.keys_of_block() * layer.dim);
   layer.scale_block = size_or(problem, "scale-block", layer.keys_of_block());
-  layer.lengths = problem.has("lengths", "yes");
   layer.e4m3 = problem.has("k-format", "e4m3");
   layer.dtype = problem.dtype;
   return layer;

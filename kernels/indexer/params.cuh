@@ -16,8 +16,8 @@ struct indexer_form {
   bool paged = false;
 };
 
-/// Of scores by mma.sync: a CTA has some keys, whose features its threads hold in registers, and
-/// goes over the queries.
+/// A configuration of scores by mma.sync: a CTA has some keys, whose features its threads hold in
+/// registers, and goes over the queries.
 struct indexer_config {
   int warps = 4;
   int m_tiles = 1;  // tiles of 16 keys of a warp

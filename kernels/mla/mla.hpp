@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attention/key_cache.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
@@ -42,19 +43,15 @@ constexpr std::int64_t most_rank = 1024;
 constexpr std::int64_t most_rope = 256;
 
 /// A problem's sizes and options, read once.
-struct Layer {
-  std::int64_t b = 0;      // sequences
-  std::int64_t s = 0;      // queries of a sequence
-  std::int64_t kv = 0;     // keys of a sequence at most
+struct Layer : attention::KeyCache {
+  using KeyCache::KeyCache;
+
   std::int64_t heads = 0;  // of queries
   std::int64_t rank = 0;   // latent features
   std::int64_t rope = 0;   // rotated features; 0: none
-  std::int64_t page = 0;   // keys of a page; 0: not paged
-  std::int64_t pages = 0;  // of the cache
   std::int64_t row = 0;    // elements of the cache from a key to the next
   std::int64_t block = 0;  // the same from a page, or a sequence, to the next
   std::int64_t top = 0;    // keys of a query's list; 0: there are none
-  bool lengths = false;
   bool lse = false;
   float scale = 0;
   DType dtype = DType::f32;
@@ -62,19 +59,9 @@ struct Layer {
   std::int64_t width() const { return rank + rope; }
   /// Queries times heads of a sequence: rows that see the same cache.
   std::int64_t rows() const { return s * heads; }
-  std::int64_t pages_of_sequence() const { return (kv + page - 1) / page; }
-  /// Pages, or sequences, of the cache, and the keys of one.
-  std::int64_t blocks() const { return page > 0 ? pages : b; }
-  std::int64_t keys_of_block() const { return page > 0 ? page : kv; }
-  /// The most keys that a sequence of test data has: kv, or where sequences of that length do not
-  /// fit in the pages together, its share of those.
-  std::int64_t usual_kv() const {
-    if (page == 0 || !lengths) return kv;
-    return std::min(kv, std::max<std::int64_t>(pages * page / b, 1));
-  }
   /// Keys that row `at` of a sequence of `length` keys sees.
   std::int64_t visible(std::int64_t at, std::int64_t length) const {
-    return std::clamp<std::int64_t>(at / heads + length - s + 1, 0, length);
+    return KeyCache::visible(at / heads, length);
   }
 };
 Layer layer_of(const Problem& problem);
@@ -82,12 +69,6 @@ Layer layer_of(const Problem& problem);
 /// entries of its list.
 Layer divided_layer_of(const Problem& problem);
 
-/// The keys of a sequence: its length, cut to [0, kv].
-template <typename Length>
-std::int64_t length_of(const Layer& layer, const Length* lengths, std::int64_t sequence) {
-  if (!layer.lengths) return layer.kv;
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(lengths[sequence]), 0, layer.kv);
-}
 /// The key of an entry of a query's list; -1 where it is none that the query sees.
 template <typename Key>
 std::int64_t chosen_key(const Layer& layer, const Key* chosen, std::int64_t sequence,
@@ -100,11 +81,8 @@ std::int64_t chosen_key(const Layer& layer, const Key* chosen, std::int64_t sequ
 template <typename Page>
 std::int64_t place_of(const Layer& layer, const Page* pages, std::int64_t sequence,
                       std::int64_t key) {
-  if (layer.page == 0) return sequence * layer.block + key * layer.row;
-  const auto page =
-      static_cast<std::int64_t>(pages[sequence * layer.pages_of_sequence() + key / layer.page]);
-  if (page < 0 || page >= layer.pages) return -1;
-  return page * layer.block + key % layer.page * layer.row;
+  const std::int64_t block = block_of(layer, pages, sequence, key);
+  return block < 0 ? -1 : block * layer.block + key % layer.keys_of_block() * layer.row;
 }
 
 /// The definition in float64.

@@ -26,12 +26,6 @@ constexpr std::int64_t most_lists = std::int64_t{1} << 24;
 std::int64_t width_of(const Problem& problem) {
   return size_or(problem, "rank", 0) + size_or(problem, "rope", 0);
 }
-std::optional<std::int64_t> usual_pages(const Problem& problem) {
-  const std::int64_t page = size_or(problem, "page", 0);
-  if (page == 0) return std::nullopt;
-  const std::int64_t kv = size_or(problem, "kv", 0);
-  return saturated_product(size_or(problem, "b", 0), kv / page + (kv % page != 0));
-}
 std::optional<std::int64_t> usual_row(const Problem& problem) {
   return width_of(problem);
 }
@@ -190,7 +184,7 @@ OpFacts facts() {
                     "pages",
                     "pages in memory; as many as the sequences need if left out. With fewer and "
                     "lengths=yes, test data have shorter sequences",
-                    most_tokens, 4096, usual_pages)),
+                    most_tokens, 4096, attention::usual_pages)),
                 rare_size("kv-row",
                           "elements of the cache from a key to the next; rank + rope if left out",
                           most_stride, 640, usual_row),
@@ -224,19 +218,13 @@ OpFacts facts() {
 }  // namespace
 
 Layer layer_of(const Problem& problem) {
-  Layer layer;
-  layer.b = problem.size("b");
-  layer.s = problem.size("s");
-  layer.kv = problem.size("kv");
+  Layer layer(problem);
   layer.heads = problem.size("heads");
   layer.rank = problem.size("rank");
   layer.rope = size_or(problem, "rope", 0);
-  layer.page = size_or(problem, "page", 0);
-  if (layer.page > 0) layer.pages = size_or(problem, "pages", layer.b * layer.pages_of_sequence());
   layer.row = size_or(problem, "kv-row", layer.width());
   layer.block = size_or(problem, "kv-block", layer.keys_of_block() * layer.row);
   layer.top = size_or(problem, "top", 0);
-  layer.lengths = problem.has("lengths", "yes");
   layer.lse = problem.has("lse", "yes");
   layer.scale = static_cast<float>(number_or_default(mla_op(), problem, "scale"));
   if (layer.scale == 0)

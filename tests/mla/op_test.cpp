@@ -87,7 +87,7 @@ void check_foreign_values(Backend& backend, DType dtype, std::int64_t s, std::in
     pages.push_back(i % 11 == 4 ? -1.0F : i % 11 == 9 ? 60.0F : static_cast<float>(i * 7 % 60));
   std::vector<bool> used(static_cast<std::size_t>(layer.blocks() * layer.block));
   for (std::int64_t i = 0; i < layer.b; ++i)
-    for (std::int64_t j = 0; j < mla::length_of(layer, lengths.data(), i); ++j)
+    for (std::int64_t j = 0; j < length_of(layer, lengths.data(), i); ++j)
       if (const std::int64_t place = mla::place_of(layer, pages.data(), i, j); place >= 0)
         std::fill_n(used.begin() + place, layer.width(), true);
   for (const Family* family : mla_op().families()) {
