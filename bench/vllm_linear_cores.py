@@ -49,6 +49,17 @@ def pages(layer, channels, width, state, dtype, blocks=300, drafts=0):
     layer.kv_cache = (conv, ssm)
 
 
+def parameter(values):
+    return torch.nn.Parameter(values, requires_grad=False)
+
+
+def convolution(channels, width):
+    made = torch.nn.Module()
+    made.bias = None
+    made.weight = parameter(torch.randn(channels, 1, width, device=dev).mul(0.5).to(bf))
+    return made
+
+
 def delta(dtype, heads=16, v_heads=32, dim=128, width=4, drafts=0):
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as home
     from vllm.third_party.flash_linear_attention.ops.index import prepare_chunk_indices, prepare_chunk_offsets
@@ -56,9 +67,7 @@ def delta(dtype, heads=16, v_heads=32, dim=128, width=4, drafts=0):
     layer = object.__new__(home.QwenGatedDeltaNetAttention)
     torch.nn.Module.__init__(layer)
     channels = 2 * heads * dim + v_heads * dim
-    conv1d = torch.nn.Module()
-    conv1d.bias = None
-    conv1d.weight = torch.nn.Parameter(torch.randn(channels, 1, width, device=dev).mul(0.5).to(bf), requires_grad=False)
+    conv1d = convolution(channels, width)
     for name, value in dict(
         prefix="layer",
         activation="silu",
@@ -72,8 +81,8 @@ def delta(dtype, heads=16, v_heads=32, dim=128, width=4, drafts=0):
         enable_packed_recurrent_decode=True,
         gdn_prefill_backend="triton",
         conv1d=conv1d,
-        A_log=torch.nn.Parameter(torch.rand(v_heads, device=dev) * 2 - 1, requires_grad=False),
-        dt_bias=torch.nn.Parameter((torch.rand(v_heads, device=dev) * 2 - 1).to(bf), requires_grad=False),
+        A_log=parameter(torch.rand(v_heads, device=dev) * 2 - 1),
+        dt_bias=parameter((torch.rand(v_heads, device=dev) * 2 - 1).to(bf)),
         chunk_gated_delta_rule=lambda aiter_prefill_metadata=None, **k: home.fla_chunk_gated_delta_rule(**k),
     ).items():
         setattr(layer, name, value)
@@ -163,10 +172,8 @@ def mamba(dtype, heads=128, groups=8, dim=64, state=128, width=4):
     layer = object.__new__(home.MambaMixer2)
     torch.nn.Module.__init__(layer)
     inner, channels = heads * dim, heads * dim + 2 * groups * state
-    conv1d = torch.nn.Module()
-    conv1d.bias = torch.nn.Parameter(torch.randn(channels, device=dev).to(bf), requires_grad=False)
-    conv1d.weight = torch.nn.Parameter(torch.randn(channels, 1, width, device=dev).mul(0.5).to(bf), requires_grad=False)
-    p = lambda t: torch.nn.Parameter(t, requires_grad=False)
+    conv1d = convolution(channels, width)
+    conv1d.bias = parameter(torch.randn(channels, device=dev).to(bf))
     for name, value in dict(
         prefix="layer",
         activation="silu",
@@ -186,9 +193,9 @@ def mamba(dtype, heads=128, groups=8, dim=64, state=128, width=4):
         conv_kernel_size=width,
         conv1d=conv1d,
         conv_weights=conv1d.weight.view(channels, width),
-        A=p(-torch.rand(heads, device=dev) - 0.1),
-        D=p(torch.randn(heads, device=dev).to(bf)),
-        dt_bias=p(torch.randn(heads, device=dev).to(bf)),
+        A=parameter(-torch.rand(heads, device=dev) - 0.1),
+        D=parameter(torch.randn(heads, device=dev).to(bf)),
+        dt_bias=parameter(torch.randn(heads, device=dev).to(bf)),
         split_hidden_states_B_C_fn=lambda t: torch.split(t, [inner, groups * state, groups * state], -1),
     ).items():
         setattr(layer, name, value)
