@@ -72,8 +72,8 @@ def indexer(q: Tensor, weights: Tensor, k: Tensor, *, top: int = 2048, pages: Te
             both are views.
 
     Returns:
-        int32 [batch, queries, top], in ascending order; -1 behind them where a query sees fewer keys. Of
-        equal scores the first keys are chosen. `mla` takes it as `chosen`. There are no gradients.
+        int32 [batch, queries, top], in ascending order; -1 behind them where a query sees fewer keys. The
+        first of equal scores is chosen. `mla` takes it as `chosen`. There are no gradients.
     """
     if k_scale is not None or has_sizes(k) and k.dtype == torch.float8_e4m3fn:
         if k_scale is None:
