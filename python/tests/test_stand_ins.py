@@ -41,9 +41,16 @@ def dense():
     return transformers.LlamaConfig(**_COMMON, intermediate_size=512)
 
 
+def products_alone():
+    """Both products are children of the layer."""
+    return transformers.OPTConfig(hidden_size=96, num_attention_heads=4, vocab_size=96, num_hidden_layers=1,
+                                  ffn_dim=512, max_position_embeddings=64, word_embed_proj_dim=96,
+                                  activation_function="gelu")
+
+
 SIZES = {qwen3_moe: {128: 32, 256: 64, 64: 16}, groups: {128: 32, 256: 64, 64: 16},
          as_many_experts_as_features: {256: 64, 512: 128, 1024: 256}, gates_as_wide_as_the_model: {32: 16},
-         dense: {512: 32, 1024: 64}}
+         dense: {512: 32, 1024: 64}, products_alone: {512: 32, 1024: 64}}
 
 
 @pytest.fixture
@@ -51,9 +58,9 @@ def compared(monkeypatch):
     """The networks of each stand-in by which a layer was compared, and their sizes."""
     seen, original = [], Recogniser._compared
 
-    def listen(self, layer, order, candidates, sizes, networks):
+    def listen(self, layer, order, candidates, networks):
         seen.append(networks)
-        return original(self, layer, order, candidates, sizes, networks)
+        return original(self, layer, order, candidates, networks)
 
     monkeypatch.setattr(Recogniser, "_compared", listen)
     monkeypatch.setattr(layer_specs, "_LARGE_NETWORK", 1)
@@ -70,7 +77,8 @@ def expect_patched(config):
 @pytest.mark.parametrize("config", SIZES, ids=lambda config: config.__name__)
 def test_networks_are_small(config, compared):
     expect_patched(config)
-    assert compared == [{"mlp": SIZES[config]}]
+    children = ("fc1", "fc2") if config is products_alone else ("mlp",)
+    assert compared == [dict.fromkeys(children, SIZES[config])]
 
 
 def test_a_layer_that_needs_its_sizes(compared, monkeypatch):
@@ -83,7 +91,6 @@ def test_a_layer_that_needs_its_sizes(compared, monkeypatch):
         return original(module, sizes, **options)
 
     monkeypatch.setattr(layer_specs, "stand_in", fails)
-    monkeypatch.setattr(Recogniser, "_small", lambda *_: {})
     expect_patched(qwen3_moe)
     assert compared == [{"mlp": SIZES[qwen3_moe]}, {}]
 

@@ -495,14 +495,14 @@ _LARGE_NETWORK = 1 << 20  # elements of its last product
 _OF_MLP = ("w_down", "w_gate", "w_up", "w_gate_up", "b_up", "b_gate", "b_gate_up")
 
 
-def _shrunk(spec: Spec, sizes: dict[int, int], networks: dict[str, dict[int, int]]) -> Spec:
-    """The spec for a stand-in of these sizes: gate and up may be rows of one weight."""
-    def of(name: str, weight: Weight) -> Weight:
-        smaller = networks.get(weight.path[0] if weight.path else "", sizes if name in _OF_MLP else {})
+def _shrunk(spec: Spec, networks: dict[str, dict[int, int]]) -> Spec:
+    """The spec for a stand-in with these sizes in its children: gate and up may be rows of one weight."""
+    def of(weight: Weight) -> Weight:
+        smaller = networks.get(weight.path[0] if weight.path else "", {})
         return replace(weight, rows=weight.rows and tuple(smaller.get(row, row) for row in weight.rows),
                        zeros=smaller.get(weight.zeros, weight.zeros))
 
-    return replace(spec, weights=tuple(map(of, parse(spec.form).weights, spec.weights)))
+    return replace(spec, weights=tuple(map(of, spec.weights)))
 
 
 def _small_networks(layer: nn.Module, spec: Spec) -> dict[str, dict[int, int]]:
@@ -512,7 +512,7 @@ def _small_networks(layer: nn.Module, spec: Spec) -> dict[str, dict[int, int]]:
     weights = dict(zip(form.weights, spec.weights))
     downs: dict[str, list[Tensor]] = {}
     for name in ("w_down", "w_shared_down"):
-        if name in weights and (len(weights[name].path) > 1 or weights[name].name != "weight"):
+        if name in weights:
             downs.setdefault(weights[name].path[0], []).append(weights[name].of(layer))
     found = {}
     for child, own in downs.items():
@@ -533,6 +533,10 @@ def _small_networks(layer: nn.Module, spec: Spec) -> dict[str, dict[int, int]]:
                 sizes[experts] = fewer
         if sizes:
             found[child] = sizes
+    # The products of a network may be children of the layer, as in OPT.
+    alone = weights.get("w_down")
+    if alone is not None and alone.path[0] in found and len(alone.path) == 1 and alone.name == "weight":
+        found |= {weights[name].path[0]: found[alone.path[0]] for name in _OF_MLP if name in weights}
     return found
 
 
@@ -1426,19 +1430,18 @@ class Recogniser:
         networks = _small_networks(layer, spec)
         if networks:
             try:
-                return self._compared(layer, order, candidates, {}, networks)
+                return self._compared(layer, order, candidates, networks)
             except Exception:  # some modules have their sizes in a configuration too
                 pass
-        return self._compared(layer, order, candidates, self._small(layer, spec), {})
+        return self._compared(layer, order, candidates, {})
 
-    def _compared(self, layer: nn.Module, order: _Order, candidates: dict[tuple, Spec], sizes: dict[int, int],
+    def _compared(self, layer: nn.Module, order: _Order, candidates: dict[tuple, Spec],
                   networks: dict[str, dict[int, int]]) -> tuple:
-        """Two tokens of two sequences behind three others, in every form that is possible, by a stand-in of smaller
-        `sizes`, or with smaller ones in the children `networks`."""
-        candidates = {key: _shrunk(spec, sizes, networks) for key, spec in candidates.items()}
+        """Two tokens of two sequences behind three others, in every form that is possible, by a stand-in with these
+        sizes in its children `networks`."""
+        candidates = {key: _shrunk(spec, networks) for key, spec in candidates.items()}
         spec = next(iter(candidates.values()))
-        own = stand_in(layer, sizes, parts={name: stand_in(layer._modules[name], own_sizes)
-                                            for name, own_sizes in networks.items()})
+        own = stand_in(layer, parts={name: stand_in(layer._modules[name], sizes) for name, sizes in networks.items()})
         rotary = None if spec.angles is None else stand_in(self._rotary_of(spec.angles))
         config, of_call = self.decoder.config, {}
         # Some models scale the queries of far positions. Others have tables of so many positions.
@@ -1475,19 +1478,6 @@ class Recogniser:
                 _expect_analytic(own._modules[order.attention], dtype, lambda: run(cast(draw(Numbers(0)), dtype)),
                                  () if spec.factors is None else ("floor", "log"))
         return found
-
-    def _small(self, layer: nn.Module, spec: Spec) -> dict[int, int]:
-        """A stand-in has fewer features in the middle of the MLP."""
-        names = dict(zip(parse(spec.form).weights, spec.weights))
-        if "w_down" not in names:
-            return {}
-        down = names["w_down"].of(layer)
-        h, kept = down.shape[-1], set()
-        for name, weight in names.items():
-            if name not in _OF_MLP:
-                kept |= set(weight.of(layer).shape)
-        kept |= {down.shape[-2], *spec.heads, down.shape[0], *itertools.chain(*spec.states)}
-        return {} if h <= 256 or {h, 2 * h} & kept else {h: 32, 2 * h: 64}
 
 
 @torch.no_grad()
