@@ -209,13 +209,3 @@ def test_an_error_in_a_measurement_leaves_the_model_to_vllm(measured, stand_in, 
         step(model, *batch_of(model))
     step(model, *batch_of(model))
     assert caplog.text.count("layers of LlamaModel stay vLLM's: RuntimeError: out of memory") == 1
-
-
-def test_a_linear_layer_that_vllm_computes_faster(faster, monkeypatch):
-    """As its weight is in memory once, all calls are vLLM's then."""
-    products = importlib.import_module("fftune.vllm.products")
-    Times(monkeypatch, faster, 1.0, 1.1)
-    with pytest.raises(importlib.import_module("fftune.vllm.logs").Unfit, match="1: 0.91 .vLLM.*2048: 0.91"):
-        products._expect_faster("a kind", abs, abs, 64, torch.bfloat16, torch.device("cpu"))
-    Times(monkeypatch, faster, 1.1, 1.0)
-    products._expect_faster("another kind", abs, abs, 64, torch.bfloat16, torch.device("cpu"))

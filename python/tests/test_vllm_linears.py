@@ -320,3 +320,92 @@ def test_the_test_of_a_layer_draws_no_random_numbers_of_the_engine(linears):
     before = torch.get_rng_state()
     products.serve(nn.Module(), product, lambda x: x @ w.T + 0 * torch.rand(()), torch.float32, 64)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.fixture
+def timed(linears, monkeypatch, tmp_path):
+    """Layers are timed: by their number of outputs, and of tokens, vLLM's milliseconds and fftune's."""
+    products, faster = module("fftune.vllm.products"), module("fftune.vllm.faster")
+    monkeypatch.setenv("FFTUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device")
+    monkeypatch.setattr(products, "_is_measured", lambda product: True)
+    times, asked, ran = {}, [], []
+
+    def compete(candidate):
+        n = candidate.product.n
+        own, run = candidate.own, candidate.product.run
+        compete.original(candidate._replace(
+            own=lambda x: (ran.append((0, n, len(x))), own(x))[1],
+            product=candidate.product._replace(run=lambda x, *given: (ran.append((1, n, len(x))), run(x, *given))[1])))
+
+    def milliseconds(own, mine, among=None, captured=True):
+        found = []
+        for side, run in enumerate((own, mine)):
+            ran.clear()
+            run()
+            found.append(sum(times.get((n, rows), (2.0, 1.0))[side] for _, n, rows in ran))
+        asked.append([n for side, n, _ in ran])
+        return found
+
+    compete.original = products._compete
+    monkeypatch.setattr(products, "_compete", compete)
+    monkeypatch.setattr(faster, "milliseconds", milliseconds)
+    return times, asked
+
+
+def loaded(*outputs):
+    """Layers of these numbers of outputs, as a model loads them."""
+    made = [a_layer(n=n) for n in outputs]
+    for kernel, layer in made:
+        kernel.process_weights_after_loading(layer)
+    return made
+
+
+def by_fftune(made):
+    return ["apply_weights" in vars(kernel) and not any(p.numel() for p in layer.parameters()) for kernel, layer in made]
+
+
+def test_layers_of_a_step_are_timed_together(timed, caplog):
+    """One of them is slower for some tokens, and the step is not."""
+    times, asked = timed
+    times[64, 256] = 0.8, 1.0
+    with caplog.at_level(logging.INFO):
+        made = loaded(64, 96)
+        assert by_fftune(made) == [False, False] and not asked, "they wait for the others of their layer"
+        x = torch.randn(3, 128, dtype=torch.bfloat16)
+        assert error(made[0][0].apply_weights(made[0][1], x), x @ made[0][0].dense) < 0.01 and made[0][0].calls
+        made += loaded(64, 96)
+    assert by_fftune(made) == [True] * 4 and set(map(tuple, asked)) == {(64, 96)}
+    assert "stay vLLM's" not in caplog.text
+    for kernel, layer in made:
+        assert error(kernel.apply_weights(layer, x), x @ kernel.dense) < 0.01
+    assert by_fftune(loaded(48)) == [True] and asked[-1] == [48], "a kind that comes later is timed by itself"
+
+
+def test_a_kind_that_makes_the_step_slower_stays(timed, caplog):
+    times, asked = timed
+    times[64, 256] = 0.8, 4.0
+    with caplog.at_level(logging.INFO):
+        made = loaded(64, 96, 64, 96)
+    assert by_fftune(made) == [False, True, False, True]
+    assert "vLLM's kernel is faster; its time divided by fftune's, by tokens: 1: 2.00, 16: 2.00, 64: 2.00, 256: 0.20" in caplog.text
+    assert [layer._buffers for _, layer in made[::2]] == [{}, {}]
+
+
+@pytest.mark.parametrize("by", ["the key of compiled code", "the first call"])
+def test_layers_of_a_model_of_one_layer_do_not_wait_forever(timed, by):
+    from vllm import envs
+
+    made = loaded(64, 96)
+    envs.compile_factors() if by == "the key of compiled code" else module("fftune.vllm.layers")._examine(nn.Module(), False)
+    assert by_fftune(made) == [True, True]
+
+
+def test_a_measurement_that_fails_leaves_the_layers_to_vllm(timed, monkeypatch, caplog):
+    def fails(*given, **named):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(module("fftune.vllm.faster"), "milliseconds", fails)
+    with caplog.at_level(logging.INFO):
+        made = loaded(64, 96, 64)
+    assert by_fftune(made) == [False] * 3 and "stay vLLM's: RuntimeError: out of memory" in caplog.text

@@ -31,18 +31,19 @@ def _loading(cls: type, process):
             load_again(layer, lambda: process(self, layer), lambda: weight_of(kernel, layer), reads_first=False)
             return
         process(self, layer)
-        words, take = "", None
+        words = ""
+
+        def decided(reason: str) -> None:
+            keep(layer, None if reason else functools.partial(_take, layer, product.tensors))
+            log_layer(type(kernel).__name__, reason, f"with activations rounded by {words}")
+
         try:
             weight, scale, words = weight_of(kernel, layer)
-            n, k = weight.shape
-            product = Product(f"fp8 {n} x {k}, {words}", _run, (weight, scale), n, k)
-            reason = adopt(kernel, type(kernel).apply_weights, layer, product, kernel.config.out_dtype)
-            if not reason:
-                take = functools.partial(_take, layer, product.tensors)
         except Exception as error:
-            reason = reason_of(error)
-        keep(layer, take)
-        log_layer(type(kernel).__name__, reason, f"with activations rounded by {words}")
+            return decided(reason_of(error))
+        n, k = weight.shape
+        product = Product(f"fp8 {n} x {k}, {words}", _run, (weight, scale), n, k)
+        adopt(kernel, type(kernel).apply_weights, layer, product, kernel.config.out_dtype, decided)
 
     return process_weights_after_loading
 

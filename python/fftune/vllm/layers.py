@@ -29,7 +29,7 @@ from .. import _run as running
 from .. import ops
 from .._library import Plan
 from .._run import BATCH_INVARIANT
-from . import faster, plans, ranks
+from . import faster, plans, products, ranks
 from .logs import Unfit, log, log_once, one_line, reason_of
 from .structure import E4M3, Layer, Model, Pages, expect_known, has_adapters, pages_of, queries_of
 from .trial import difference, is_capturing
@@ -564,6 +564,7 @@ def _batch_of_sequences(batch: "_Batch", queries: list[int], lengths: list[int],
 def _examine(model: nn.Module, with_ranks: bool) -> _State:
     found, reason = None, ""
     try:
+        products.decide()
         found = expect_known(model)
         if found.reduce is not None and not with_ranks:
             raise Unfit("tensor parallelism, which needs ranks in FFTUNE_VLLM")

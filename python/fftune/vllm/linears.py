@@ -35,22 +35,25 @@ def _loading(formats: tuple[str, ...], cls: type, process):
             if load_again(layer, lambda: process(self, layer), lambda: packed_of(self, layer, formats)):
                 free(layer, _names_of(self))
             return
-        packed, reason, take = None, "", None
+        packed, reason = None, ""
         try:
             packed, order = packed_of(self, layer, formats)
         except Exception as error:
             reason = reason_of(error)
         process(self, layer)
-        if packed is not None:
-            product = _product_of(packed, order)
-            reason = adopt(self, apply, layer, product, self.config.act_type)
+
+        def decided(reason: str) -> None:
             if not reason:
                 if order is None:
                     setattr(layer, PACKED, packed)  # for whole layers
                 free(layer, _names_of(self))
-                take = functools.partial(_take, layer, product.tensors)
-        keep(layer, take)
-        log_layer(cls.__name__, reason, f"with packed weights ({packed.format})" if packed else "")
+            keep(layer, None if reason else functools.partial(_take, layer, product.tensors))
+            log_layer(cls.__name__, reason, f"with packed weights ({packed.format})" if packed else "")
+
+        if packed is None:
+            return decided(reason)
+        product = _product_of(packed, order)
+        adopt(self, apply, layer, product, self.config.act_type, decided)
 
     return process_weights_after_loading
 

@@ -40,8 +40,7 @@ def fuse(network: nn.Module, act: str, most: int) -> None:
 
     kind = f"network of {gate.format} {h} x {d}, {act}, {gate.scale.dtype}, groups {word}" \
            f"{'' if gate.zero is None else ' with zero points'}"
-    serve(network, Product(kind, run, tensors, d, d), own, dtype, most,
-          measured=False)
+    serve(network, Product(kind, run, tensors, d, d), own, dtype, most)
     network.__class__ = _class_of(type(network), kind, d, names_of(tensors))
     setattr(network.gate_up_proj, PACKED, Halves(gate, up))
     for name in [name for name in network.gate_up_proj._buffers if name.startswith("fftune_")]:

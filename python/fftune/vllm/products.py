@@ -3,6 +3,10 @@ vLLM's compiled code. So are networks.
 
 A layer serves calls of every number of tokens, so its weight is in memory once. In a trace a layer is one op with
 the layer's tensors and the name of its kind, so the layers of a model share compiled code.
+
+A step runs all linear layers of a decoder layer. So the first module of each kind waits, with vLLM's tensors, until a
+kind comes again. Then those that wait are timed together, one after the other, and all of them run here where that is
+faster. Otherwise each kind is timed by itself, as are kinds that come later.
 """
 import hashlib
 from collections.abc import Callable
@@ -52,7 +56,7 @@ _kinds: dict[str, _Kind] = {}
 _adopted: dict[int, str] = {}  # the kinds of modules by their numbers, in the order of loading; "" if vLLM's
 _ROWS = (4, 300)  # for kernels of few tokens, and of many
 _TIMED = (1, 16, 64, 256, 2048)
-_choices: dict[str, faster.Choice] = {}
+_choices: dict[str, faster.Choice] = {}  # by kind; kinds that were timed together have one
 
 # Without torch.library.custom_op, whose wrappers cost a host more than the rest of a call.
 _library = torch.library.Library("fftune_vllm", "DEF")
@@ -78,10 +82,9 @@ def _(x, tensors, bias, kind, n):
 
 
 @same_random_numbers()
-def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], dtype: torch.dtype, most: int,
-          measured: bool = True) -> None:
+def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], dtype: torch.dtype, most: int) -> None:
     """Gives the module the tensors of a product that computes what `own(x)` does for x of the type `dtype`; Unfit if it
-    computes something else, or where it is `measured` if it is slower. `most`: tokens of a batch."""
+    computes something else. `most`: tokens of a batch."""
     kind, run, tensors, n, k = product
     if offloads_weights(current()):  # those that run here stay on the device
         raise Unfit("weights that are offloaded")
@@ -89,7 +92,7 @@ def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], 
     _adopted[number] = ""
     _expect_keyed()
     problems: dict = {}
-    device = next(tensor.device for tensor in tensors if tensor is not None)
+    device = _device_of(product)
     generator = torch.Generator(device).manual_seed(0)
     for rows in _ROWS:
         x = torch.randn(rows, k, generator=generator, device=device, dtype=dtype)
@@ -99,24 +102,86 @@ def serve(module: nn.Module, product: Product, own: Callable[[Tensor], Tensor], 
         reason = difference("results", y, own(x))
         if reason:
             raise Unfit(reason)
-    if measured and device.type == "cuda":
-        _expect_faster(kind, lambda x: run(x, *tensors, None), own, k, dtype, device)
     _kinds[kind] = _Kind(run, list(problems.values()), most)
     register(module, tensors)
     _adopted[number] = kind
 
 
-def _expect_faster(kind: str, mine: Callable, own: Callable, k: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Unfit where vLLM's kernel is faster on this device; a kind is timed once."""
-    if kind not in _choices:
-        def both(rows: int):
-            x = torch.randn(rows, k, device=device, dtype=dtype)
-            return nullcontext((lambda: own(x), lambda: mine(x)))
+def _device_of(product: Product) -> torch.device:
+    return next(tensor.device for tensor in product.tensors if tensor is not None)
 
-        _choices[kind] = faster.choice_of(f"linear layers ({kind})", both, _TIMED)
-    choice = _choices[kind]
-    if not choice.is_faster_everywhere():
-        raise Unfit(f"vLLM's kernel is faster; its time divided by fftune's, by tokens: {choice.words()}")
+
+def _is_measured(product: Product) -> bool:
+    return _device_of(product).type == "cuda"
+
+
+class _Candidate(NamedTuple):
+    """A layer that computes what vLLM's kernel does; which of them is faster decides about it."""
+
+    product: Product
+    own: Callable[[Tensor], Tensor]
+    dtype: torch.dtype
+    decided: Callable[[str], None]  # with the reason why it stays vLLM's, or ""
+
+
+_waiting: dict[str, _Candidate] = {}  # by kind
+
+
+def _compete(candidate: _Candidate) -> None:
+    """Decides about a layer, or lets it wait for the others of its decoder layer."""
+    kind = candidate.product.kind
+    if not _is_measured(candidate.product):
+        return candidate.decided("")
+    if kind not in _choices:
+        if kind not in _waiting and not _choices:
+            _waiting[kind] = candidate
+            return
+        decide()
+        if kind not in _choices:
+            _choices[kind] = _choice_of([candidate])
+    _tell(candidate)
+
+
+def decide() -> None:
+    """Decides about the layers that wait. vLLM traces a model when all of its layers are loaded, so none may wait then."""
+    waiting = [*_waiting.values()]
+    _waiting.clear()
+    try:
+        together = _choice_of(waiting) if waiting else None
+        for candidate in waiting:
+            _choices[candidate.product.kind] = together if together.is_faster_everywhere() else _choice_of([candidate])
+    except Exception as error:
+        for candidate in waiting:
+            candidate.decided(reason_of(error))
+        return
+    for candidate in waiting:
+        _tell(candidate)
+
+
+def _tell(candidate: _Candidate) -> None:
+    choice = _choices[candidate.product.kind]
+    candidate.decided("" if choice.is_faster_everywhere() else
+                      f"vLLM's kernel is faster; its time divided by fftune's, by tokens: {choice.words()}")
+
+
+@same_random_numbers()
+def _choice_of(candidates: list[_Candidate]) -> faster.Choice:
+    """The times of linear layers that run one after the other."""
+    def both(rows: int):
+        given = [torch.randn(rows, one.product.k, device=_device_of(one.product), dtype=one.dtype) for one in candidates]
+
+        def own():
+            for one, x in zip(candidates, given):
+                one.own(x)
+
+        def mine():
+            for one, x in zip(candidates, given):
+                one.product.run(x, *one.product.tensors, None)
+
+        return nullcontext((own, mine))
+
+    kinds = "; ".join(one.product.kind for one in candidates)
+    return faster.choice_of(f"linear layers ({kinds})", both, _TIMED)
 
 
 def names_of(tensors: tuple[Tensor | None, ...]) -> tuple[str, ...]:
@@ -127,6 +192,13 @@ def names_of(tensors: tuple[Tensor | None, ...]) -> tuple[str, ...]:
 def register(module: nn.Module, tensors: tuple[Tensor | None, ...]) -> None:
     for name, tensor in zip(names_of(tensors), tensors):
         module.register_buffer(name, tensor, persistent=False)
+
+
+def leave(module: nn.Module, product: Product) -> None:
+    """Takes the tensors of a product from a module that stays vLLM's."""
+    for name in names_of(product.tensors):
+        module._buffers.pop(name, None)
+    _adopted[module.__dict__.setdefault("_fftune_number", len(_adopted))] = ""
 
 
 # weights that are loaded again
@@ -178,20 +250,31 @@ def take_over(mine: tuple[Tensor | None, ...], new: tuple[Tensor | None, ...]) -
                 old.copy_(own)
 
 
-def adopt(kernel, apply: Callable, layer: nn.Module, product: Product, dtype: torch.dtype) -> str:
-    """Makes `product` the kernel's apply_weights where it computes what `apply(kernel, layer, x, bias)` does: the reason
-    why not, or ""."""
-    try:
-        serve(layer, product, lambda x: apply(kernel, layer, x, None), dtype, plans.most_rows())
-    except Exception as error:
-        return reason_of(error)
+def adopt(kernel, apply: Callable, layer: nn.Module, product: Product, dtype: torch.dtype, decided: Callable[[str], None]
+          ) -> None:
+    """Makes `product` the kernel's apply_weights where it computes what `apply(kernel, layer, x, bias)` does, and faster.
+    `decided(reason)` is called once that is known, maybe when other layers are loaded: with the reason why not, or "".
+    Until then vLLM's kernel runs the layer."""
+    def own(x: Tensor) -> Tensor:
+        return apply(kernel, layer, x, None)
+
+    def end(reason: str) -> None:
+        if reason:
+            leave(layer, product)
+        else:
+            kernel.apply_weights = apply_weights
+        decided(reason)
+
     kind, n, names = product.kind, product.n, names_of(product.tensors)
 
     def apply_weights(layer: nn.Module, x: Tensor, bias: Tensor | None = None, **_) -> Tensor:
         return torch.ops.fftune_vllm.run(x, [getattr(layer, name) for name in names], bias, kind, n)
 
-    kernel.apply_weights = apply_weights
-    return ""
+    try:
+        serve(layer, product, own, dtype, plans.most_rows())
+        _compete(_Candidate(product, own, dtype, end))
+    except Exception as error:
+        end(reason_of(error))
 
 
 def _expect_keyed() -> None:
@@ -206,6 +289,7 @@ def _expect_keyed() -> None:
         return
 
     def compile_factors() -> dict[str, object]:
+        decide()
         return {**original(), "fftune": hashlib.sha256(repr(_adopted).encode()).hexdigest()}
 
     compile_factors._fftune_original = original
