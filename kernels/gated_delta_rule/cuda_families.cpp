@@ -24,6 +24,7 @@ namespace fftune::gated_delta_rule {
 namespace {
 
 constexpr const char* recurrent_file = "gated_delta_rule/recurrent.cu";
+constexpr const char* decode_file = "gated_delta_rule/decode.cu";
 constexpr const char* backward_file = "gated_delta_rule/recurrent_backward.cu";
 constexpr const char* prepare_file = "gated_delta_rule/chunk_prepare.cu";
 constexpr const char* chunk_backward_file = "gated_delta_rule/chunk_backward.cu";
@@ -31,6 +32,10 @@ constexpr const char* scan_file = "gated_delta_rule/chunk_scan.cu";
 
 /// Registers of a thread beside its part of the state, q and k.
 constexpr std::int64_t other_registers = 64;
+
+std::int64_t state_bytes(const Layer& layer) {
+  return layer.state_dtype == DType::f32 ? 4 : 2;
+}
 
 /// Whether neighbouring features, or rows of a state, can be accessed in one vector.
 bool fits_k_vector(const Layer& layer, std::int64_t vector) {
@@ -44,6 +49,13 @@ bool fits_v_vector(const Layer& layer, std::int64_t vector) {
          (!layer.indices || layer.state_block % vector == 0);
 }
 
+/// The most neighbouring elements of a state, up to 16 bytes, that `fits` allows.
+std::int64_t widest_vector(const Layer& layer, bool (*fits)(const Layer&, std::int64_t)) {
+  std::int64_t vector = 16 / state_bytes(layer);
+  while (!fits(layer, vector)) vector /= 2;
+  return vector;
+}
+
 std::int64_t features_of_lane(const Layer& layer, const Config& c) {
   const std::int64_t step = c.at("lanes_k") * c.at("k_vector");
   return quotient_up(layer.dim, step) * c.at("k_vector");
@@ -51,6 +63,24 @@ std::int64_t features_of_lane(const Layer& layer, const Config& c) {
 
 std::int64_t state_registers(const Layer& layer, const Config& c) {
   return features_of_lane(layer, c) * c.at("rows");
+}
+
+/// Registers that a thread needs: a state, and where it is not kept as it is in memory its gradient
+/// or the q and k of another token.
+std::int64_t registers_needed(const Layer& layer, const Config& c) {
+  const std::int64_t state = state_registers(layer, c), features = features_of_lane(layer, c);
+  if (layer.is_decode())
+    return state * state_bytes(layer) / 4 + 2 * features + 3 * c.at("rows") + other_registers;
+  return (layer.backward ? 2 : 1) * state + 3 * features + other_registers;
+}
+
+/// Whether the rows of a state are pieces of whole 16 bytes, which a prefetch takes.
+bool has_prefetch(const Layer& layer) {
+  const auto is_whole = [&](std::int64_t elements) {
+    return elements * state_bytes(layer) % 16 == 0;
+  };
+  return layer.is_decode() && !layer.key_major && is_whole(layer.dim) &&
+         (!layer.indices || is_whole(layer.state_block));
 }
 
 /// Tokens of a chunk of the backward pass: the states before all chunks and those before a chunk's
@@ -63,10 +93,9 @@ std::int64_t chunk_of(const Layer& layer) {
 }  // namespace
 
 Space recurrent_space(const Layer& layer, const DeviceFacts& facts) {
-  // The backward pass has a state and its gradient, and sums of 4 warps in shared memory.
-  const std::int64_t states = layer.backward ? 2 : 1;
   Space space;
   space
+      // The backward pass has sums of 4 warps in shared memory.
       .parameter("warps", "warps of a CTA, each with rows of its own",
                  layer.backward ? std::vector<std::int64_t>{1, 2, 4}
                                 : std::vector<std::int64_t>{1, 2, 4, 8})
@@ -75,12 +104,25 @@ Space recurrent_space(const Layer& layer, const DeviceFacts& facts) {
       .parameter("k_vector", "neighbouring features of k that a lane has", {1, 2, 4, 8})
       .parameter("v_vector", "neighbouring rows of a state [dim, v-dim] that a lane has",
                  {1, 2, 4, 8})
+      .parameter("prefetch", "whether states are prefetched to L2 before the kernel before ends",
+                 {0, 1})
+      .when_absent(0)
+      .constraint(
+          "a prefetch takes rows of one token's state, of whole 16 bytes",
+          [has = has_prefetch(layer)](const Config& c) { return c.get("prefetch") == 0 || has; },
+          {"prefetch"})
       .constraint("a vector must not leave its row, nor be unaligned",
                   [layer](const Config& c) {
                     return fits_k_vector(layer, c.at("k_vector")) &&
                            fits_v_vector(layer, c.at("v_vector"));
                   },
                   {"k_vector", "v_vector"})
+      .constraint("one token's states move in the widest vectors",
+                  [layer](const Config& c) {
+                    return !layer.is_decode() || layer.key_major ||
+                           c.at("k_vector") == widest_vector(layer, fits_k_vector);
+                  },
+                  {"k_vector"})
       .constraint("a lane has whole vectors of rows",
                   [](const Config& c) { return c.at("rows") % c.at("v_vector") == 0; },
                   {"rows", "v_vector"})
@@ -98,36 +140,40 @@ Space recurrent_space(const Layer& layer, const DeviceFacts& facts) {
                   },
                   {"warps", "lanes_k", "rows", "v_vector"})
       .constraint("a lane's part of the state fits in registers, with q and k of two tokens",
-                  [layer, facts, states](const Config& c) {
-                    const std::int64_t needed = states * state_registers(layer, c) +
-                                                3 * features_of_lane(layer, c) + other_registers;
-                    return needed <= registers_of_thread(facts, 32 * c.at("warps"));
+                  [layer, facts](const Config& c) {
+                    return registers_needed(layer, c) <=
+                           registers_of_thread(facts, 32 * c.at("warps"));
                   },
                   {"warps", "lanes_k", "rows", "k_vector"});
   return space;
 }
 
-/// Vectors of 16 bytes of a state, and 64 elements of a state in each lane: as many bytes in
-/// flight.
+/// Vectors of 16 bytes of a state, and 256 bytes of it in each lane. For one token of each sequence
+/// 128 bytes: the registers of an SM then hold more of the states in all; and fewer where the warps
+/// would be fewer than 4 for each SM.
 Config recurrent_default(const Layer& layer, const DeviceFacts& facts) {
-  const auto widest = [&](auto fits) {
-    std::int64_t vector = layer.state_dtype == DType::f32 ? 4 : 8;
-    while (!fits(layer, vector)) vector /= 2;
-    return vector;
-  };
-  const std::int64_t k_vector = widest(fits_k_vector), v_vector = widest(fits_v_vector);
+  const bool is_decode = layer.is_decode();
+  const std::int64_t k_vector = widest_vector(layer, fits_k_vector);
+  const std::int64_t v_vector = widest_vector(layer, fits_v_vector);
+  const std::int64_t most = is_decode ? 128 / state_bytes(layer) : 64;  // elements of a lane
   const std::int64_t least_rows = std::max<std::int64_t>(4, v_vector);
+  const std::int64_t most_rows = is_decode && state_bytes(layer) == 2 ? 8 : least_rows;
   // A row among 4 to 32 lanes.
   const auto features = [&](std::int64_t lanes) {
     return quotient_up(layer.dim, lanes * k_vector) * k_vector;
   };
   const auto has_features = [&](std::int64_t lanes) { return lanes / 2 * k_vector < layer.dim; };
   std::int64_t lanes = 8;
-  while (lanes < 32 && has_features(2 * lanes) && features(lanes) * least_rows > 64) lanes *= 2;
+  while (lanes < 32 && has_features(2 * lanes) && features(lanes) * most_rows > most) lanes *= 2;
   while (lanes > 4 && !has_features(lanes)) lanes /= 2;
-  std::int64_t rows = least_rows;
-  while (rows > v_vector && (rows * (32 / lanes) / 2 >= layer.v_dim || features(lanes) * rows > 64))
-    rows /= 2;
+  const auto has_rows = [&](std::int64_t rows) {
+    const std::int64_t of_warp = rows * (32 / lanes);
+    const std::int64_t warps = layer.b * layer.v_heads * quotient_up(layer.v_dim, of_warp);
+    return of_warp / 2 < layer.v_dim && features(lanes) * rows <= most &&
+           (!is_decode || warps >= 4 * facts.multiprocessors);
+  };
+  std::int64_t rows = most_rows;
+  while (rows > v_vector && !has_rows(rows)) rows /= 2;
   // CTAs for all SMs come before CTAs of many warps.
   const std::int64_t warp_rows = rows * (32 / lanes);
   const auto fits = [&](std::int64_t warps) {
@@ -136,18 +182,15 @@ Config recurrent_default(const Layer& layer, const DeviceFacts& facts) {
   };
   std::int64_t warps = 4;
   while (warps > 1 && !fits(warps)) warps /= 2;
-  return {{"warps", warps},
-          {"lanes_k", lanes},
-          {"rows", rows},
-          {"k_vector", k_vector},
-          {"v_vector", v_vector}};
+  return {{"warps", warps},       {"lanes_k", lanes},     {"rows", rows},
+          {"k_vector", k_vector}, {"v_vector", v_vector}, {"prefetch", 0}};
 }
 
 std::string recurrent_argument(const Config& config) {
   StructText text("delta_recurrent_config");
   for (const char* field : {"warps", "lanes_k", "rows", "k_vector", "v_vector"})
     text.set(field, config.get(field));
-  return text;
+  return text.flags("prefetch", config.get("prefetch") != 0);
 }
 
 std::int64_t blocks_of_state(const Layer& layer, const Config& config) {
@@ -208,9 +251,9 @@ namespace {
 Program recurrent_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const Layer layer = layer_of(problem);
   Program program;
-  append_launch(program, facts, recurrent_file,
-                fmt::format("delta_rule_recurrent<{}, {}>", template_argument(layer),
-                            recurrent_argument(config)),
+  append_launch(program, facts, layer.is_decode() ? decode_file : recurrent_file,
+                fmt::format("delta_rule_{}<{}, {}>", layer.is_decode() ? "decode" : "recurrent",
+                            template_argument(layer), recurrent_argument(config)),
                 layer.b * layer.v_heads * blocks_of_state(layer, config), 32 * config.at("warps"),
                 parameters_of(problem));
   return program;
@@ -605,8 +648,8 @@ std::vector<const Family*> cuda_families() {
         .space = chunk_space,
         .default_config = chunk_default,
         .program = chunk_program});
-    made.push_back(recurrent_family("fwd", {recurrent_file}, space_of_problem, default_of_problem,
-                                    recurrent_program));
+    made.push_back(recurrent_family("fwd", {recurrent_file, decode_file}, space_of_problem,
+                                    default_of_problem, recurrent_program));
     made.emplace_back(StageFamilyFacts{
         .name = "chunks_backward_sm90",
         .summary = "chunks of 64 tokens: walks of states and of their gradients by wgmma, then all "

@@ -97,6 +97,8 @@ struct Layer {
   std::int64_t tokens() const { return packed ? s : b * s; }
   /// Of a sequence; packed ones count as equally long.
   std::int64_t sequence_tokens() const { return packed ? (s + b - 1) / b : s; }
+  /// One token of each sequence, and a state of each.
+  bool is_decode() const { return !packed && s == 1 && slots == 0 && !backward; }
   std::int64_t group() const { return v_heads / heads; }
   std::int64_t state_elements() const { return v_heads * v_dim * dim; }
   /// Log-decays of a value head.

@@ -20,10 +20,11 @@ namespace fftune {
 
 struct delta_recurrent_config {
   int warps = 4;
-  int lanes_k = 8;   // lanes that share a row
-  int rows = 4;      // of a lane
-  int k_vector = 4;  // neighbouring features of k that a lane has
-  int v_vector = 1;  // neighbouring rows that a lane has
+  int lanes_k = 8;        // lanes that share a row
+  int rows = 4;           // of a lane
+  int k_vector = 4;       // neighbouring features of k that a lane has
+  int v_vector = 1;       // neighbouring rows that a lane has
+  bool prefetch = false;  // of the states to L2, before the kernels before this one are complete
 };
 
 template <delta_rule_form form, delta_recurrent_config c>
@@ -56,28 +57,39 @@ struct recurrent_tile {
 
   float state[c.rows][features];
 
-  // Calls move(vector's address in the state of the head, is there, row, feature) for each vector.
-  template <class Move>
-  static __device__ __forceinline__ void for_each_vector(const Move& move) {
+  static __device__ __forceinline__ bool has_k(int k) {
+    return form.dim % (c.lanes_k * c.k_vector) == 0 || k < form.dim;
+  }
+  static __device__ __forceinline__ bool has_v(int v) {
+    return form.v_dim % block_rows == 0 || v < form.v_dim;
+  }
+
+  // Calls move(address, is there, row, feature) for each vector of the head's state at `state`. The
+  // addresses are constants behind the lane's first.
+  template <class Pointer, class Move>
+  static __device__ __forceinline__ void for_each_vector(Pointer state, const Move& move) {
+    constexpr int k_stride = form.key_major ? form.v_dim : 1,
+                  v_stride = form.key_major ? 1 : form.dim;
+    const Pointer first = state + (k_at(0) * k_stride + v_at(0) * v_stride);
     if constexpr (form.key_major) {
 #pragma unroll
       for (int i = 0; i < features; ++i) {
-        const int k = k_at(i / c.k_vector) + i % c.k_vector;
+        const int k = i / c.k_vector * (c.lanes_k * c.k_vector) + i % c.k_vector;
 #pragma unroll
         for (int step = 0; step < v_steps; ++step) {
-          const int v = v_at(step);
-          move(static_cast<i64>(k) * form.v_dim + v, k < form.dim && v < form.v_dim,
+          const int v = step * lanes_v * c.v_vector;
+          move(first + (k * k_stride + v * v_stride), has_k(k_at(0) + k) && has_v(v_at(0) + v),
                step * c.v_vector, i);
         }
       }
     } else {
 #pragma unroll
       for (int row = 0; row < c.rows; ++row) {
-        const int v = v_at(row);
+        const int v = row * lanes_v;
 #pragma unroll
         for (int step = 0; step < k_steps; ++step) {
-          const int k = k_at(step);
-          move(static_cast<i64>(v) * form.dim + k, k < form.dim && v < form.v_dim, row,
+          const int k = step * (c.lanes_k * c.k_vector);
+          move(first + (k * k_stride + v * v_stride), has_k(k_at(0) + k) && has_v(v_at(0) + v), row,
                step * c.k_vector);
         }
       }
@@ -95,8 +107,8 @@ struct recurrent_tile {
   template <class State>
   __device__ __forceinline__ void load(const State* from) {
     const u64 policy = l2_eviction_policy<false>();
-    for_each_vector([&](i64 at, bool is_there, int row, int i) {
-      const auto vector = load_once<State, state_vector>(from + at, is_there, policy);
+    for_each_vector(from, [&](const State* at, bool is_there, int row, int i) {
+      const auto vector = load_once<State, state_vector>(at, is_there, policy);
       float values[state_vector];
       to_floats(vector, values);
 #pragma unroll
@@ -106,11 +118,11 @@ struct recurrent_tile {
   template <class State>
   __device__ __forceinline__ void store(State* to) {
     const u64 policy = l2_eviction_policy<false>();
-    for_each_vector([&](i64 at, bool is_there, int row, int i) {
+    for_each_vector(to, [&](State* at, bool is_there, int row, int i) {
       float values[state_vector];
 #pragma unroll
       for (int e = 0; e < state_vector; ++e) values[e] = element(row, i, e);
-      if (is_there) store_once(to + at, from_floats<State, state_vector>(values), policy);
+      if (is_there) store_once(at, from_floats<State, state_vector>(values), policy);
     });
   }
 
@@ -133,18 +145,18 @@ struct recurrent_tile {
     token token;
 #pragma unroll
     for (int step = 0; step < k_steps; ++step) {
-      const bool is_there = k_at(step) < form.dim;
+      const bool is_there = has_k(k_at(step));
       token.q[step] = load_through_l1<T, c.k_vector>(q + k_at(step), is_there);
       token.k[step] = load_through_l1<T, c.k_vector>(k + k_at(step), is_there);
     }
 #pragma unroll
     for (int step = 0; step < v_steps; ++step)
-      token.v[step] = load_through_l1<T, c.v_vector>(v + v_at(step), v_at(step) < form.v_dim);
+      token.v[step] = load_through_l1<T, c.v_vector>(v + v_at(step), has_v(v_at(step)));
     if constexpr (form.channels) {
 #pragma unroll
       for (int i = 0; i < features; ++i) {
         const int at = k_at(i / c.k_vector) + i % c.k_vector;
-        token.gate[i] = gate[at < form.dim ? at : 0];
+        token.gate[i] = gate[has_k(at) ? at : 0];
       }
     } else {
       token.gate[0] = *gate;
@@ -267,7 +279,7 @@ struct recurrent_tile {
 #pragma unroll
     for (int i = 0; i < c.rows; ++i) {
       const int v = v_at(i / c.v_vector) + i % c.v_vector;
-      if (lane_k == i % c.lanes_k && v < form.v_dim) to[v] = from_float<T>(out[i]);
+      if (lane_k == i % c.lanes_k && has_v(v)) to[v] = from_float<T>(out[i]);
     }
   }
 

@@ -29,6 +29,7 @@ constexpr const char* chunk_file = "ssd/chunks.cu";
 constexpr const char* sm90_file = "ssd/sm90.cu";
 constexpr const char* chunk_backward_file = "ssd/chunks_backward.cu";
 constexpr const char* recurrent_file = "ssd/recurrent.cu";
+constexpr const char* decode_file = "ssd/decode.cu";
 constexpr const char* backward_file = "ssd/recurrent_backward.cu";
 constexpr const char* rows_file = "gated_delta_rule/recurrent_backward.cu";
 
@@ -79,9 +80,9 @@ ParameterStruct forward_parameters(const Problem& problem) {
 Program recurrent_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const Layer layer = layer_of(problem);
   Program program;
-  append_launch(program, facts, recurrent_file,
-                fmt::format("ssd_recurrent<{}, {}>", template_argument(layer),
-                            gated_delta_rule::recurrent_argument(config)),
+  append_launch(program, facts, layer.is_decode() ? decode_file : recurrent_file,
+                fmt::format("ssd_{}<{}, {}>", layer.is_decode() ? "decode" : "recurrent",
+                            template_argument(layer), gated_delta_rule::recurrent_argument(config)),
                 layer.b * layer.v_heads * blocks_of_state(layer, config), 32 * config.at("warps"),
                 forward_parameters(problem));
   return program;
@@ -419,8 +420,9 @@ std::vector<const Family*> cuda_families() {
         .space = chunk_space,
         .default_config = chunk_default,
         .program = chunk_program});
-    made.push_back(gated_delta_rule::recurrent_family("fwd", {recurrent_file}, recurrent_space,
-                                                      recurrent_default, recurrent_program));
+    made.push_back(gated_delta_rule::recurrent_family("fwd", {recurrent_file, decode_file},
+                                                      recurrent_space, recurrent_default,
+                                                      recurrent_program));
     made.emplace_back(StageFamilyFacts{
         .name = "chunks_backward",
         .summary =

@@ -66,13 +66,13 @@ struct ssd_tile : recurrent_tile<form.states(), c> {
 #pragma unroll
     for (int step = 0; step < k_steps; ++step) {
       const int n = Rows::k_at(step);
-      token.B[step] = load_through_l1<T, c.k_vector>(B + n, n < form.state_dim);
-      token.C[step] = load_through_l1<T, c.k_vector>(C + n, n < form.state_dim);
+      token.B[step] = load_through_l1<T, c.k_vector>(B + n, Rows::has_k(n));
+      token.C[step] = load_through_l1<T, c.k_vector>(C + n, Rows::has_k(n));
     }
 #pragma unroll
     for (int i = 0; i < c.rows; ++i) {
       const int v = Rows::v_at(i);
-      token.x[i] = v < form.dim ? x[v] : from_float<T>(0.0f);
+      token.x[i] = Rows::has_v(v) ? x[v] : from_float<T>(0.0f);
     }
     token.dt = static_cast<const T*>(p.gate)[row * p.g_row + head];
     return token;

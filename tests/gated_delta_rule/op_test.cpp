@@ -71,6 +71,17 @@ Problem random_chunks(DeviceKind kind, Draw& draw, std::int64_t) {
   }
 }
 
+/// A problem of one token of each sequence.
+Problem random_decode(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
+  for (;;) {
+    Problem problem = random_delta(kind, draw, most_elements);
+    if (problem.pass != "fwd" || problem.has("layout", "thd") || problem.sizes.contains("slots"))
+      continue;
+    problem.sizes["s"] = 1;
+    return canonical(gated_delta_rule_op(), problem, kind);
+  }
+}
+
 ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
   return test::run_reference(gated_delta_rule_op(), problem, std::move(tensors));
 }
@@ -298,6 +309,38 @@ TEST_CASE("a few problems with slots of gated-delta-rule are right on the GPU", 
         return problem;
   };
   verify_on_gpu(gated_delta_rule_op(), with_slots, 8);
+}
+
+TEST_CASE("single tokens of gated-delta-rule are right on the GPU", "[gpu][small]") {
+  verify_on_gpu(gated_delta_rule_op(), random_decode, 40, 13);
+}
+
+TEST_CASE("states of gated-delta-rule of single tokens are prefetched in whole 16 bytes") {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  const auto prefetches = [&](Sizes more, Options options, const std::string& pass = "fwd") {
+    Sizes sizes{{"s", 1}, {"b", 4}, {"heads", 2}, {"dim", 64}, {"v-dim", 64}};
+    for (const auto& [name, size] : more) sizes[name] = size;
+    const Problem problem =
+        delta_problem(DeviceKind::cuda, pass, DType::bf16, sizes, std::move(options));
+    const std::string name = pass == "fwd" ? "recurrent" : "recurrent_backward";
+    for (const Family* family : gated_delta_rule_op().families()) {
+      if (family->name() != name) continue;
+      Config config = family->default_config(problem, facts);
+      config.set("prefetch", 1);
+      return family->space(problem, facts).violations(config).empty();
+    }
+    return false;
+  };
+  CHECK(prefetches({}, {}));
+  CHECK(prefetches({{"dim", 8}}, {{"state-dtype", "bf16"}}));
+  CHECK_FALSE(prefetches({{"dim", 20}}, {{"state-dtype", "bf16"}}));
+  CHECK(prefetches({{"states", 9}}, {{"indices", "yes"}}));
+  CHECK_FALSE(prefetches({{"states", 9}, {"state-block", 8194}}, {{"indices", "yes"}}));
+  CHECK_FALSE(prefetches({{"states", 9}, {"slots", 1}}, {{"indices", "yes"}}));
+  CHECK_FALSE(prefetches({{"s", 2}}, {}));
+  CHECK_FALSE(prefetches({}, {{"layout", "thd"}}));
+  CHECK_FALSE(prefetches({}, {{"state-layout", "kv"}}));
+  CHECK_FALSE(prefetches({}, {}, "bwd"));
 }
 
 const FuzzCases<gated_delta_rule_op, random_delta,

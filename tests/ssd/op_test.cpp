@@ -59,6 +59,16 @@ Problem random_ssd(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   return ssd_problem(kind, pass, draw.of(ssd_op().dtypes(kind)), sizes, options);
 }
 
+/// A problem of one token of each sequence.
+Problem random_decode(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
+  for (;;) {
+    Problem problem = random_ssd(kind, draw, most_elements);
+    if (problem.pass != "fwd" || problem.has("layout", "thd")) continue;
+    problem.sizes["s"] = 1;
+    return canonical(ssd_op(), problem, kind);
+  }
+}
+
 ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
   return test::run_reference(ssd_op(), problem, std::move(tensors));
 }
@@ -343,6 +353,10 @@ TEST_CASE("values of another sequence have no effect on ssd on the GPU", "[gpu][
 }
 TEST_CASE("gradients of chunks of ssd are right on the GPU at their edges", "[gpu][small]") {
   verify_chunks("bwd");
+}
+
+TEST_CASE("single tokens of ssd are right on the GPU", "[gpu][small]") {
+  verify_on_gpu(ssd_op(), random_decode, 40, 13);
 }
 
 const FuzzCases<ssd_op, random_ssd, FuzzCounts{.small = 1500, .larger = 30, .gpu = 400}> ssd_cases;
