@@ -157,14 +157,13 @@ Config recurrent_default(const Layer& layer, const DeviceFacts& facts) {
   const std::int64_t v_vector = widest_vector(layer, fits_v_vector);
   const std::int64_t most = is_decode ? 128 / state_bytes(layer) : 64;  // elements of a lane
   const std::int64_t least_rows = std::max<std::int64_t>(4, v_vector);
-  const std::int64_t most_rows = is_decode && state_bytes(layer) == 2 ? 8 : least_rows;
   // A row among 4 to 32 lanes.
   const auto features = [&](std::int64_t lanes) {
     return quotient_up(layer.dim, lanes * k_vector) * k_vector;
   };
   const auto has_features = [&](std::int64_t lanes) { return lanes / 2 * k_vector < layer.dim; };
   std::int64_t lanes = 8;
-  while (lanes < 32 && has_features(2 * lanes) && features(lanes) * most_rows > most) lanes *= 2;
+  while (lanes < 32 && has_features(2 * lanes) && features(lanes) * least_rows > most) lanes *= 2;
   while (lanes > 4 && !has_features(lanes)) lanes /= 2;
   const auto has_rows = [&](std::int64_t rows) {
     const std::int64_t of_warp = rows * (32 / lanes);
@@ -172,7 +171,7 @@ Config recurrent_default(const Layer& layer, const DeviceFacts& facts) {
     return of_warp / 2 < layer.v_dim && features(lanes) * rows <= most &&
            (!is_decode || warps >= 4 * facts.multiprocessors);
   };
-  std::int64_t rows = most_rows;
+  std::int64_t rows = least_rows;
   while (rows > v_vector && !has_rows(rows)) rows /= 2;
   // CTAs for all SMs come before CTAs of many warps.
   const std::int64_t warp_rows = rows * (32 / lanes);
@@ -206,6 +205,19 @@ KernelLaunch& append_launch(Program& program, const DeviceFacts& facts, const ch
                         static_cast<std::uint32_t>(threads), {});
   launch.parameters = std::move(parameters);
   return launch;
+}
+
+void append_forward(Program& program, const DeviceFacts& facts, const ForwardFiles& files,
+                    const std::string& prefix, const std::string& form, const Layer& layer,
+                    const Config& config, ParameterStruct parameters) {
+  const bool is_decode = layer.is_decode();
+  const std::int64_t ctas = layer.b * blocks_of_state(layer, config);
+  KernelLaunch& launch = append_launch(
+      program, facts, is_decode ? files.decode : files.recurrent,
+      fmt::format("{}{}<{}, {}>", prefix, is_decode ? "decode" : "recurrent", form,
+                  recurrent_argument(config)),
+      is_decode ? ctas : ctas * layer.v_heads, 32 * config.at("warps"), std::move(parameters));
+  if (is_decode) launch.grid.y = static_cast<std::uint32_t>(layer.v_heads);
 }
 
 void append_walks(Program& program, ParameterStruct& parameters, const DeviceFacts& facts,
@@ -251,11 +263,8 @@ namespace {
 Program recurrent_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const Layer layer = layer_of(problem);
   Program program;
-  append_launch(program, facts, layer.is_decode() ? decode_file : recurrent_file,
-                fmt::format("delta_rule_{}<{}, {}>", layer.is_decode() ? "decode" : "recurrent",
-                            template_argument(layer), recurrent_argument(config)),
-                layer.b * layer.v_heads * blocks_of_state(layer, config), 32 * config.at("warps"),
-                parameters_of(problem));
+  append_forward(program, facts, {recurrent_file, decode_file}, "delta_rule_",
+                 template_argument(layer), layer, config, parameters_of(problem));
   return program;
 }
 

@@ -4,8 +4,9 @@
 //
 //   delta = beta (v - decay S k),  out = scale (decay S q + delta k q)
 //
-// Grid: sequences * v_heads * ceil(v_dim / (rows of a block)), the rows of a head next to each
-// other.
+// Padding takes the same way, without a state, so that no load waits for its index but the state's.
+//
+// Grid: (sequences * ceil(v_dim / (rows of a block)), v_heads).
 #include "gated_delta_rule/decode_rows.cuh"
 
 namespace fftune {
@@ -16,22 +17,16 @@ __global__ void __launch_bounds__(c.warps * 32)
   using Rows = decode_rows<form, c>;
   using Tile = typename Rows::Tile;
   using State = typename Rows::State;
-  const decode_place<Rows> place(p);
+  const decode_place<Rows> place;
   if constexpr (c.prefetch) place.prefetch(p);
   wait_and_launch_dependents();
   const int state = place.state(p), head = place.head;
   const bool begins = place.begins(p);
-  // In flight with the index of the state.
   const typename Tile::token raw = Tile::load_token(p, place.index, head);
   const typename Tile::Gates gates(p, head);
   const typename Tile::biases bias(p, head);
-  float out[c.rows] = {};
-  if (state < 0) {
-    Rows::store_out(p, place.index, head, out);
-    return;
-  }
   Rows rows;
-  rows.load(static_cast<const State*>(p.state_in) + place.begin(p, state), begins);
+  rows.load(static_cast<const State*>(p.state_in) + place.begin(p, state), begins && state >= 0);
   const typename Tile::values token(raw, gates, bias);
 
   // k q; S k and S q of each row, of the decayed state if a decay is a channel's; k k and q q.
@@ -56,13 +51,14 @@ __global__ void __launch_bounds__(c.warps * 32)
     of_q *= rsqrtf(sums[squares + 1] + 1e-6f);
   }
   const float decay = form.channels ? 1.0f : token.decay(0);
-  float delta[c.rows];
+  float delta[c.rows], out[c.rows];
 #pragma unroll
   for (int row = 0; row < c.rows; ++row) {
     delta[row] = token.beta * (token.v[row] - of_k * decay * sums[held + row]) * of_k;
-    out[row] = of_q * (decay * sums[read + row] + delta[row] * sums[0]);
+    const float sum = of_q * (decay * sums[read + row] + delta[row] * sums[0]);
+    out[row] = state >= 0 ? sum : 0.0f;
   }
-  if (p.state_out != nullptr) {
+  if (p.state_out != nullptr && state >= 0) {
     rows.store(static_cast<State*>(p.state_out) + place.begin(p, state),
                [&](int row, int i, float element) {
                  return token.decay(i) * element + delta[row] * token.k[i];

@@ -100,11 +100,9 @@ template <class Rows>
 struct decode_place {
   int index, head;
 
-  __device__ __forceinline__ decode_place(const delta_rule_params& p) {
-    const int of_head = static_cast<int>(blockIdx.x) / Rows::Tile::blocks;
-    index = of_head / p.v_heads;
-    head = of_head - index * p.v_heads;
-  }
+  __device__ __forceinline__ decode_place()
+      : index(static_cast<int>(blockIdx.x) / Rows::Tile::blocks),
+        head(static_cast<int>(blockIdx.y)) {}
   // Before the kernels before this one are complete: the entry may be another one then, and no data
   // is read.
   __device__ __forceinline__ void prefetch(const delta_rule_params& p) const {
@@ -120,8 +118,13 @@ struct decode_place {
   __device__ __forceinline__ int state(const delta_rule_params& p) const {
     return p.state_indices != nullptr ? entry_at(p, index) : index;
   }
+  // The byte of has_state; where there is none, another that is not used. Without a branch, which
+  // would wait for it before other loads.
   __device__ __forceinline__ bool begins(const delta_rule_params& p) const {
-    return p.state_in != nullptr && (p.has_state == nullptr || p.has_state[index] != 0);
+    const bool is_given = p.has_state != nullptr;
+    const void* const from = is_given ? p.has_state + index : p.q;
+    const bool has_state = *static_cast<const unsigned char*>(from) != 0;
+    return p.state_in != nullptr && (has_state || !is_given);
   }
   __device__ __forceinline__ i64 begin(const delta_rule_params& p, int state) const {
     return state * p.state_block + static_cast<i64>(head) * Rows::Tile::state_elements;

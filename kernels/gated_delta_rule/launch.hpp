@@ -36,6 +36,14 @@ StageFamily recurrent_family(std::string_view pass, std::vector<std::string> sou
                              decltype(StageFamilyFacts::space) space,
                              decltype(StageFamilyFacts::default_config) default_config,
                              decltype(StageFamilyFacts::program) program);
+/// Appends the forward kernel `prefix`recurrent, or for one token of each sequence `prefix`decode.
+struct ForwardFiles {
+  const char* recurrent;
+  const char* decode;
+};
+void append_forward(Program& program, const DeviceFacts& facts, const ForwardFiles& files,
+                    const std::string& prefix, const std::string& form, const Layer& layer,
+                    const Config& config, ParameterStruct parameters);
 /// Appends the walks of a pass back (recurrent_walk.cuh): the kernels `file`: `prefix`checkpoints
 /// and reverse. Their scratch memory joins the parameters, which have a delta_backward_params at 0.
 void append_walks(Program& program, ParameterStruct& parameters, const DeviceFacts& facts,

@@ -80,11 +80,9 @@ ParameterStruct forward_parameters(const Problem& problem) {
 Program recurrent_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const Layer layer = layer_of(problem);
   Program program;
-  append_launch(program, facts, layer.is_decode() ? decode_file : recurrent_file,
-                fmt::format("ssd_{}<{}, {}>", layer.is_decode() ? "decode" : "recurrent",
-                            template_argument(layer), gated_delta_rule::recurrent_argument(config)),
-                layer.b * layer.v_heads * blocks_of_state(layer, config), 32 * config.at("warps"),
-                forward_parameters(problem));
+  gated_delta_rule::append_forward(program, facts, {recurrent_file, decode_file}, "ssd_",
+                                   template_argument(layer), layer, config,
+                                   forward_parameters(problem));
   return program;
 }
 

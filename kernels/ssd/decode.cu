@@ -1,7 +1,7 @@
 // ssd of one token of each sequence, bound by the bytes of the states
 // (gated_delta_rule/decode_rows.cuh).
 //
-// Grid: sequences * heads * ceil(dim / (rows of a block)), the rows of a head next to each other.
+// Grid: (sequences * ceil(dim / (rows of a block)), heads).
 #include "gated_delta_rule/decode_rows.cuh"
 #include "ssd/recurrent_tile.cuh"
 
@@ -14,24 +14,18 @@ __global__ void __launch_bounds__(c.warps * 32)
   using Tile = ssd_tile<form, c>;
   using State = typename Rows::State;
   const delta_rule_params& p = params.layer;
-  const decode_place<Rows> place(p);
+  const decode_place<Rows> place;
   if constexpr (c.prefetch) place.prefetch(p);
   wait_and_launch_dependents();
   const int state = place.state(p), head = place.head;
   const bool begins = place.begins(p);
-  // In flight with the index of the state.
   const typename Tile::token raw = Tile::load_token(p, place.index, head);
   const ssd_head<form> parameters(params, p, head);
-  float out[c.rows] = {};
-  if (state < 0) {
-    Rows::store_out(p, place.index, head, out);
-    return;
-  }
   Rows rows;
-  rows.load(static_cast<const State*>(p.state_in) + place.begin(p, state), begins);
+  rows.load(static_cast<const State*>(p.state_in) + place.begin(p, state), begins && state >= 0);
   const typename Tile::values token(raw, parameters);
 
-  float written[c.rows];
+  float written[c.rows], out[c.rows] = {};
 #pragma unroll
   for (int row = 0; row < c.rows; ++row) written[row] = token.step.dt * token.x[row];
   const auto after = [&](int row, int i, float element) {
@@ -39,7 +33,7 @@ __global__ void __launch_bounds__(c.warps * 32)
   };
   rows.for_each(
       [&](int row, int i, float element) { out[row] += after(row, i, element) * token.C[i]; });
-  if (p.state_out != nullptr) {
+  if (p.state_out != nullptr && state >= 0) {
     rows.prevent_reuse();
     rows.store(static_cast<State*>(p.state_out) + place.begin(p, state),
                [&](int row, int i, float element) { return number(after(row, i, element)); });
@@ -49,6 +43,7 @@ __global__ void __launch_bounds__(c.warps * 32)
   for (int row = 0; row < c.rows; ++row) {
     out[row] = number(out[row]);
     if constexpr (form.skip) out[row] += parameters.D * token.x[row];
+    if (state < 0) out[row] = 0.0f;
   }
   Rows::store_out(p, place.index, head, out);
 }
