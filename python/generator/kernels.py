@@ -163,7 +163,7 @@ def _prepared(form: DerivedForm, typed: str) -> dict[str, str]:
     texts = {}
     for a in form.arguments:
         if a.name in form.lays:
-            continue
+            continue  # _laid()
         if a.name in form.prepare:
             texts[a.name] = _called(f"form.prepare['{a.name}']", form.prepare[a.name], a.name)
         elif a.cast in _CASTS:
@@ -174,6 +174,14 @@ def _prepared(form: DerivedForm, typed: str) -> dict[str, str]:
             text = f"ready({texts.get(a.name, a.name)})"
             texts[a.name] = f"None if {a.name} is None else {text}" if a.optional else text
     return texts
+
+
+def _laid(form: DerivedForm, argument: Argument, function: Callable, typed: str) -> str:
+    """Python's text of the call that lays out an argument, which is cast before it."""
+    text = argument.name
+    if argument.cast in _CASTS:
+        text = _CASTS[argument.cast].format(argument.name, argument.shown, typed=typed, label=form.label)
+    return _called(f"form.lays[{argument.name!r}][0]", function, text)
 
 
 def _texts(name: str, form: DerivedForm) -> str:
@@ -191,7 +199,8 @@ def _texts(name: str, form: DerivedForm) -> str:
     for n, (function, names) in form.lays.items():
         places = [f"{n}_{k}" for k in range(len(names))]
         strides += places
-        casts.append(f"{n}_, {', '.join(places)} = {_called(f'form.lays[{n!r}][0]', function, n)}")
+        argument = next(a for a in arguments if a.name == n)
+        casts.append(f"{n}_, {', '.join(places)} = {_laid(form, argument, function, typed)}")
     rows = [i for i in {r.like for r in results} - {None} if arguments[i].cast == "row"]
     fake_casts = [f"{arguments[i].name}_ = {prepared[arguments[i].name]}" for i in sorted(rows)]
     allocated, allocated_fakes, back, absent, there = [], [], [], [], []

@@ -513,6 +513,10 @@ def test_indexer_reads_keys_of_e4m3(dtype):
     ids = ops.indexer(q, weights, k, top=6, lengths=lengths, k_scale=k_scale)
     assert torch.equal(ids, reference.indexer_e4m3(q, weights, k, k_scale, None, lengths, 6))
     assert not torch.equal(ids, ops.indexer(q, weights, k, top=6, lengths=lengths, k_scale=torch.ones(2, 30)))
+    for other in (torch.float64, torch.bfloat16):
+        wide = k_scale.to(other).float()
+        assert torch.equal(ops.indexer(q, weights, k, top=6, lengths=lengths, k_scale=k_scale.to(other)),
+                           reference.indexer_e4m3(q, weights, k, wide, None, lengths, 6))
     compiled = torch.compile(lambda *a: ops.indexer(*a, top=6, lengths=lengths, k_scale=k_scale), backend="eager",
                              fullgraph=True)
     assert torch.equal(compiled(q, weights, k), ids)
