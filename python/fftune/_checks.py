@@ -299,6 +299,10 @@ def expect_values(op: str, *, positive: Mapping, counts: Mapping, words: Mapping
 
 def explain_rest(op: str, schema, arguments: Sequence, error: Exception) -> Error:
     """An error of what is known to be an op's own, where no argument by itself is wrong."""
+    for declared, value in zip(schema.arguments, arguments):
+        if declared.alias_info is not None and isinstance(value, Tensor) and any(
+                stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape)):
+            return Error(f"{op}: {declared.name} is written in place, and its elements share memory: clone it")
     shapes = ", ".join(f"{declared.name} {list(value.shape)}"
                        for declared, value in zip(schema.arguments, arguments)
                        if isinstance(value, Tensor))

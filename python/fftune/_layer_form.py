@@ -277,9 +277,10 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
         needed |= {"ffn_norm"} - names if "ffn_post_norm" not in names else set()
     elif parallel or "ffn_norm" in names or "attn_post_norm" not in names:
         needed |= {"attn_norm"} - names
-    if unknown or needed:
-        raise Error(f"layer: a layer has {'no ' + sorted(needed)[0] if needed else unknown[0]}: its "
-                    f"weights are called {', '.join(n for n in WEIGHTS if n not in _BESIDE_PACKED)}")
+    if needed:
+        raise Error(f"layer: a layer has no {sorted(needed)[0]}: give it among its weights")
+    if unknown:
+        raise Error(f"layer: a layer has {unknown[0]}: help(fftune.ops.layer) has the names of its weights")
     others = sorted(names & ({"w_q", "w_k", "w_v", "b_q", "b_k", "b_v"} if "w_qkv" in names
                              else {"b_qkv"}))
     if others:

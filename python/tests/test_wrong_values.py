@@ -224,6 +224,55 @@ def test_whole_experts_of_a_rank_take_no_wrong_value():
     fuzz(ops.moe_ffn, {**GOOD["moe_ffn"], "experts": 4, "first_expert": 1})
 
 
+I32 = functools.partial(torch.tensor, dtype=torch.int32)
+# Further good calls of ops whose other arguments are in another call: name, its changed arguments, and those to change.
+OTHER_CALLS = [
+    ("gated_delta_rule", dict(initial_state=None, return_state=False, states=torch.randn(5, 4, 6, 8),
+                              state_indices=I32([3, 1])), ("states", "state_indices", "null_index", "has_state")),
+    ("ssd", dict(initial_state=None, return_state=False, states=torch.randn(5, 4, 8, 6), state_indices=I32([3, 1])),
+     ("states", "state_indices", "null_index", "has_state")),
+    ("causal_conv1d", dict(initial=None), ("x", "w", "final", "state_order")),
+    ("causal_conv1d_update", dict(x=torch.randn(2, 3, 8), offsets=None), ("x", "w", "state", "accepted", "indices")),
+    ("indexer", dict(k=torch.randn(2, 9, 8).to(FP8), k_scale=torch.rand(2, 9)), ("k", "k_scale", "weights")),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name, others, changed", OTHER_CALLS, ids=[name for name, _, _ in OTHER_CALLS])
+def test_ops_take_no_wrong_value_in_another_call(name, others, changed):
+    good = {**GOOD[name], **others}
+    own = {n: v for n, v in good.items() if n not in changed}
+    fuzz(lambda **given: getattr(ops, name)(**own, **given), {n: good[n] for n in changed})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["layer", "decode"])
+def test_weights_and_caches_of_a_layer_are_no_wrong_values(name):
+    good = {**GOOD[name], "group": None}
+
+    def run(weights=WEIGHTS, cache=None):
+        kept = {n: v.clone() if type(v) is Tensor else v for n, v in good.items()}
+        keys, values = caches()[0]
+        getattr(ops, name)(**{**kept, "weights": [weights], "caches": [(keys if cache is None else cache, values)]})
+
+    run()
+    for weight, value in WEIGHTS.items():
+        for wrong in wrong_values(value):
+            accepts(lambda: run({**WEIGHTS, weight: wrong}))
+        accepts(lambda: run({n: w for n, w in WEIGHTS.items() if n != weight}))
+    for wrong in wrong_values(caches()[0][0]):
+        accepts(lambda: run(cache=object() if wrong is None else wrong))
+
+
+@pytest.mark.parametrize("name, state", [("gated_delta_rule", "states"), ("ssd", "states"),
+                                         ("causal_conv1d_update", "state"), ("mla_rope", "cache")])
+def test_what_is_written_shares_no_memory(name, state):
+    others = next((others for of, others, _ in OTHER_CALLS if of == name), {})
+    good = {**GOOD[name], **others}
+    with pytest.raises(fftune.Error, match=f"{state} is written in place, and its elements share memory: clone it"):
+        getattr(ops, name)(**{**good, state: good[state][:1].expand(good[state].shape)})
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_caches_of_float8_take_no_wrong_value():
     scales = {"k_scale": torch.rand(2) + 0.5, "v_scale": torch.rand(2) + 0.5}

@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from .._checks import flag, has_sizes
+from .._checks import expect_one_of, flag, has_sizes
 from .._custom import OPS, call
 from .._declare import FROZEN, declare
 from .._library import Error
@@ -36,9 +36,15 @@ def _laid_state(state: Tensor) -> tuple:
     return state, row
 
 
-def _check(x, offsets, **_):
+def _check(x, w, offsets, state=None, accepted=None, state_order="entries", **_):
     if x.dim() != (2 if offsets is not None else 3):
         raise Error(f"causal-conv1d: x is {list(x.shape)}: give {_ROWS}")
+    if accepted is None or offsets is not None or state.dim() != 3:
+        return  # the tokens of packed sequences are on the device
+    entries, least = state.shape[2 if state_order == "channels" else 1], w.shape[-1] - 2 + x.shape[1]
+    if entries < least:
+        raise Error(f"causal-conv1d: state has {entries} entries: accepted asks for {least}, width - 2 and one for "
+                    f"each of {x.shape[1]} tokens")
 
 
 def _fill(fields, offsets, **_):
@@ -99,12 +105,16 @@ def causal_conv1d(x: Tensor, w: Tensor, bias: Tensor | None = None, *, act: str 
         y of x's shape, or (y, last inputs) with `final`. All have gradients.
     """
     final = flag("causal-conv1d", "final", final)
-    if initial is None and not (final and has_sizes(x) and has_sizes(w)):
+    expect_one_of("causal-conv1d: state_order", state_order, ("entries", "channels"))
+    makes = final and initial is None and all(
+        has_sizes(t) and t.is_floating_point() and t.dim() > 1 for t in (x, w))
+    if initial is None and not makes:  # an error, if `final`
         return call(OPS.causal_conv1d, x, w, bias, offsets, act)
     if initial is None:
         count = (x.shape[0] if offsets is None else offsets.shape[0] - 1,)
-        state = (w.shape[-1] - 1, x.shape[-1])
-        initial = x.new_zeros(count + (state if state_order == "entries" else state[::-1]))
+        state = (max(w.shape[-1] - 1, 0), x.shape[-1])
+        shape = count + (state if state_order == "entries" else state[::-1])
+        initial = torch.zeros(shape, dtype=x.dtype, device=x.device)
     if has_sizes(x) and has_sizes(initial) and x.numel() == 0:
         y, last = x.new_empty(x.shape), initial.clone()
     else:

@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from .._checks import flag, has_sizes
+from .._checks import count_of, flag, has_sizes
 from .._custom import OPS, call, gradient, wants_gradient
 from .._declare import declare
 from .._library import Error
@@ -236,4 +236,4 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None,
     if wants_gradient(*tensors, states):
         raise Error("gated-delta-rule: states in a cache have no gradients: give initial_state")
     return call(getattr(OPS, f"gated_delta_rule_update{end}"), *tensors, states, state_indices,
-                has_state, offsets, *rules, float(null_index), accepted)
+                has_state, offsets, *rules, float(count_of("gated-delta-rule", "null_index", null_index)), accepted)

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from .._custom import OPS, call
 from .._declare import FROZEN, declare
+from .._library import Error
 
 
 def _laid(z: Tensor) -> tuple:
@@ -19,13 +20,18 @@ def _laid(z: Tensor) -> tuple:
     return z, z.stride(-2)
 
 
+def _check(groups, **_):
+    if groups < 1:
+        raise Error(f"gated-rmsnorm: groups is {groups}: give 1 or more")
+
+
 _RULES = "eps, order, gate, convention, groups:int"
-_LAYS = {"z": (_laid, ["z-row"])}
-declare("gated_rmsnorm", "gated-rmsnorm", f"x, z, w:row, {_RULES}", "y", gradient="gated_rmsnorm_backward", lays=_LAYS)
+_FORM = {"check": _check, "lays": {"z": (_laid, ["z-row"])}}
+declare("gated_rmsnorm", "gated-rmsnorm", f"x, z, w:row, {_RULES}", "y", gradient="gated_rmsnorm_backward", **_FORM)
 declare("gated_rmsnorm_backward", "gated-rmsnorm", f"dy, x, z, w:row, {_RULES}", "dx:x, dz:x, dw:w", back=True,
-        lays=_LAYS)
+        **_FORM)
 declare("gated_rmsnorm_frozen_backward", "gated-rmsnorm", f"dy, x, z, w:row, {_RULES}", "dx:x, dz:x", back=True,
-        fixed=FROZEN, lays=_LAYS)
+        fixed=FROZEN, **_FORM)
 
 
 def gated_rmsnorm(x: Tensor, z: Tensor, w: Tensor, *, eps: float = 1e-6, order: str = "after", gate: str = "silu",

@@ -5,7 +5,8 @@ from typing import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .._checks import FP8, KINDS, Kind, expect_given, expect_tensors, expect_values, named, several
+from .._checks import (FP8, KINDS, Kind, expect_given, expect_tensor, expect_tensors, expect_values, named,
+                       several)
 from .._custom import OPS, call, define, fake, wants_gradient
 from .._layer_form import (FLOAT32, PACKED, PACKED_NETWORK, WEIGHTS, Choice, LayerForm, first_expert, form_of, parse,
                            with_constants)
@@ -244,6 +245,12 @@ def first_expert_of(form: str, group: Group | None, device: torch.device) -> Ten
     return first_expert(experts * group.rank, device) if experts else None
 
 
+def _expect_dims(name: str, tensor, shape: str) -> None:
+    expect_tensor("layer", name, tensor)
+    if tensor.dim() != 4 if "cache" in name else not tensor.dim():
+        raise Error(f"layer: {name} is {list(tensor.shape)}: give {shape}")
+
+
 def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="silu",
                  convention="llama", eps=1e-6, softcap=0.0, scale=0.0, rope_scale=0.0, top_k=0,
                  score="softmax", order="before", renormalise=False, packing="halves", groups=0,
@@ -263,6 +270,13 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                 raise Error(f"layer: weight {name} of layer {at} is no tensor: give tensors by name")
     for pair in caches:
         several("layer", "a pair of caches", pair, 2, "keys and values of each layer")
+    # The form is that of the first layer; the custom op checks the tensors of the others.
+    for name, tensor in weights[0].items() if weights else ():
+        if isinstance(tensor, Tensor):
+            _expect_dims(f"weight {name} of layer 0", tensor, "[rows, ...]")
+    for tensor in caches[0] if caches else ():
+        _expect_dims("a cache of layer 0", tensor, "[batch, kv_heads, cache, features], or with pages "
+                                                   "[pages, page_size, kv_heads, features]")
     kv_heads = heads if kv_heads is None else kv_heads
     # They become parts of the string `form`.
     expect_values("layer", positive=dict(heads=heads, kv_heads=kv_heads), counts=dict(

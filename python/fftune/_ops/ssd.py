@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from .._checks import flag, has_sizes
+from .._checks import count_of, flag, has_sizes
 from .._custom import OPS, call, wants_gradient
 from .._declare import declare
 from .._library import Error
@@ -124,4 +124,4 @@ def ssd(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, D: Tensor
     if wants_gradient(*tensors, states):
         raise Error("ssd: states in a cache have no gradients: give initial_state")
     return call(OPS.ssd_update, *tensors, states, state_indices, has_state, offsets, *rules,
-                float(null_index))
+                float(count_of("ssd", "null_index", null_index)))
