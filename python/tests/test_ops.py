@@ -540,6 +540,35 @@ def test_indexer_reads_vllms_cache(monkeypatch):
     assert torch.equal(ids, reference.indexer_e4m3(q, weights, k, k_scale, table, lengths, 20))
 
 
+@pytest.mark.parametrize("name", ["gated_delta_rule", "ssd"])
+def test_references_take_no_sequences(name):
+    x, of_heads = torch.randn(0, 3, 2, 8), torch.randn(0, 3, 2)
+    arguments = ((x, x, x, of_heads, None, None, None, of_heads, None, None, None, None, "log", "head", "l2", 0.0, 1.0,
+                  -5.0) if name == "gated_delta_rule" else
+                 (x, of_heads, torch.randn(2), None, x, x, None, None, None, None, None, True, 0.0, 0.0))
+    ours = getattr(torch.ops.fftune, name)(*arguments, "f32", True)
+    theirs = getattr(reference, name)(*arguments, "f32", True)
+    assert [t.shape for t in ours] == [t.shape for t in theirs] == [(0, 3, 2, 8), (0, 2, 8, 8)]
+
+
+def test_padding_of_a_convolution_is_that_of_its_reference():
+    """Indices, offsets and numbers of tokens out of range."""
+    x, w, state, indices = torch.randn(9, 8), torch.randn(8, 4), torch.randn(4, 5, 8), torch.tensor([4, -1, 1])
+    accepted, offsets = torch.tensor([2, 1, 9]), torch.tensor([0, 2, 4, 20])
+    ours, theirs = state.clone(), state.clone()
+    y = ops.causal_conv1d_update(x, w, state=ours, indices=indices, offsets=offsets, accepted=accepted)
+    right = reference.causal_conv1d_update(x, w, None, offsets, indices, None, accepted, theirs, "none", "entries", 0)
+    assert error(y, right) < 1e-6 and error(ours, theirs) < 1e-6
+    assert torch.equal(ours[[0, 2, 3]], state[[0, 2, 3]]) and not y[:4].any() and y[4:].all()
+
+
+def test_states_of_a_convolution_hold_the_tokens_of_drafts():
+    x, w = torch.randn(2, 3, 8), torch.randn(8, 4)
+    for order, state in (("entries", torch.randn(2, 4, 8)), ("channels", torch.randn(2, 8, 4))):
+        with pytest.raises(fftune.Error, match="state has 4 entries: accepted asks for 5"):
+            ops.causal_conv1d_update(x, w, state=state, accepted=torch.tensor([1, 2]), state_order=order)
+
+
 def test_mla_rope_writes_rows_of_the_cache_that_exist():
     q, kv, norm = torch.randn(3, 2, 12), torch.randn(3, 20), torch.rand(16)
     cache = torch.zeros(4, 20)

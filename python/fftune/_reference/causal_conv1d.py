@@ -9,8 +9,8 @@ def _spans(x: Tensor, offsets: Tensor | None) -> tuple[Tensor, list[tuple[int, i
     rows = x.reshape(-1, x.shape[-1])
     if offsets is None:
         return rows, [(i * x.shape[1], (i + 1) * x.shape[1]) for i in range(x.shape[0])]
-    places = offsets.tolist()
-    return rows, list(zip(places, places[1:]))
+    ends = offsets.clamp(0, len(rows)).tolist()
+    return rows, [(begin, max(begin, end)) for begin, end in zip(ends, ends[1:])]
 
 
 def _entries(state: Tensor, order: str) -> Tensor:
@@ -101,12 +101,14 @@ def causal_conv1d_update(x, w, bias, offsets, indices, has_state, accepted, stat
     y = torch.zeros_like(rows)
     slots = range(len(spans)) if indices is None else indices.tolist()
     for i, ((begin, end), slot) in enumerate(zip(spans, slots)):
-        if slot < first_slot or begin == end:
+        if not first_slot <= slot < len(states) or begin == end:
             continue
         old = states[slot].clone()
         if has_state is not None and not has_state[i]:
             old.zero_()
-        first = old.shape[0] - before if accepted is None else int(accepted[i]) - 1
+        first = old.shape[0] - before
+        if accepted is not None:
+            first = min(max(int(accepted[i]) - 1, 0), first)
         every = torch.cat((old[first:first + before], rows[begin:end]))
         total = _sum(every.to(taps.dtype), taps, added)
         y[begin:end] = (F.silu(total) if act == "silu" else total).to(y.dtype)

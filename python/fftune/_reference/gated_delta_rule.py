@@ -53,7 +53,8 @@ class _StateCall:
         out = out.reshape(shape).to(dtype)
         if not keep:
             return out, out.new_empty(0, dtype=torch.float32)
-        final = torch.stack(states).contiguous()
+        # One more, so that there is a shape if there are no sequences.
+        final = torch.stack([*states, self.given(self.zeros())])[:-1].contiguous()
         wide = final.dtype is torch.float64
         return out, final if wide else final.to(torch.bfloat16 if state_dtype == "bf16" else torch.float32)
 
