@@ -273,26 +273,63 @@ TEST_CASE("unaligned decode: up to 16 rows of every epilogue at any size", "[gpu
       }
 }
 
-TEST_CASE("unaligned rows: a NaN in a row of B stays in its column", "[gpu][small]") {
+TEST_CASE("unaligned rows: a NaN in a row of A or B stays in its row or column", "[gpu][small]") {
   const auto backend = open_first_cuda();
   if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
-  GemmProblem gemm{.m = 3, .n = 43, .k = 517};
-  gemm.a = {{"a"}}, gemm.b = {{"b"}}, gemm.c = {{"c"}};
-  ReferenceTensors inputs = draw_inputs({"", gemm}, 3);
-  constexpr std::size_t row = 5;
-  for (std::size_t i = 0; i < 517; ++i) inputs.at("b")[row * 517 + i] = NAN;
-  for (const Engine* engine : {&padded_sm90_engine, &unaligned_decode_engine}) {
-    if (engine->can_implement({gemm}, backend->facts())) continue;
-    std::vector<Run> runs{
-        {engine, {"NaN", gemm}, {gemm}, engine->search.default_config({gemm}, backend->facts())}};
-    compile(*backend, runs, backend->facts());
-    CAPTURE(runs.front().text());
-    REQUIRE(runs.front().compiled.report.failure == "");
-    DeviceMemory memory(*backend, tensors_of(gemm), inputs);
-    memory.run(*runs.front().compiled.executable);
-    const auto c = memory.values("c");
-    for (std::size_t i = 0; i < c.size(); ++i) CHECK(std::isnan(c[i]) == (i % 43 == row));
-  }
+  constexpr std::size_t row = 5, token = 1, n = 43;
+  for (const std::int64_t k : {7, 517, 1030, 1032})
+    for (const Engine* engine : {&padded_sm90_engine, &unaligned_decode_engine}) {
+      GemmProblem gemm{.m = 3, .n = n, .k = k};
+      gemm.a = {{"a"}}, gemm.b = {{"b"}}, gemm.c = {{"c"}};
+      ReferenceTensors inputs = draw_inputs({"", gemm}, 3);
+      for (std::size_t i = 0; i < static_cast<std::size_t>(k); ++i) {
+        inputs.at("a")[token * static_cast<std::size_t>(k) + i] = NAN;
+        inputs.at("b")[row * static_cast<std::size_t>(k) + i] = NAN;
+      }
+      if (engine->can_implement({gemm}, backend->facts())) continue;
+      const Config untuned = engine->search.default_config({gemm}, backend->facts());
+      std::vector<Run> runs{{engine, {"NaN", gemm}, {gemm}, untuned}};
+      if (untuned.contains("staged") && k % 8 != 0) {
+        Config other = untuned;
+        other.set("staged", 1 - untuned.at("staged"));
+        runs.push_back({engine, {"NaN", gemm}, {gemm}, other});
+      }
+      compile(*backend, runs, backend->facts());
+      for (const Run& run : runs) {
+        CAPTURE(run.text());
+        REQUIRE(run.compiled.report.failure == "");
+        DeviceMemory memory(*backend, tensors_of(gemm), inputs);
+        memory.run(*run.compiled.executable);
+        const auto c = memory.values("c");
+        for (std::size_t i = 0; i < c.size(); ++i)
+          CHECK(std::isnan(c[i]) == (i % n == row || i / n == token));
+      }
+    }
+}
+
+TEST_CASE("unaligned decode: groups of k, their rest, and both ways to shift tokens",
+          "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  const DeviceFacts& facts = backend->facts();
+  std::vector<Run> runs;
+  for (const std::int64_t m : {1, 11})
+    for (const std::int64_t k : {5, 127, 517, 1028, 1032, 2177}) {
+      GemmProblem gemm{.m = m, .n = 75, .k = k};
+      gemm.a = {{"a"}}, gemm.b = {{"b"}}, gemm.c = {{"c"}};
+      const Space space = unaligned_decode_engine.search.space({gemm}, facts);
+      for (const int staged : {0, 1})
+        for (const int rows : {8, 16})
+          for (const int unroll : {1, 4}) {
+            const Config config{
+                {"rows", rows}, {"warps", 4}, {"unroll", unroll}, {"staged", staged}};
+            if (space.violations(config).empty())
+              runs.push_back({&unaligned_decode_engine, {"", gemm}, {gemm}, config});
+          }
+    }
+  CHECK(runs.size() > 40);
+  compile(*backend, runs, facts);
+  for (const Run& run : runs) check(*backend, run);
 }
 
 TEST_CASE("unaligned rows: some forms and epilogues", "[gpu][small]") {

@@ -3,20 +3,27 @@
 //
 // A row of B begins up to 7 elements behind a 16-byte boundary. Rows that are `period` apart begin
 // equally far behind one. A block takes rows of one such alignment, loads them from the boundary
-// on, and multiplies them by tokens that lie equally far behind zeros: copies that the launch
-// before has made (padded/copy.cu). No element moves. What lies around the row is replaced by
-// zeros, since it may be NaN.
+// on, and multiplies them by tokens that lie equally far behind zeros. No element of B moves. What
+// lies around the row is replaced by zeros, since it may be NaN.
 //
 //     boundary |       |       |       |
 //     row        [b0 b1 b2 b3 ...
 //     tokens   0 [a0 a1 a2 a3 ...
 //
-// Shared memory: the warps' accumulators, which share k (decode/stream.cuh).
+// The tokens are those of A where k is a multiple of 8; copies that the launch before has made
+// (padded/copy.cu); or, `staged`, copies that the block makes in shared memory.
+//
+// k is cut into groups of 32 * unroll elements, one warp's after the other. Loads of a group are
+// not checked. The rest, `unroll` steps of 32 elements at most, is shared out to warps, which load
+// it together with their first group.
+//
+// Shared memory: the warps' accumulators, which share k (decode/stream.cuh); then staged tokens.
 #include "common/async.cuh"
 #include "common/vectors.cuh"
 #include "gemm/decode/stream.cuh"
 #include "gemm/decode/unaligned_config.cuh"
 #include "gemm/epilogue_ops.cuh"
+#include "gemm/padded/shifted.cuh"
 
 namespace fftune {
 
@@ -72,6 +79,111 @@ class unaligned_kernel {
     if constexpr (index + 1 < ops::stored_values) store<index + 1>(p, token, column, sum);
   }
 
+  using weights = vector16[b_operands][n_fragments];
+  using weight_group = vector16[b_operands][n_fragments][unroll];
+
+  // `at`: the lane's first element of a group, behind the boundary.
+  static __device__ __forceinline__ void load_group(const gemm_params& p, weight_group& to,
+                                                    const i64 (&begin)[n_fragments], int at) {
+#pragma unroll
+    for (int operand = 0; operand < b_operands; ++operand) {
+#pragma unroll
+      for (int j = 0; j < n_fragments; ++j) {
+        const T* const from = static_cast<const T*>(p.b[0][operand]) + begin[j] + at;
+#pragma unroll
+        for (int step = 0; step < unroll; ++step) {
+          to[operand][j][step] = load_streaming(from + step * k_step);
+        }
+      }
+    }
+  }
+  // The same of the lane's element `at` of the rest of k.
+  static __device__ __forceinline__ void load_rest(const gemm_params& p, weights& to,
+                                                   const i64 (&begin)[n_fragments], int at, int end,
+                                                   i64 elements) {
+#pragma unroll
+    for (int operand = 0; operand < b_operands; ++operand) {
+#pragma unroll
+      for (int j = 0; j < n_fragments; ++j) {
+        const T* const matrix = static_cast<const T*>(p.b[0][operand]);
+        const i64 from = begin[j] + at;
+        to[operand][j] = {};
+        if (at >= end) continue;
+        if (from + 8 <= elements) {
+          to[operand][j] = load_streaming(matrix + from);
+        } else {
+          to[operand][j] = load_last(matrix + from, static_cast<int>(elements - from));
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ void load_tokens(vector16 (&to)[halves],
+                                                     const T* const (&rows)[halves],
+                                                     const bool (&exists)[halves], int at) {
+#pragma unroll
+    for (int half = 0; half < halves; ++half) {
+      to[half] = {};
+      if (!exists[half]) continue;
+      if constexpr (config.staged) {
+        to[half] = *reinterpret_cast<const vector16*>(rows[half] + at);
+      } else {
+        to[half] = load_dependent(rows[half] + at);
+      }
+    }
+  }
+  static __device__ __forceinline__ void multiply(float (&sum)[4], const vector16 (&a)[halves],
+                                                  const vector16& b) {
+    const vector16 high = halves == 2 ? a[halves - 1] : vector16{};
+#pragma unroll
+    for (int pair = 0; pair < 4; pair += 2) mma_pairs<T>(sum, a[0].word, high.word, b.word, pair);
+  }
+
+  // Copies the tokens to shared memory, behind `shift` zeros and before others. Chunks of 8
+  // elements that lie within a row are shifted out of 32 aligned bytes; those at its ends take
+  // elements.
+  static __device__ __forceinline__ void stage_tokens(const unaligned_params& all, T* to,
+                                                      int shift) {
+    const gemm_params& p = all.gemm;
+    const T* const a = static_cast<const T*>(p.a[0]);
+    const int chunks = (p.k + shift + 7) / 8;
+    // Without the first of a row and the last whole one, whose 32 bytes may reach beyond A.
+    const int inner = larger((p.k + shift) / 8 - 2, 0), outer = chunks - inner;
+    constexpr int together = 4;
+    for (int first = static_cast<int>(threadIdx.x); first < p.m * inner;
+         first += together * config.threads()) {
+      vector16 low[together], high[together];
+      u32 shifts[together];
+      T* at[together];
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        const int index = first + i * config.threads();
+        if (index >= p.m * inner) break;
+        const int token = static_cast<u32>(index) / static_cast<u32>(inner);
+        const int chunk = index - token * inner + 1;
+        const i64 from = static_cast<i64>(token) * p.k + chunk * 8 - shift;
+        low[i] = load_dependent(a + from / 8 * 8);
+        high[i] = load_dependent(a + from / 8 * 8 + 8);
+        shifts[i] = static_cast<u32>(from) % 8;
+        at[i] = to + token * all.pitch + chunk * 8;
+      }
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        if (first + i * config.threads() >= p.m * inner) break;
+        *reinterpret_cast<vector16*>(at[i]) = shifted(low[i], high[i], shifts[i]);
+      }
+    }
+    for (int index = static_cast<int>(threadIdx.x); index < p.m * outer * 8;
+         index += config.threads()) {
+      const int token = index / (outer * 8), of_outer = index - token * outer * 8;
+      const int element = of_outer < 8 ? of_outer : of_outer + inner * 8;
+      const int column = element - shift;
+      const bool is_there = column >= 0 && column < p.k;
+      const volatile u16* const row =
+          reinterpret_cast<const volatile u16*>(a) + static_cast<i64>(token) * p.k;
+      to[token * all.pitch + element] = T{is_there ? row[column] : u16{0}};
+    }
+  }
+
  public:
   static __device__ __forceinline__ void run(const unaligned_params& all, float* shared) {
     const gemm_params& p = all.gemm;
@@ -87,6 +199,11 @@ class unaligned_kernel {
     const int shift = static_cast<int>(static_cast<i64>(alignment) * p.k % 8);
     const int end = shift + p.k, lane_k = lane % 4 * 8;
     const i64 elements = static_cast<i64>(p.n) * p.k;  // of B
+    const int groups = end / k_group;
+    // The warp's step of the rest.
+    const int step_of_rest = (warp - groups % config.warps + config.warps) % config.warps;
+    const int rest = groups * k_group + step_of_rest * k_step + lane_k;
+    const bool has_rest = step_of_rest < unroll && rest - lane_k < end;
 
     i64 begin[n_fragments];  // of the lane's rows, from the boundary
 #pragma unroll
@@ -94,74 +211,64 @@ class unaligned_kernel {
       const i64 row = first + j * 8 + lane / 4;
       begin[j] = ((row < last ? row : last) * all.period + alignment) * p.k - shift;
     }
+
+    vector16 b_of_rest[b_operands][n_fragments];
+    if (has_rest) load_rest(p, b_of_rest, begin, rest, end, elements);
+    vector16 b[b_operands][n_fragments][unroll];
+    if (warp < groups) load_group(p, b, begin, warp * k_group + lane_k);
+
+    wait_for_dependencies();
+    T* const staged = reinterpret_cast<T*>(shared) + shape.reduction_bytes(config.warps) / 2;
+    if constexpr (config.staged) {
+      stage_tokens(all, staged, shift);
+      __syncthreads();
+    }
     const T* rows[halves];
     bool exists[halves];
 #pragma unroll
     for (int half = 0; half < halves; ++half) {
       const int token = lane / 4 + half * 8;
       exists[half] = token < p.m;
-      rows[half] = static_cast<const T*>(all.tokens) +
-                   (static_cast<i64>(alignment) * p.m + token) * all.pitch;
+      rows[half] = config.staged ? staged + token * all.pitch
+                                 : static_cast<const T*>(all.tokens) +
+                                       (static_cast<i64>(alignment) * p.m + token) * all.pitch;
     }
 
     float sum[b_operands][n_fragments][4] = {};
-    bool waited = false;
-    for (int at = warp * k_group + lane_k; at - lane_k < end; at += config.warps * k_group) {
-      vector16 b[b_operands][n_fragments][unroll], a[halves][unroll];
+    for (int group = warp; group < groups; group += config.warps) {
+      const int at = group * k_group + lane_k;
+      if (group != warp) load_group(p, b, begin, at);
+      vector16 a[unroll][halves];
 #pragma unroll
       for (int step = 0; step < unroll; ++step) {
-        const int chunk = at + step * k_step;
-#pragma unroll
-        for (int operand = 0; operand < b_operands; ++operand) {
-          const T* const matrix = static_cast<const T*>(p.b[0][operand]);
-#pragma unroll
-          for (int j = 0; j < n_fragments; ++j) {
-            const i64 from = begin[j] + chunk;
-            vector16& to = b[operand][j][step];
-            to = {};
-            if (chunk < end) {
-              if (from + 8 <= elements) {
-                to = load_streaming(matrix + from);
-              } else {
-                to = load_last(matrix + from, static_cast<int>(elements - from));
-              }
-            }
-          }
-        }
-      }
-      if (!waited) wait_for_dependencies();
-      waited = true;
-#pragma unroll
-      for (int step = 0; step < unroll; ++step) {
-        const int chunk = at + step * k_step;
-#pragma unroll
-        for (int half = 0; half < halves; ++half) {
-          a[half][step] =
-              exists[half] && chunk < end ? load_dependent(rows[half] + chunk) : vector16{};
-        }
+        load_tokens(a[step], rows, exists, at + step * k_step);
       }
       __syncwarp();  // keeps all loads before the MMAs (decode/stream.cuh)
+      if (at == 0) {
+#pragma unroll
+        for (int i = 0; i < b_operands * n_fragments; ++i) {
+          clear_outside(b[i / n_fragments][i % n_fragments][0], shift, 8);
+        }
+      }
 #pragma unroll
       for (int step = 0; step < unroll; ++step) {
-        const int chunk = at + step * k_step;
-        const bool whole = chunk >= shift && chunk + 8 <= end;
-        const vector16& low = a[0][step];
-        const vector16 high = halves == 2 ? a[halves - 1][step] : vector16{};
 #pragma unroll
-        for (int operand = 0; operand < b_operands; ++operand) {
-#pragma unroll
-          for (int j = 0; j < n_fragments; ++j) {
-            vector16& own = b[operand][j][step];
-            if (!whole) clear_outside(own, shift - chunk, end - chunk);
-#pragma unroll
-            for (int pair = 0; pair < 4; pair += 2) {
-              mma_pairs<T>(sum[operand][j], low.word, high.word, own.word, pair);
-            }
-          }
+        for (int i = 0; i < b_operands * n_fragments; ++i) {
+          multiply(sum[i / n_fragments][i % n_fragments], a[step],
+                   b[i / n_fragments][i % n_fragments][step]);
         }
       }
     }
-    if (!waited) wait_for_dependencies();
+    if (has_rest) {
+      vector16 a[halves] = {};
+      if (rest < end) load_tokens(a, rows, exists, rest);
+#pragma unroll
+      for (int i = 0; i < b_operands * n_fragments; ++i) {
+        vector16& own = b_of_rest[i / n_fragments][i % n_fragments];
+        clear_outside(own, shift - rest, end - rest);
+        multiply(sum[i / n_fragments][i % n_fragments], a, own);
+      }
+    }
 
     reduction::store(shared, sum, warp, lane);
     __syncthreads();
@@ -182,7 +289,7 @@ class unaligned_kernel {
 };
 
 // Grid: period * ceil(ceil(n / period) / rows). Block: config.threads(). Shared memory: that of the
-// reduction of the shape's warps.
+// reduction of the shape's warps, and of the staged tokens.
 template <gemm_form form, unaligned_config config>
 __global__ void __launch_bounds__(config.threads())
     unaligned_gemm(const __grid_constant__ unaligned_params p) {
