@@ -200,9 +200,10 @@ fftune_status check_buffer(const fftune_plan& handle, const char* function, std:
   return FFTUNE_OK;
 }
 
-/// FFTUNE_OK if no output overlaps another buffer: kernels read inputs behind what they write.
+/// FFTUNE_OK if no output overlaps another buffer: kernels read inputs behind what they write. Nor
+/// may the workspace.
 fftune_status check_overlaps(const fftune_plan& handle, const char* function, std::int64_t tokens,
-                             const void* const* buffers) {
+                             const void* const* buffers, const void* workspace) {
   const auto first = [&](std::size_t place) {
     return reinterpret_cast<std::uintptr_t>(buffers[place]);
   };
@@ -219,6 +220,13 @@ fftune_status check_overlaps(const fftune_plan& handle, const char* function, st
                   output, handle.tensors()[output].name, other, handle.tensors()[other].name);
     }
   }
+  const auto scratch = reinterpret_cast<std::uintptr_t>(workspace);
+  const std::uintptr_t scratch_end = scratch + handle.workspace_bytes();
+  for (std::size_t place = 0; scratch != scratch_end && place < handle.buffer_count(); ++place)
+    if (first(place) < scratch_end && behind(place) > scratch)
+      return fail(FFTUNE_INVALID_INPUT,
+                  "{}: the workspace, {} bytes, overlaps buffer {} ({}): give it memory of its own",
+                  function, handle.workspace_bytes(), place, handle.tensors()[place].name);
   return FFTUNE_OK;
 }
 
@@ -249,9 +257,9 @@ fftune_status check_run(const fftune_plan& handle, void* const* buffers, std::si
   for (std::size_t i = 0; i < count; ++i)
     if (const auto status = check_buffer(handle, function, i, buffers[i]); status != FFTUNE_OK)
       return status;
-  if (const auto status = check_overlaps(handle, function, 1, buffers); status != FFTUNE_OK)
+  if (const auto status = check_workspace(handle, function, workspace); status != FFTUNE_OK)
     return status;
-  return check_workspace(handle, function, workspace);
+  return check_overlaps(handle, function, 1, buffers, workspace);
 }
 
 /// The names of the buffers at the places.
@@ -306,11 +314,11 @@ fftune_status launch(const fftune_plan& handle, const fftune_run& run) {
   if (status == FFTUNE_OK)
     status = place_buffers(handle, "outputs", run.outputs, run.output_count,
                            handle.places_of_outputs, buffers.data());
+  if (status == FFTUNE_OK) status = check_workspace(handle, "fftune_plan_launch", run.workspace);
   // A plan for one token count has these extents for any.
   if (status == FFTUNE_OK)
     status = check_overlaps(handle, "fftune_plan_launch", std::max<std::int64_t>(run.tokens, 1),
-                            buffers.data());
-  if (status == FFTUNE_OK) status = check_workspace(handle, "fftune_plan_launch", run.workspace);
+                            buffers.data(), run.workspace);
   if (status != FFTUNE_OK) return status;
   if (handle.plan)
     handle.plan->run(buffers.data(), run.workspace, run.stream);

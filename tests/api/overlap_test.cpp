@@ -44,6 +44,32 @@ TEST_CASE("an output that overlaps another buffer is refused, and nothing is wri
   CHECK(run(plan, {x, gate, gate, down, y}) == FFTUNE_OK);  // inputs in one place
 }
 
+TEST_CASE("a workspace that overlaps a buffer is refused, and nothing is written") {
+  const auto plan = cpu_context().plan(ffn_json(4, 16, 24));
+  const std::size_t bytes = fftune_plan_workspace_bytes(plan.get());
+  REQUIRE(bytes > 0);
+  constexpr std::size_t of_inputs = 64 + 3 * 384;
+  std::vector<float> memory(of_inputs + 64 + bytes / sizeof(float) + 192, 0.25F);
+  float* const x = memory.data();
+  float* const down = x + 64 + 2 * 384;
+  // Behind the output, at a multiple of 256 bytes.
+  const auto place =
+      (reinterpret_cast<std::uintptr_t>(memory.data() + of_inputs + 64) + 255) / 256 * 256;
+  void* buffers[]{x, x + 64, x + 64 + 384, down, down + 384};
+  const auto run_with = [&](std::uintptr_t workspace) {
+    return fftune_plan_run(plan.get(), buffers, 5, reinterpret_cast<void*>(workspace), nullptr);
+  };
+  buffers[4] = reinterpret_cast<float*>(place) - 63;  // the last element is the workspace's first
+  CHECK(run_with(place) == FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("overlaps buffer 4 (y): give it memory of its own"));
+  CHECK(memory == std::vector<float>(memory.size(), 0.25F));
+  buffers[4] = reinterpret_cast<float*>(place) - 64;
+  CHECK(run_with(place) == FFTUNE_OK);
+  buffers[0] = reinterpret_cast<float*>(place + bytes) - 1;
+  CHECK(run_with(place) == FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("overlaps buffer 0 (x)"));
+}
+
 TEST_CASE("two outputs in the same memory are refused") {
   const auto plan = cpu_context().plan("{\"op\":\"moe-route\",\"m\":4,\"experts\":8,\"top-k\":2}");
   std::vector<float> scores(32, 0), first(64), second(64);

@@ -201,12 +201,14 @@ FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
  * Overlap. A buffer of role "updated" is an input and an output in one: such ops work in place. A
  * buffer of role "output" must not overlap another buffer of the run, with two exceptions: with
  * accumulate=yes the gradient "dw" and its input "dw_before" may be one buffer, and the input
- * "residual" may be the output "sum". Inputs may overlap each other. A view with strides, such as
- * rows of q within those of q, k and v, counts from its first element to the end of its last one.
+ * "residual" may be the output "sum". Inputs may overlap each other; the workspace may overlap no
+ * buffer. A view with strides, such as rows of q within those of q, k and v, counts from its first
+ * element to the end of its last one.
  *
- * FFTUNE_INVALID_INPUT: a NULL, another number of buffers, one that is not aligned, or an output
- * that overlaps another buffer; nothing was enqueued. FFTUNE_DEVICE_FAULT: the launch failed. A
- * fault while the kernels run shows in the CUDA runtime's own calls later, as for any kernel.
+ * FFTUNE_INVALID_INPUT: a NULL, another number of buffers, one that is not aligned, or an output or
+ * a workspace that overlaps another buffer; nothing was enqueued. FFTUNE_DEVICE_FAULT: the launch
+ * failed. A fault while the kernels run shows in the CUDA runtime's own calls later, as for any
+ * kernel.
  *
  * Allocates nothing, never synchronises and may be captured in a CUDA graph. Runs of one plan may
  * be in flight at once if each has its own workspace and outputs. */
