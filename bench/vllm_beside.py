@@ -26,7 +26,7 @@ check    --check: greedy tokens of requests that come and go, some of them abort
          prefill, prefix caching, and a cache that is too small for all. Tokens of both engines are
          compared up to a request's first difference. That difference is fine if the two best logits
          of vLLM lie within twice the largest deviation of log-probabilities before it. Batches run by
-         fftune where they are slower, too. Tiny models (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3,
+         fftune where they are slower, too. Both engines start at once, with small caches. Tiny models (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3,
          tiny-qwen3-moe, tiny-qwen3-next, tiny-gpt-oss, tiny-gpt-oss-bf16, tiny-gemma2, tiny-gemma3, and those
          with quantised weights, such as tiny-llama-fp8) are for this
 
@@ -664,12 +664,18 @@ def run(model, arguments, folder):
         rows.append(dict(model=model, **row))
         report(rows[-1])
 
-    engine = None
+    def started(name):
+        engines.append(Contender(name, model, settings, arguments.parts if name.startswith("fftune") else "0", folder))
+        engines[-1].ask("start")
+        return engines[-1]
+
+    engines = []
     try:
         for alternation in range(1 if arguments.check or arguments.invariant else arguments.alternations):
+            at_once = {name: started(name) for name in names} if arguments.check else {}
             for name in names:
-                engine = Contender(name, model, settings, arguments.parts if name.startswith("fftune") else "0", folder)
-                facts[name] = engine.call("start")
+                engine = at_once.get(name) or started(name)
+                facts[name] = engine.answer()
                 print(f"{model}: {name} starts in {facts[name]['seconds']:.0f} s", flush=True)
                 own, found[name] = measured(engine, arguments)
                 for key, values in own.items():
@@ -681,7 +687,8 @@ def run(model, arguments, folder):
     except RuntimeError as error:
         add(work="failed")
         print(error, flush=True)
-        engine.end()
+        for engine in engines:
+            engine.end()
         return rows, dict(facts)
     for line in lines:
         print(f"  {line}", flush=True)
