@@ -9,8 +9,9 @@
 //   vk  v0   k0..k3            k4..k7                     next lane_v
 //            and every lanes_k * k_vector features further
 //
-// A token takes two reductions over the lanes of a row: of S k with the squares of k and q, and of
-// S q behind the write.
+// A token takes one reduction over the lanes of a row: of S k, S q, k q, and the squares of k and
+// q. With the decayed S, delta = beta (v - S k), and behind the write S q + delta k q is what is
+// read.
 #pragma once
 
 #include "common/vectors.cuh"
@@ -239,41 +240,61 @@ struct recurrent_tile {
     }
   };
 
+  // What one reduction over the lanes of a row finds: S k and S q of its rows, and sums of k and q.
+  struct row_sums {
+    static constexpr int held = 1, read = held + c.rows, squares = read + c.rows;
+    float sums[squares + 2] = {};  // k q; S k; S q; k k, q q
+
+    __device__ __forceinline__ row_sums(const values& token) {
+#pragma unroll
+      for (int i = 0; i < features; ++i) {
+        sums[0] += token.k[i] * token.q[i];
+        if constexpr (form.normed) {
+          sums[squares] += token.k[i] * token.k[i];
+          sums[squares + 1] += token.q[i] * token.q[i];
+        }
+      }
+    }
+    __device__ __forceinline__ void add(const values& token, int row, int i, float element) {
+      sums[held + row] += element * token.k[i];
+      sums[read + row] += element * token.q[i];
+    }
+    // `delta`, of which a row gets its part by k, and `out` of the rows. `decay`: of the elements
+    // that were added.
+    __device__ __forceinline__ void finish(const values& token, float decay, float scale,
+                                           float (&delta)[c.rows], float (&out)[c.rows]) {
+      sum_over_row(sums, form.normed ? squares + 2 : squares);
+      float of_k = 1.0f, of_q = scale;
+      if constexpr (form.normed) {
+        of_k = rsqrtf(sums[squares] + 1e-6f);
+        of_q *= rsqrtf(sums[squares + 1] + 1e-6f);
+      }
+#pragma unroll
+      for (int row = 0; row < c.rows; ++row) {
+        delta[row] = token.beta * (token.v[row] - of_k * decay * sums[held + row]) * of_k;
+        out[row] = of_q * (decay * sums[read + row] + delta[row] * sums[0]);
+      }
+    }
+  };
+
   // The state behind the token; `out` of the rows.
   __device__ __forceinline__ void step(const values& token, float scale, float (&out)[c.rows]) {
-    float held[c.rows + 2] = {};  // S k of each row of the decayed state; k k, q q
+    row_sums sums(token);
 #pragma unroll
     for (int i = 0; i < features; ++i) {
 #pragma unroll
       for (int row = 0; row < c.rows; ++row) {
         state[row][i] *= token.decay(i);
-        held[row] += state[row][i] * token.k[i];
-      }
-      if constexpr (form.normed) {
-        held[c.rows] += token.k[i] * token.k[i];
-        held[c.rows + 1] += token.q[i] * token.q[i];
+        sums.add(token, row, i, state[row][i]);
       }
     }
-    sum_over_row(held, form.normed ? c.rows + 2 : c.rows);
-    float of_k = 1.0f, of_q = scale;
-    if constexpr (form.normed) {
-      of_k = 1.0f / sqrtf(held[c.rows] + 1e-6f);
-      of_q /= sqrtf(held[c.rows + 1] + 1e-6f);
-    }
+    float delta[c.rows];
+    sums.finish(token, 1.0f, scale, delta, out);
 #pragma unroll
     for (int row = 0; row < c.rows; ++row) {
-      const float delta = token.beta * (token.v[row] - of_k * held[row]) * of_k;
-      float sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < features; ++i) {
-        state[row][i] += delta * token.k[i];
-        sum += state[row][i] * token.q[i];
-      }
-      out[row] = sum;
+      for (int i = 0; i < features; ++i) state[row][i] += delta[row] * token.k[i];
     }
-    sum_over_row(out, c.rows);
-#pragma unroll
-    for (int row = 0; row < c.rows; ++row) out[row] *= of_q;
   }
 
   // Lanes of a row have the same; each writes some rows.
