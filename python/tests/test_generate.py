@@ -265,6 +265,21 @@ def test_drafts_are_verified_by_the_op(name, draft, monkeypatch):
     assert torch.equal(right(own, ids, 30, eos_token_id=stop, pad_token_id=0, **options), free)
 
 
+@pytest.mark.parametrize("tokens", range(1, 9))
+def test_drafts_may_go_on_behind_the_last_place(tokens):
+    model, own = patched("llama")
+    with torch.no_grad():  # they repeat the last id, so that all drafts are taken
+        for one in (model, own):
+            for p in one.model.layers.parameters():
+                p.zero_()
+            one.lm_head.weight.copy_(one.model.embed_tokens.weight)
+            one.model.norm.weight.fill_(1)
+    ids = torch.tensor([[7, 9, 9, 9, 9, 9, 9, 9]], device=DEVICE)
+    wanted = right(model, ids, tokens, prompt_lookup_num_tokens=5)
+    assert torch.equal(right(own, ids, tokens, prompt_lookup_num_tokens=5), wanted)
+    assert wanted[0, 8:].tolist() == [9] * tokens
+
+
 def test_drafts_of_a_model_with_a_full_window_run_as_before(monkeypatch):
     model, own = patched("mistral-window")
     seen = []

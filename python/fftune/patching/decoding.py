@@ -665,7 +665,8 @@ def _cache_of_drafts(model: nn.Module, config, options: dict):
     if not _is_new(cache_of(options), "DynamicCache") or not all(
             m._fftune_layers.are_as_recognised(m) for m in decoders):
         return None
-    return _cache_of_all_keys(model, TakesBack, config.max_length + 1)
+    # Drafts of a prompt's ids go on behind the last place.
+    return _cache_of_all_keys(model, TakesBack, config.max_length + (config.prompt_lookup_num_tokens or 1))
 
 
 def _is_new(cache, kind: str) -> bool:
