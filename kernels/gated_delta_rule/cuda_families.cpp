@@ -155,7 +155,8 @@ Config recurrent_default(const Layer& layer, const DeviceFacts& facts) {
   const bool is_decode = layer.is_decode();
   const std::int64_t k_vector = widest_vector(layer, fits_k_vector);
   const std::int64_t v_vector = widest_vector(layer, fits_v_vector);
-  const std::int64_t most = is_decode ? 128 / state_bytes(layer) : 64;  // elements of a lane
+  // Elements of a lane. Fewer lanes of a row [dim, v-dim] have more neighbouring rows.
+  const std::int64_t most = is_decode && !layer.key_major ? 128 / state_bytes(layer) : 64;
   const std::int64_t least_rows = std::max<std::int64_t>(4, v_vector);
   // A row among 4 to 32 lanes.
   const auto features = [&](std::int64_t lanes) {
