@@ -15,6 +15,12 @@
 // from one to the next. Rows of y behind the last offset are zeros. `x-row` is the stride of x
 // between tokens: x may be columns of a projection's result.
 //
+// The size `x-groups` is given: x has the channels of each head of k together, as Qwen3-Next's
+// projection gives them. The channels are q, k and v of all heads, and a row of x is x-groups
+// blocks of x-row / x-groups columns. A block begins with `x-keys` channels of q, as many of k, and
+// the channels / x-groups − 2 x-keys of v; columns behind them are not read. This form has no
+// gradients.
+//
 // The state of a sequence is its last `entries` inputs, before the convolution, the oldest first:
 // width − 1 as vLLM keeps them, width as transformers does. With H the width − 1 newest entries and
 // n the sequence's tokens:
@@ -75,9 +81,11 @@ struct Layer {
   std::int64_t b = 0;  // sequences
   std::int64_t channels = 0;
   std::int64_t width = 0;
-  std::int64_t x_row = 0;    // stride of x between tokens, in elements
-  std::int64_t entries = 0;  // of a state
-  std::int64_t slots = 0;    // states; b without indices
+  std::int64_t x_row = 0;     // stride of x between tokens, in elements
+  std::int64_t x_groups = 0;  // blocks of a row of x with channels of q, k and v; 0: no blocks
+  std::int64_t x_keys = 0;    // channels of q, and of k, in a block
+  std::int64_t entries = 0;   // of a state
+  std::int64_t slots = 0;     // states; b without indices
   std::int64_t state_row = 0;
   std::int64_t first_slot = 0;
   bool packed = false;
@@ -97,6 +105,21 @@ struct Layer {
   /// The elements of a row of x that count.
   std::int64_t x_columns() const { return gates ? 3 * channels : channels; }
   std::int64_t tokens() const { return packed ? s : s * b; }
+  /// Of a block of x: its columns, its channels, and those of v.
+  std::int64_t x_block() const { return x_row / x_groups; }
+  std::int64_t group_channels() const { return channels / x_groups; }
+  std::int64_t group_values() const { return group_channels() - 2 * x_keys; }
+  /// Calls visit(channel, column, count) for each run of channels that are neighbours in x.
+  template <class Visit>
+  void for_each_run(const Visit& visit) const {
+    if (x_groups == 0) return visit(0, 0, channels);
+    for (std::int64_t group = 0; group < x_groups; ++group) {
+      const std::int64_t first = group * x_block(), keys = x_groups * x_keys;
+      visit(group * x_keys, first, x_keys);
+      visit(keys + group * x_keys, first + x_keys, x_keys);
+      visit(2 * keys + group * group_values(), first + 2 * x_keys, group_values());
+    }
+  }
   /// Strides of a state between entries and between channels.
   std::int64_t entry_step() const { return channels_first ? 1 : channels; }
   std::int64_t channel_step() const { return channels_first ? entries : 1; }

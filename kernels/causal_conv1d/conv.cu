@@ -15,6 +15,9 @@
 // With gates a row of x is B, C and the values, [3 channels]: the inputs are B times the values,
 // which a state alone rounds, and C multiplies y.
 //
+// With groups the channels are q, k and v of all heads of k, which x has in blocks, one for each of
+// these heads (conv_groups): a thread's channels are neighbours there too.
+//
 // x [tokens, x_row], y [tokens, channels], w [channels, width], bias [channels] or null; offsets
 // [sequences + 1], or null for sequences of `length` tokens; indices, has_state, accepted
 // [sequences] or null; states [slots, state_row]. Grid: column_blocks * ceil(tokens /
@@ -208,6 +211,23 @@ struct conv_input<T, count, true> {
   }
 };
 
+// Where x has a channel: at its own place, or `grouped`, in the block of its head.
+struct conv_groups {
+  i64 block;         // columns of x from a head to the next
+  int keys, values;  // channels of q, and of k, and those of v in a block
+  int all_keys;      // channels of q of all heads
+
+  template <bool grouped>
+  __device__ __forceinline__ i64 column_of(i64 channel) const {
+    if constexpr (!grouped) return channel;
+    const int at = static_cast<int>(channel);
+    const int part = at < all_keys ? 0 : at < 2 * all_keys ? 1 : 2;
+    const int own = at - part * all_keys, count = part == 2 ? values : keys;
+    const int head = own / count;
+    return head * block + part * keys + (own - head * count);
+  }
+};
+
 // A thread's channels, and its tokens [first, last). None if it `is_idle`.
 template <int count, int columns, int rows>
 struct conv_place {
@@ -326,12 +346,14 @@ __device__ __forceinline__ void take_state(float (&window)[rows][count], const S
 }
 
 template <class T, class W, class activation, int width, int entries, bool channels_first,
-          bool aligned, bool gates, int vector, int columns, int rows, int unroll>
+          bool aligned, bool gates, int vector, int columns, int rows, int unroll,
+          bool grouped = false>
 __global__ void __launch_bounds__(columns* rows)
     conv_forward(const T* x, const W* w, const W* bias, const int* offsets, const int* indices,
                  const u8* has_state, const int* accepted, T* initial, T* final, T* y, i64 tokens,
                  i64 length, int sequences, int channels, i64 x_row, i64 state_row, int first_slot,
-                 int slots, int thread_tokens, int column_blocks) {
+                 int slots, int thread_tokens, int column_blocks, i64 x_block, int x_keys,
+                 int x_values, int all_keys) {
   constexpr int count = vector / static_cast<int>(sizeof(T));
   using input = conv_input<T, count, gates>;
   wait_and_launch_dependents();
@@ -341,7 +363,7 @@ __global__ void __launch_bounds__(columns* rows)
   const u64 policy = l2_eviction_policy<false>();
   const conv_sequences all{offsets, indices,   has_state,  accepted, tokens,
                            length,  sequences, first_slot, slots};
-  x += column;
+  x += conv_groups{x_block, x_keys, x_values, all_keys}.column_of<grouped>(column);
   y += column;
 
   float taps[width][count], added[count] = {};
@@ -424,11 +446,12 @@ __global__ void __launch_bounds__(columns* rows)
 // One token of each sequence, which has a state. Its x, index, taps and bias are loaded side by
 // side, then the state: a step waits for memory twice. tokens of conv_forward are sequences here.
 template <class T, class W, class activation, int width, int entries, bool channels_first,
-          bool aligned, bool gates, int vector, int columns, int rows>
+          bool aligned, bool gates, int vector, int columns, int rows, bool grouped = false>
 __global__ void __launch_bounds__(columns* rows)
     conv_step(const T* x, const W* w, const W* bias, const int* indices, const u8* has_state,
               T* initial, T* final, T* y, int sequences, int channels, i64 x_row, i64 state_row,
-              int first_slot, int slots, int thread_tokens, int column_blocks) {
+              int first_slot, int slots, int thread_tokens, int column_blocks, i64 x_block,
+              int x_keys, int x_values, int all_keys) {
   constexpr int count = vector / static_cast<int>(sizeof(T)), behind = entries - (width - 1);
   using state_type = conv_state<T, count, entries, channels_first, aligned>;
   wait_and_launch_dependents();
@@ -438,10 +461,11 @@ __global__ void __launch_bounds__(columns* rows)
   const u64 policy = l2_eviction_policy<false>();
   const conv_sequences all{nullptr, indices,   has_state,  nullptr, sequences,
                            1,       sequences, first_slot, slots};
+  x += conv_groups{x_block, x_keys, x_values, all_keys}.column_of<grouped>(column);
   float taps[width][count], added[count] = {};
   for (i64 token = place.first; token < place.last; ++token) {
     const int sequence = static_cast<int>(token);
-    const T* const row = x + token * x_row + column;
+    const T* const row = x + token * x_row;
     const i64 slot = all.slot_of(sequence);
     const bool counts = has_state == nullptr || has_state[sequence] != 0;
     conv_input<T, count, gates> loaded;

@@ -254,13 +254,15 @@ Program forward_program(const Problem& problem, const DeviceFacts& facts, const 
   const TensorPlaces at(tensors_of(layer));
   const auto row_bytes = static_cast<std::size_t>(work(problem).row_bytes);
   const std::int64_t before = layer.width - 1;
-  // Histories of states whose channels are apart, as rows.
+  // Histories of states whose channels are apart, as rows; and rows of x in the channels' order.
   const bool gathers = layer.state != State::none && layer.channels_first;
+  const bool is_grouped = layer.x_groups > 0;
   return host_program(
       at.count(),
       {{taps_bytes(layer), false},
        {row_bytes, false},
-       {gathers ? static_cast<std::size_t>(layer.b * before) * row_bytes : 0, false}},
+       {gathers ? static_cast<std::size_t>(layer.b * before) * row_bytes : 0, false},
+       {is_grouped ? static_cast<std::size_t>(layer.tokens()) * row_bytes : 0, false}},
       [=, &kernels](const HostCall& call) {
         const auto tensor = [&](const char* name) { return address_of(call, at.at(name)); };
         const Call tensors(layer, at, call);
@@ -268,7 +270,18 @@ Program forward_program(const Problem& problem, const DeviceFacts& facts, const 
         decode_taps(layer, tensor("w"), tensor("bias"), taps);
         std::byte* const zeros = call.scratch[1];
         std::fill_n(zeros, row_bytes, std::byte{0});
-        void *const x = tensor("x"), *const y = tensor("y");
+        void* const y = tensor("y");
+        Inputs inputs{tensor("x"), layer.x_row};
+        if (is_grouped) {
+          void* const x = inputs.rows;
+          inputs = {call.scratch[3], layer.channels};
+          tasks.run(call.parallel, kernels.fence, [&](std::int64_t token) {
+            layer.for_each_run([&](std::int64_t channel, std::int64_t column, std::int64_t count) {
+              tensors.copy(tensors.row(inputs.rows, token, inputs.row, channel), 1,
+                           tensors.row(x, token, layer.x_row, column), 1, count);
+            });
+          });
+        }
         const bool updates = layer.state == State::update;
         void* const old_states = tensor(updates ? "state" : "initial");
         void* const new_states = tensor(updates ? "state" : "final");
@@ -296,7 +309,7 @@ Program forward_program(const Problem& problem, const DeviceFacts& facts, const 
             const std::int64_t own = token - before + j, place = own - sequence.begin + before;
             const std::byte* row = zeros;
             if (own >= sequence.begin)
-              row = tensors.row(x, own, layer.x_row);
+              row = tensors.row(inputs.rows, own, inputs.row);
             else if (sequence.has_state)
               row = gathers ? gathered(i, place)
                             : tensors.state(old_states, sequence, sequence.first_entry + place);
@@ -310,8 +323,7 @@ Program forward_program(const Problem& problem, const DeviceFacts& facts, const 
         });
         if (layer.state == State::none) return;
         call.parallel.run(static_cast<int>(layer.b), tasks.threads, [&](int i) {
-          renew_state(layer, tensors, tensors.sequence(i), {x, layer.x_row}, old_states,
-                      new_states);
+          renew_state(layer, tensors, tensors.sequence(i), inputs, old_states, new_states);
         });
       });
 }

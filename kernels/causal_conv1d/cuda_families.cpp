@@ -23,6 +23,10 @@ std::int64_t element_bytes(const Layer& layer) {
 /// The widest access, in bytes, to which all rows and all entries are aligned.
 std::int64_t widest(const Layer& layer) {
   std::int64_t elements = std::gcd(layer.channels, layer.x_row);
+  // The channels of a thread are neighbours in x.
+  if (layer.x_groups > 0)
+    for (const std::int64_t size : {layer.x_block(), layer.x_keys, layer.group_values()})
+      elements = std::gcd(elements, size);
   if (layer.state != State::none && !layer.channels_first)
     elements = std::gcd(elements, layer.state_row);
   return widest_vector(elements * element_bytes(layer));
@@ -193,17 +197,30 @@ class Conv final : public StageFamily {
     const bool updates = layer.state == State::update;
     Program program;
     auto& launch = append_kernel(
-        program, file, fmt::format("conv_step<{}, {}, {}>", types, layer.gates, threads),
+        program, file,
+        fmt::format("conv_step<{}, {}, {}{}>", types, layer.gates, threads, grouped_type(layer)),
         {static_cast<std::uint32_t>(work.blocks())},
         static_cast<std::uint32_t>(work.columns * work.rows),
-        {tensor_of(places, "x"), tensor_of(places, "w"), tensor_or_null(places, "bias"),
-         tensor_or_null(places, "indices"), tensor_or_null(places, "has_state"),
-         tensor_of(places, updates ? "state" : "initial"),
-         tensor_of(places, updates ? "state" : "final"), tensor_of(places, "y"), small(layer.b),
-         small(layer.channels), layer.x_row, layer.state_row, small(layer.first_slot),
-         small(layer.slots), small(config.at("tokens")), small(work.column_blocks)});
+        with_groups(
+            {tensor_of(places, "x"), tensor_of(places, "w"), tensor_or_null(places, "bias"),
+             tensor_or_null(places, "indices"), tensor_or_null(places, "has_state"),
+             tensor_of(places, updates ? "state" : "initial"),
+             tensor_of(places, updates ? "state" : "final"), tensor_of(places, "y"), small(layer.b),
+             small(layer.channels), layer.x_row, layer.state_row, small(layer.first_slot),
+             small(layer.slots), small(config.at("tokens")), small(work.column_blocks)},
+            layer));
     launch.programmatic = facts.compute_capability >= 90;
     return program;
+  }
+
+  /// The last template argument of kernels, and their last arguments: conv_groups.
+  static std::string grouped_type(const Layer& layer) { return layer.x_groups > 0 ? ", true" : ""; }
+  static std::vector<Argument> with_groups(std::vector<Argument> arguments, const Layer& layer) {
+    const bool is_grouped = layer.x_groups > 0;
+    append(arguments,
+           {is_grouped ? layer.x_block() : std::int64_t{0}, small(layer.x_keys),
+            small(is_grouped ? layer.group_values() : 0), small(layer.x_groups * layer.x_keys)});
+    return arguments;
   }
 
   static Program forward_program(const Layer& layer, const DeviceFacts& facts, const Config& config,
@@ -212,29 +229,31 @@ class Conv final : public StageFamily {
     const TensorPlaces places(tensors_of(layer));
     const bool updates = layer.state == State::update;
     return pdl_program(facts, file,
-                       fmt::format("conv_forward<{}, {}, {}>", types, layer.gates, division),
+                       fmt::format("conv_forward<{}, {}, {}{}>", types, layer.gates, division,
+                                   grouped_type(layer)),
                        {static_cast<std::uint32_t>(work.blocks())},
                        static_cast<std::uint32_t>(work.columns * work.rows),
-                       {tensor_of(places, "x"),
-                        tensor_of(places, "w"),
-                        tensor_or_null(places, "bias"),
-                        tensor_or_null(places, "offsets"),
-                        tensor_or_null(places, "indices"),
-                        tensor_or_null(places, "has_state"),
-                        tensor_or_null(places, "accepted"),
-                        tensor_or_null(places, updates ? "state" : "initial"),
-                        tensor_or_null(places, updates ? "state" : "final"),
-                        tensor_of(places, "y"),
-                        layer.tokens(),
-                        layer.s,
-                        small(layer.b),
-                        small(layer.channels),
-                        layer.x_row,
-                        layer.state_row,
-                        small(layer.first_slot),
-                        small(layer.slots),
-                        small(config.at("tokens")),
-                        small(work.column_blocks)});
+                       with_groups({tensor_of(places, "x"),
+                                    tensor_of(places, "w"),
+                                    tensor_or_null(places, "bias"),
+                                    tensor_or_null(places, "offsets"),
+                                    tensor_or_null(places, "indices"),
+                                    tensor_or_null(places, "has_state"),
+                                    tensor_or_null(places, "accepted"),
+                                    tensor_or_null(places, updates ? "state" : "initial"),
+                                    tensor_or_null(places, updates ? "state" : "final"),
+                                    tensor_of(places, "y"),
+                                    layer.tokens(),
+                                    layer.s,
+                                    small(layer.b),
+                                    small(layer.channels),
+                                    layer.x_row,
+                                    layer.state_row,
+                                    small(layer.first_slot),
+                                    small(layer.slots),
+                                    small(config.at("tokens")),
+                                    small(work.column_blocks)},
+                                   layer));
   }
 
   static Program backward_program(const Layer& layer, const DeviceFacts& facts,

@@ -54,6 +54,10 @@ class TensorList {
     spec.behind = row - columns;
     return spec;
   }
+  void add_x() {
+    TensorSpec& x = add_rows("x", Role::input, layer_.x_row, layer_.x_columns());
+    if (layer_.x_groups > 0) x.behind = layer_.x_block() - layer_.group_channels();
+  }
   TensorSpec& add_states(const char* name, Role role, std::int64_t slots) {
     const std::int64_t elements = layer_.entries * layer_.channels;
     std::vector<std::int64_t> shape{slots, layer_.entries, layer_.channels};
@@ -74,12 +78,29 @@ class TensorList {
   std::vector<TensorSpec> tensors_;
 };
 
+std::string contradiction_of_groups(const Problem& problem, const Layer& layer) {
+  if (problem.sizes.contains("x-groups") != problem.sizes.contains("x-keys"))
+    return "x-groups and x-keys: give both, or none";
+  if (layer.x_groups == 0) return "";
+  if (layer.backward || layer.gates)
+    return fmt::format("x-groups={} with {}: there is no kernel for it", layer.x_groups,
+                       layer.backward ? "pass bwd" : "gates=yes");
+  for (const auto& [name, value] : {std::pair{"channels", layer.channels}, {"x-row", layer.x_row}})
+    if (value % layer.x_groups != 0)
+      return fmt::format("x-groups={} do not divide {}={}", layer.x_groups, name, value);
+  if (layer.group_values() < 1)
+    return fmt::format("x-keys={} leaves no channels of v among the {} of a group", layer.x_keys,
+                       layer.group_channels());
+  return "";
+}
+
 std::string contradiction(const Problem& problem) {
   const Layer layer = layer_of(problem);
   if (layer.width < least_width) return "width=1: a convolution has at least 2 taps";
   if (layer.x_row < layer.x_columns())
     return fmt::format("x-row={} is less than {}channels={}", layer.x_row,
                        layer.gates ? "3 * " : "", layer.channels);
+  if (auto reason = contradiction_of_groups(problem, layer); !reason.empty()) return reason;
   if (layer.state == State::none) {
     for (const char* size : {"entries", "slots", "state-row"})
       if (problem.sizes.contains(size)) return fmt::format("{} without a state", size);
@@ -153,6 +174,16 @@ OpFacts facts() {
                      "stride of x between tokens, in elements, for columns of a wider tensor; "
                      "channels if left out, or three times as many with gates",
                      most_stride, 12288, usual_x_row),
+           {.name = "x-groups",
+            .help =
+                "heads of k, of which x has the channels of q, k and v next to each other, as "
+                "Qwen3-Next's projection gives them; without it x has the order of the channels",
+            .example = 16,
+            .rare = true},
+           {.name = "x-keys",
+            .help = "with x-groups: channels of q, and of k, of a group; the others are of v",
+            .example = 128,
+            .rare = true},
            rare_size("entries", "inputs that a state holds, width - 1 or more; width if left out",
                      most_entries, 3, usual_entries),
            {.name = "slots",
@@ -203,7 +234,7 @@ OpFacts facts() {
 std::vector<TensorSpec> tensors_of(const Layer& layer) {
   TensorList list(layer);
   if (layer.backward) list.add_rows("dy", Role::input, layer.channels, layer.channels);
-  list.add_rows("x", Role::input, layer.x_row, layer.x_columns());
+  list.add_x();
   // The sum of the taps has deviation 1.
   list.add({"w",
             layer.weight_dtype,
@@ -251,6 +282,8 @@ Layer layer_of(const Problem& problem) {
   layer.bias = problem.has("bias", "yes");
   layer.gates = problem.has("gates", "yes");
   layer.x_row = size_or(problem, "x-row", layer.x_columns());
+  layer.x_groups = size_or(problem, "x-groups", 0);
+  layer.x_keys = size_or(problem, "x-keys", 0);
   layer.backward = problem.pass == "bwd";
   layer.frozen = is_frozen(problem);
   layer.state = problem.has("state", "update") ? State::update

@@ -26,6 +26,17 @@ std::size_t place_in(const Layer& layer, const Sequence& sequence, std::int64_t 
                                   channel * layer.channel_step());
 }
 
+/// Where x has a channel of a token.
+std::int64_t x_column(const Layer& layer, std::int64_t channel) {
+  if (layer.x_groups == 0) return channel;
+  const std::int64_t keys = layer.x_groups * layer.x_keys;
+  const bool is_value = channel >= 2 * keys;
+  const std::int64_t own = is_value ? channel - 2 * keys : channel % keys;
+  const std::int64_t of_group = is_value ? layer.group_values() : layer.x_keys;
+  const std::int64_t part = is_value ? 2 : channel / keys;
+  return own / of_group * layer.x_block() + part * layer.x_keys + own % of_group;
+}
+
 /// One channel of a sequence: all inputs that its outputs depend on, the width - 1 of the history
 /// first.
 std::vector<double> inputs_of(const Layer& layer, const ReferenceTensors& tensors,
@@ -38,9 +49,10 @@ std::vector<double> inputs_of(const Layer& layer, const ReferenceTensors& tensor
       inputs[static_cast<std::size_t>(i)] =
           (*states)[place_in(layer, sequence, sequence.first_entry + i, channel)];
   const auto& x = tensors.at("x");
+  const std::int64_t column = x_column(layer, channel);
   for (std::int64_t t = sequence.begin; t < sequence.end; ++t) {
     double& input = inputs[static_cast<std::size_t>(before + t - sequence.begin)];
-    input = x[static_cast<std::size_t>(t * layer.x_row + channel)];
+    input = x[static_cast<std::size_t>(t * layer.x_row + column)];
     if (layer.gates)
       input *= x[static_cast<std::size_t>(t * layer.x_row + 2 * layer.channels + channel)];
   }

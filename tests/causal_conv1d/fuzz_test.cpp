@@ -13,6 +13,10 @@ Problem random_conv(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   if (draw.below(2)) channels = (channels + 7) / 8 * 8;
   channels = std::min(channels, room(1));
   const std::int64_t width = 2 + draw.below(7);
+  // Channels of heads, which x has in blocks.
+  const std::int64_t groups = 1 + draw.below(4), of_group = channels / groups;
+  const bool grouped = pass == "fwd" && of_group > 2 && draw.below(3) == 0;
+  if (grouped) channels = groups * of_group;
   // Sequences shorter than the width are as likely as longer ones.
   const std::int64_t b = std::min(draw.size(4), room(channels));
   const std::int64_t s = std::min(draw.size(draw.below(2) ? 3 : 9), room(channels * b));
@@ -22,10 +26,15 @@ Problem random_conv(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
                                              {"act", draw.of({"none", "silu"})},
                                              {"bias", draw.of({"no", "yes"})},
                                              {"weights", draw.of({"same", "f32"})}};
-  const bool gates = pass == "fwd" && draw.below(3) == 0;
+  const bool gates = pass == "fwd" && !grouped && draw.below(3) == 0;
   if (gates) options["gates"] = "yes";
   if (draw.below(3) == 0)
     sizes["x-row"] = (gates ? 3 : 1) * channels + draw.below(3) * 8 + draw.below(2);
+  if (grouped) {
+    sizes["x-groups"] = groups;
+    sizes["x-keys"] = draw.below(2) && of_group > 4 ? of_group / 4 : 1;
+    sizes["x-row"] = groups * (of_group + (draw.below(2) ? of_group : draw.below(9)));
+  }
   options["state"] = draw.below(3) == 0                    ? "none"
                      : pass == "bwd" || draw.below(3) == 0 ? "pass"
                                                            : "update";

@@ -68,6 +68,19 @@ TEST_CASE("gates multiply the inputs, which a state holds, and the result") {
   CHECK(out.at("state") == Values{6, 20});
 }
 
+TEST_CASE("x may have the channels of each head of k together") {
+  // Two heads, each with a channel of q, one of k, two of v, and a column that is not read.
+  const Sizes sizes{{"s", 1}, {"channels", 8}, {"width", 2}};
+  Sizes grouped = sizes;
+  grouped.insert({{"x-row", 10}, {"x-groups", 2}, {"x-keys", 1}});
+  const auto y_of = [&](const Sizes& own, Values x) {
+    return run(problem_of("fwd", own),
+               {{"x", std::move(x)}, {"w", {0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0, 8}}})
+        .at("y");
+  };
+  CHECK(y_of(grouped, {1, 3, 5, 6, -9, 2, 4, 7, 8, -9}) == y_of(sizes, {1, 2, 3, 4, 5, 6, 7, 8}));
+}
+
 TEST_CASE("packed sequences share no history, and rows behind the last offset are zeros") {
   const auto out = run(problem_of("fwd", {{"s", 5}, {"b", 3}}, {{"layout", "sc"}}),
                        {{"x", {1, 2, 3, 4, 5}}, {"w", {100, 10, 1}}, {"offsets", {0, 2, 2, 4}}});
@@ -195,6 +208,16 @@ TEST_CASE("fields that contradict each other are refused") {
         "causal-conv1d: x-row=7 is less than channels=8");
   CHECK(refusal("fwd", {{"channels", 8}, {"x-row", 23}}, {{"gates", "yes"}}) ==
         "causal-conv1d: x-row=23 is less than 3 * channels=8");
+  CHECK(refusal("fwd", {{"channels", 8}, {"x-groups", 2}}) ==
+        "causal-conv1d: x-groups and x-keys: give both, or none");
+  CHECK(refusal("fwd", {{"channels", 8}, {"x-groups", 3}, {"x-keys", 1}}) ==
+        "causal-conv1d: x-groups=3 do not divide channels=8");
+  CHECK(refusal("fwd", {{"channels", 8}, {"x-row", 9}, {"x-groups", 2}, {"x-keys", 1}}) ==
+        "causal-conv1d: x-groups=2 do not divide x-row=9");
+  CHECK(refusal("fwd", {{"channels", 8}, {"x-groups", 2}, {"x-keys", 2}}) ==
+        "causal-conv1d: x-keys=2 leaves no channels of v among the 4 of a group");
+  CHECK(refusal("bwd", {{"channels", 8}, {"x-groups", 2}, {"x-keys", 1}}) ==
+        "causal-conv1d: x-groups=2 with pass bwd: there is no kernel for it");
   CHECK(refusal("fwd", {{"slots", 7}}) == "causal-conv1d: slots without a state");
   CHECK(refusal("fwd", {}, {{"accepted", "yes"}}) == "causal-conv1d: accepted=yes without a state");
   CHECK(refusal("fwd", {{"width", 4}, {"entries", 2}}, {{"state", "update"}}) ==

@@ -2517,6 +2517,11 @@
  *   x-row        1 to 17179869184, rare  stride of x between tokens, in elements, for columns of a
  *                                        wider tensor; channels if left out, or three times as many
  *                                        with gates
+ *   x-groups     1 to 2147483647, rare   heads of k, of which x has the channels of q, k and v next
+ *                                        to each other, as Qwen3-Next's projection gives them;
+ *                                        without it x has the order of the channels
+ *   x-keys       1 to 2147483647, rare   with x-groups: channels of q, and of k, of a group; the
+ *                                        others are of v
  *   entries      1 to 24, rare           inputs that a state holds, width - 1 or more; width if
  *                                        left out
  *   slots        1 to 2147483647, rare   states in memory, found by indices; without it a state for
