@@ -135,7 +135,9 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
   program.steps.emplace_back(HostFunction([=, &kernels](const HostCall& call) {
     const auto tensor = [&](const char* name) { return address_of(call, at.at(name)); };
     auto* const w = reinterpret_cast<float*>(call.scratch[0]);
-    if (layer.normed) decode(layer.weight_dtype, tensor("w"), std::span(w, width));
+    if (layer.normed)
+      decode(layer.weight_dtype, tensor("w"),
+             std::span(w, static_cast<std::size_t>(layer.w_width())));
     const auto part = [&](void* matrix, std::int64_t token, std::int64_t group,
                           std::int64_t stride) {
       return static_cast<std::byte*>(matrix) +
@@ -150,7 +152,7 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
                              ? part(z, token, 0, layer.z_row) +
                                    static_cast<std::size_t>(group) * dtype_bytes(layer.dtype)
                              : part(z, token, group, layer.z_row));
-        const float* const weights = w + group * layer.d;
+        const float* const weights = w + (layer.one_w ? 0 : group * layer.d);
         if (layer.backward)
           row.differentiate(own(dy), weights, own(dx), own(dz), dw + group * layer.d);
         else

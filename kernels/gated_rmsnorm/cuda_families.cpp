@@ -39,6 +39,11 @@ std::string template_arguments(const Layer& layer) {
                      form);
 }
 
+/// The last template argument of the forward kernels.
+std::string one_w_type(const Layer& layer) {
+  return layer.one_w ? ", true" : "";
+}
+
 std::vector<Argument> sizes_of(const Layer& layer, std::int64_t rows) {
   return {rows, static_cast<std::int32_t>(layer.groups), static_cast<std::int32_t>(layer.d),
           layer.z_row, layer.eps};
@@ -138,10 +143,11 @@ class Rows final : public RowFamily {
                     config.at("group"), config.at("groups"));
     Program program;
     if (!layer.backward) {
-      append_row_kernel(
-          program, facts, file,
-          fmt::format("gated_rmsnorm_rows<{}, {}>", template_arguments(layer), division),
-          quotient_up(shape.rows, config.at("groups")), config, arguments_of(layer, shape.rows));
+      append_row_kernel(program, facts, file,
+                        fmt::format("gated_rmsnorm_rows<{}, {}{}>", template_arguments(layer),
+                                    division, one_w_type(layer)),
+                        quotient_up(shape.rows, config.at("groups")), config,
+                        arguments_of(layer, shape.rows));
       return program;
     }
     const std::int64_t blocks = std::min(
@@ -183,9 +189,10 @@ class Fallback final : public StageFamily {
     const Dim3 grid{static_cast<std::uint32_t>(std::min(layer.rows(), most_blocks))};
     Program program;
     if (!layer.backward) {
-      append_kernel(program, file,
-                    fmt::format("gated_rmsnorm_fallback<{}>", template_arguments(layer)), grid,
-                    fallback_threads, arguments_of(layer, layer.rows()));
+      append_kernel(
+          program, file,
+          fmt::format("gated_rmsnorm_fallback<{}{}>", template_arguments(layer), one_w_type(layer)),
+          grid, fallback_threads, arguments_of(layer, layer.rows()));
       return program;
     }
     program.scratch = {floats(layer.rows())};

@@ -1,10 +1,10 @@
 // RMSNorm with a gate behind it or before it (gated_rmsnorm.hpp has the formulas), and its
 // gradient. Rows that fit in registers are read once; the fallbacks serve any width and alignment.
 //
-// x, dy, y, dx, dz [tokens, groups, d], z [tokens, z_row], w [groups, d]: a row is one norm of a
-// token. Without a norm (`normed`) a row is x times its gate; with `row_gate` z has one element for
-// each row, [tokens, groups]. `share` threads of a block have a row, `side` rows lie side by side
-// in a block; vector i of a thread is vector i * share + lane of the row.
+// x, dy, y, dx, dz [tokens, groups, d], z [tokens, z_row], w [groups, d], or with `one_w` [d]: a
+// row is one norm of a token. Without a norm (`normed`) a row is x times its gate; with `row_gate`
+// z has one element for each row, [tokens, groups]. `share` threads of a block have a row, `side`
+// rows lie side by side in a block; vector i of a thread is vector i * share + lane of the row.
 #include "common/activation.cuh"
 #include "common/columns.cuh"
 #include "common/rows.cuh"
@@ -24,12 +24,12 @@ struct sigmoid_gate {
 struct gated_row {
   i64 z, w;
 
-  __device__ __forceinline__ gated_row(i64 row, int groups, int d, i64 z_row,
-                                       bool row_gate = false) {
+  __device__ __forceinline__ gated_row(i64 row, int groups, int d, i64 z_row, bool row_gate = false,
+                                       bool one_w = false) {
     const i64 token = groups == 1 ? row : row / groups;
     const i64 group = row - token * groups;
     z = token * z_row + (row_gate ? group : group * d);
-    w = group * d;
+    w = one_w ? 0 : group * d;
   }
 };
 
@@ -45,7 +45,7 @@ __device__ __forceinline__ float gated_result(float normalised, float weight, fl
 
 // Grid: ceil(rows / side). Block: share * side.
 template <class T, class W, class gate, class Convention, bool before, bool normed, bool row_gate,
-          int vector, int vectors, int share, int side>
+          int vector, int vectors, int share, int side, bool one_w = false>
 __global__ void __launch_bounds__(share* side)
     gated_rmsnorm_rows(const T* x, const T* z, const W* w, T* y, i64 rows, int groups, int d,
                        i64 z_row, float eps) {
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(share* side)
   wait_and_launch_dependents();
   const u64 policy = l2_eviction_policy<false>();
   const i64 row = static_cast<i64>(blockIdx.x) * side + threadIdx.x / share;
-  const gated_row at(row, groups, d, z_row, row_gate);
+  const gated_row at(row, groups, d, z_row, row_gate, one_w);
   const int first_column = static_cast<int>(threadIdx.x) % share * count;
   constexpr int column_step = share * count;
   aligned_vector<T, count> values[vectors], gates[vectors];
@@ -245,7 +245,8 @@ __global__ void __launch_bounds__(512)
 
 // --- Any width and alignment: a block of 256 threads for each row, which is read again from L2 ---
 
-template <class T, class W, class gate, class Convention, bool before, bool normed, bool row_gate>
+template <class T, class W, class gate, class Convention, bool before, bool normed, bool row_gate,
+          bool one_w = false>
 __global__ void __launch_bounds__(256)
     gated_rmsnorm_fallback(const T* x, const T* z, const W* w, T* y, i64 rows, int groups, int d,
                            i64 z_row, float eps) {
@@ -253,7 +254,7 @@ __global__ void __launch_bounds__(256)
   __shared__ typename sums::memory shared;
   int buffer = 0;
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x, buffer ^= 1) {
-    const gated_row at(row, groups, d, z_row, row_gate);
+    const gated_row at(row, groups, d, z_row, row_gate, one_w);
     const auto gate_at = [&](int column) { return to_float(z[at.z + (row_gate ? 0 : column)]); };
     const auto input = [&](int column) {
       const float value = to_float(x[row * d + column]);

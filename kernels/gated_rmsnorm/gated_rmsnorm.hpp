@@ -6,7 +6,7 @@
 //
 // The d features are those of a head, all heads having one w [d]: then a token's heads are rows of
 // their own. Or they are one of `groups` parts of a token, each with its own part of w
-// [groups · d].
+// [groups · d], or with weights-for=token all with one w [d], in the forward pass.
 //
 // Conventions: t5 rounds nothing on the way (fla, mamba_ssm and vLLM); llama rounds x̂ to the dtype,
 // and its product with w to the dtype of both, as transformers' modules do.
@@ -22,6 +22,7 @@
 // for each head. Both are of the forward pass alone.
 //
 // `z-row` is the stride of z between tokens: the gate may be columns of a projection's result.
+// Where these are in blocks, as in Qwen3-Next, m counts the blocks, and groups the heads of each.
 #pragma once
 
 #include <cstdint>
@@ -54,6 +55,7 @@ struct Layer {
   bool rounds = false;    // llama
   bool normed = true;     // there is a norm
   bool row_gate = false;  // a gate for each norm
+  bool one_w = false;     // for all norms of a token
   bool backward = false;
   bool frozen = false;  // the backward pass leaves out dw
   DType dtype = DType::f32;
@@ -62,11 +64,12 @@ struct Layer {
   std::int64_t rows() const { return m * groups; }
   std::int64_t width() const { return groups * d; }
   std::int64_t z_width() const { return row_gate ? groups : width(); }
+  std::int64_t w_width() const { return one_w ? d : width(); }
 };
 Layer layer_of(const Problem& problem);
 
-/// Forward: x, z [m, groups · d], w [groups · d], y; without a norm no w. Backward: dy, x, z, w,
-/// dx, dz, dw.
+/// Forward: x, z [m, groups · d], w [groups · d] or [d], y; without a norm no w. Backward: dy, x,
+/// z, w, dx, dz, dw.
 std::vector<TensorSpec> tensors_of(const Layer& layer);
 
 /// The definition in float64, of either pass.

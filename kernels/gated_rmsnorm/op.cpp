@@ -19,6 +19,7 @@ std::string contradiction(const Problem& problem) {
     return fmt::format("z-row={} is less than groups{} = {}", layer.z_row,
                        layer.row_gate ? "" : " * d", layer.z_width());
   if (layer.normed) return "";
+  if (layer.one_w) return "weights-for=token with norm=none: there are no weights";
   for (const auto& [name, value] : {std::pair{"order", "after"}, {"convention", "t5"}})
     if (!problem.has(name, value))
       return fmt::format("{}={} with norm=none: there is no norm", name, problem.option(name));
@@ -49,8 +50,10 @@ OpFacts facts() {
           "rmsnorm(x * act(z))",
       .sizes = {row_tokens(),
                 {.name = "d", .help = "features of a norm", .max = most_features, .example = 128},
-                rare_size("groups", "norms of a token, each with its own part of w", 1024, 8,
-                          usually(1)),
+                rare_size("groups",
+                          "norms of a token, each with its own part of w, or with "
+                          "weights-for=token all with one",
+                          1024, 8, usually(1)),
                 rare_size("z-row",
                           "stride of z between tokens, in elements, for columns of a wider "
                           "tensor; groups * d if left out, or groups with gate-for=norm",
@@ -70,6 +73,9 @@ OpFacts facts() {
                   rare_option("gate-for",
                               "whether z has an element for each feature, or one for each norm",
                               {"feature", "norm"}, "fwd"),
+                  rare_option("weights-for",
+                              "whether each norm of a token has its own part of w, or all have one",
+                              {"norm", "token"}, "fwd"),
                   frozen_option("the weights")},
       .families = {cuda_families, cpu_families},
       .contradiction = contradiction,
@@ -87,6 +93,7 @@ Layer layer_of(const Problem& problem) {
   layer.d = problem.size("d");
   layer.normed = !problem.has("norm", "none");
   layer.row_gate = problem.has("gate-for", "norm");
+  layer.one_w = problem.has("weights-for", "token");
   layer.z_row = size_or(problem, "z-row", layer.z_width());
   layer.eps = static_cast<float>(problem.number("eps"));
   layer.before = problem.has("order", "before");
@@ -103,7 +110,7 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   const auto matrix = [&](const char* name, Role role) {
     return TensorSpec{name, layer.dtype, {layer.m, layer.width()}, role, 1};
   };
-  const TensorSpec w{"w", layer.weight_dtype, {layer.width()}, Role::input, 1};
+  const TensorSpec w{"w", layer.weight_dtype, {layer.w_width()}, Role::input, 1};
   TensorSpec z = matrix("z", Role::input);
   z.shape.back() = layer.z_row;
   z.behind = layer.z_row - layer.z_width();

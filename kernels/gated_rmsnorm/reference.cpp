@@ -52,7 +52,7 @@ void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& para
       return;
     }
     const double r = 1 / std::sqrt(squares / static_cast<double>(d) + double{layer.eps});
-    const double* const weights = w.data() + group * d;
+    const double* const weights = w.data() + (layer.one_w ? 0 : group * d);
     if (!layer.backward) {
       for (std::size_t i = 0; i < d; ++i) {
         const double normed = rounded(rounded(input[i] * r, true) * weights[i],

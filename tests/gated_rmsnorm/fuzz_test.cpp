@@ -28,6 +28,8 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
     problem.options["norm"] = "none";
     problem.options["order"] = "after";
     problem.options["convention"] = "t5";
+  } else if (forward && draw.below(3) == 0) {
+    problem.options["weights-for"] = "token";
   }
   if (draw.below(3) == 0)
     problem.sizes["z-row"] = own_groups * (row_gate ? 1 : d) + 8 * draw.below(3) + draw.below(2);

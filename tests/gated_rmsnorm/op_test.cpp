@@ -50,6 +50,19 @@ TEST_CASE("groups of a token have norms and weights of their own, and z may be w
   CHECK(y[3] == Approx(4 / std::sqrt(1 + 1e-6) * silu(1)));
 }
 
+TEST_CASE("all norms of a token may have one w") {
+  const ReferenceTensors in{{"x", {3, 4, 1, 1}}, {"z", {1, 1, 1, 1}}, {"w", {1, 2}}};
+  const std::map<std::string, std::int64_t> sizes{{"m", 1}, {"d", 2}, {"groups", 2}};
+  const Options options{{"weights-for", "token"}};
+  const auto y =
+      test::run_reference(gated_rmsnorm_op(), problem_of("fwd", sizes, options), in).at("y");
+  CHECK(y[1] == Approx(4 / std::sqrt(12.5 + 1e-6) * 2 * silu(1)));
+  CHECK(y[3] == Approx(1 / std::sqrt(1 + 1e-6) * 2 * silu(1)));
+  CHECK_THROWS_AS(problem_of("bwd", sizes, options), Error);
+  CHECK_THROWS_WITH(problem_of("fwd", sizes, {{"weights-for", "token"}, {"norm", "none"}}),
+                    "gated-rmsnorm: weights-for=token with norm=none: there are no weights");
+}
+
 TEST_CASE("without a norm the gate alone is a factor, and a norm may have one gate") {
   const ReferenceTensors in{{"x", {3, 4, 1, 2}}, {"z", {1, -2, 9}}};
   const Options options{{"norm", "none"}, {"gate", "sigmoid"}, {"gate-for", "norm"}};

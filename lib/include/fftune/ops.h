@@ -2596,22 +2596,25 @@
 /* gated-rmsnorm: RMSNorm with a gate behind it or before it: y = rmsnorm(x) * act(z), or
  *   rmsnorm(x * act(z))
  *
- *   m           1 to 2147483647         tokens (any number)
- *   d           1 to 65536              features of a norm
- *   groups      1 to 1024, rare         norms of a token, each with its own part of w
- *   z-row       1 to 17179869184, rare  stride of z between tokens, in elements, for columns of a
- *                                       wider tensor; groups * d if left out, or groups with
- *                                       gate-for=norm
- *   order       after, before           the gate comes after the norm, or before it
- *   gate        silu, sigmoid           activation of z
- *   convention  t5, llama               t5 rounds once, at the end; llama rounds the normalised
- *                                       value too, and its product with w
- *   weights     same, f32               element type of w and dw: the op's, or f32
- *   eps         a number from 0 to 1    added to the mean square
- *   norm        rms, none               pass fwd: RMSNorm, or none: the gate alone
- *   gate-for    feature, norm           pass fwd: whether z has an element for each feature, or one
- *                                       for each norm
- *   frozen      no, yes                 pass bwd: whether the weights have no gradients
+ *   m            1 to 2147483647         tokens (any number)
+ *   d            1 to 65536              features of a norm
+ *   groups       1 to 1024, rare         norms of a token, each with its own part of w, or with
+ *                                        weights-for=token all with one
+ *   z-row        1 to 17179869184, rare  stride of z between tokens, in elements, for columns of a
+ *                                        wider tensor; groups * d if left out, or groups with
+ *                                        gate-for=norm
+ *   order        after, before           the gate comes after the norm, or before it
+ *   gate         silu, sigmoid           activation of z
+ *   convention   t5, llama               t5 rounds once, at the end; llama rounds the normalised
+ *                                        value too, and its product with w
+ *   weights      same, f32               element type of w and dw: the op's, or f32
+ *   eps          a number from 0 to 1    added to the mean square
+ *   norm         rms, none               pass fwd: RMSNorm, or none: the gate alone
+ *   gate-for     feature, norm           pass fwd: whether z has an element for each feature, or
+ *                                        one for each norm
+ *   weights-for  norm, token             pass fwd: whether each norm of a token has its own part of
+ *                                        w, or all have one
+ *   frozen       no, yes                 pass bwd: whether the weights have no gradients
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0  x  input   T  [m, d]
