@@ -153,11 +153,12 @@ struct delta_prepare {
     if (token >= tokens || token >= delta_chunk) return own;
     const Gates gates(p, head);
     const i64 at = row + token;
+    const int of_head = gate_of_head(p, head);
     const float bias = Gates::given ? 0.0f : p.dt_bias[head];
     own.g = gates.log_decay(
-        to_float(static_cast<const typename Gates::Raw*>(p.gate)[at * p.g_row + head]), bias);
+        to_float(static_cast<const typename Gates::Raw*>(p.gate)[at * p.g_row + of_head]), bias);
     own.beta = gates.beta(
-        to_float(static_cast<const typename Gates::RawBeta*>(p.beta)[at * p.beta_row + head]));
+        to_float(static_cast<const typename Gates::RawBeta*>(p.beta)[at * p.beta_row + of_head]));
     return own;
   }
   // Their running sums, to shared memory.

@@ -73,12 +73,12 @@ class Host : public HostStates<Layer> {
     return key("k", t, layer.k_row, j / layer.group());
   }
   float beta(std::int64_t t, std::int64_t j) const {
-    const std::int64_t place = t * layer.gate_row + j;
+    const std::int64_t place = layer.gate_at(t, j);
     return layer.sigmoid ? layer.beta_scale * sigmoid(at("beta_logits", layer.dtype, place))
                          : at("beta", DType::f32, place);
   }
   std::int64_t gate_place(std::int64_t t, std::int64_t j, std::int64_t k) const {
-    return layer.channels ? (t * layer.v_heads + j) * layer.dim + k : t * layer.gate_row + j;
+    return layer.channels ? (t * layer.v_heads + j) * layer.dim + k : layer.gate_at(t, j);
   }
   std::int64_t bias_place(std::int64_t j, std::int64_t k) const {
     return layer.channels ? j * layer.dim + k : j;
@@ -303,7 +303,7 @@ class Backward {
     h_.write("dv", l_.dtype, (t * l_.v_heads + j) * l_.v_dim, dv);
     const std::int64_t place = t * l_.v_heads + j;
     if (l_.sigmoid) {
-      const float logit = h_.at("beta_logits", l_.dtype, t * l_.gate_row + j);
+      const float logit = h_.at("beta_logits", l_.dtype, l_.gate_at(t, j));
       dbeta *= l_.beta_scale * sigmoid(logit) * sigmoid(-logit);
       h_.write("dbeta_logits", l_.dtype, place, {&dbeta, 1});
     } else {

@@ -642,6 +642,7 @@ ParameterStruct parameters_of(const Problem& problem) {
                      layer.gate == Gate::log ? "g" : "a", &Params::A_log, "A_log", &Params::beta,
                      layer.sigmoid ? "beta_logits" : "beta");
   set_layer(layer, places, fields);
+  fields.set(&Params::gate_gap, layer.gate_block - layer.group());
   return parameters;
 }
 

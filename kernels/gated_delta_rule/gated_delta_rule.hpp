@@ -18,7 +18,9 @@
 // sequences one after the other; sequence i has the tokens offsets[i] to offsets[i + 1], cut to the
 // tokens that there are. Tokens of no sequence are not written. Value head j reads q and k of head
 // j / (v-heads / heads). q, k, v and g or a with beta may be parts of wider rows (q-row, k-row,
-// v-row, gate-row).
+// v-row, gate-row). The value heads of one head of k are neighbours in g or a and beta; from those
+// of a head to the next one's there are gate-block elements, more than they are where a projection
+// gives both together, as in Qwen3-Next.
 //
 // States are [.., v-heads, v-dim, dim], or with state-layout=kv [.., v-heads, dim, v-dim], in f32
 // or bf16, whatever the dtype of q is. A sequence begins with zeros or with its initial_state [b,
@@ -75,8 +77,9 @@ struct Layer {
   std::int64_t q_row = 0;        // elements from a token to the next
   std::int64_t k_row = 0;
   std::int64_t v_row = 0;
-  std::int64_t gate_row = 0;  // of a, with decay=head, and of beta
-  bool packed = false;        // layout thd
+  std::int64_t gate_row = 0;    // of a, with decay=head, and of beta
+  std::int64_t gate_block = 0;  // of these, elements from a head of k to the next
+  bool packed = false;          // layout thd
   Gate gate = Gate::log;
   bool channels = false;  // a decay for each channel
   bool sigmoid = false;   // beta from beta_logits
@@ -101,6 +104,12 @@ struct Layer {
   bool is_decode() const { return !packed && s == 1 && slots == 0 && !backward; }
   std::int64_t group() const { return v_heads / heads; }
   std::int64_t state_elements() const { return v_heads * v_dim * dim; }
+  /// Elements of a token's beta, from the first to the last one.
+  std::int64_t gate_elements() const { return (heads - 1) * gate_block + group(); }
+  /// Where a token's row has the a, with decay=head, and the beta of a value head.
+  std::int64_t gate_at(std::int64_t token, std::int64_t head) const {
+    return token * gate_row + head / group() * gate_block + head % group();
+  }
   /// Log-decays of a value head.
   std::int64_t decays() const { return channels ? dim : 1; }
   /// Elements from a token's g or a to the next token's.

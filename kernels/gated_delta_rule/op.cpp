@@ -29,8 +29,15 @@ std::optional<std::int64_t> usual_row(const Problem& problem) {
 std::optional<std::int64_t> usual_v_row(const Problem& problem) {
   return saturated_product(v_heads_of(problem), v_dim_of(problem));
 }
+std::int64_t group_of(const Problem& problem) {
+  return v_heads_of(problem) / std::max<std::int64_t>(1, size_or(problem, "heads", 1));
+}
+std::optional<std::int64_t> usual_gate_block(const Problem& problem) {
+  return group_of(problem);
+}
 std::optional<std::int64_t> usual_gate_row(const Problem& problem) {
-  return v_heads_of(problem);
+  return saturated_product(size_or(problem, "heads", 0),
+                           size_or(problem, "gate-block", group_of(problem)));
 }
 std::optional<std::int64_t> usual_block(const Problem& problem) {
   return saturated_product(saturated_product(v_heads_of(problem), v_dim_of(problem)),
@@ -66,11 +73,20 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   // Where values are given instead of drawn, they are as small.
   if (!layer.normed) k.draw = short_keys(dim), k.scale = 0.5 / std::sqrt(static_cast<double>(dim));
   list.rows("v", layer.dtype, Role::input, v_heads, layer.v_dim, layer.v_row);
+  const auto of_heads = [&](const char* name, DType dtype) -> TensorSpec& {
+    TensorSpec& spec = list.rows(name, dtype, Role::input, v_heads, 1, layer.gate_row);
+    if (layer.gate_block > layer.group()) spec.behind = layer.gate_row - layer.gate_elements();
+    return spec;
+  };
+  const auto decays = [&](const char* name, DType dtype) -> TensorSpec& {
+    return layer.channels ? list.rows(name, dtype, Role::input, v_heads, dim)
+                          : of_heads(name, dtype);
+  };
   if (layer.gate == Gate::log) {
-    TensorSpec& g = list.rows("g", DType::f32, Role::input, v_heads, layer.decays(), layer.g_row());
+    TensorSpec& g = decays("g", DType::f32);
     g.draw = each(drawn_decay), g.scale = 0.02, g.mean = -0.1;
   } else {
-    list.rows("a", layer.dtype, Role::input, v_heads, layer.decays(), layer.g_row());
+    decays("a", layer.dtype);
     // A bounded gate multiplies both before its sigmoid, which float cannot hold below exp(-87).
     const bool is_bounded = layer.gate == Gate::bounded;
     list.add({"A_log", DType::f32, {v_heads}, Role::input, 0.3, is_bounded ? 0.5 : 1}).draw =
@@ -87,9 +103,9 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
                          std::mt19937_64& random) { return first + width * uniform(random); });
   }
   if (layer.sigmoid) {
-    list.rows("beta_logits", layer.dtype, Role::input, v_heads, 1, layer.gate_row);
+    of_heads("beta_logits", layer.dtype);
   } else {
-    TensorSpec& beta = list.rows("beta", DType::f32, Role::input, v_heads, 1, layer.gate_row);
+    TensorSpec& beta = of_heads("beta", DType::f32);
     beta.draw = each(drawn_beta), beta.scale = 0.1, beta.mean = 0.5;
   }
   list.add_states_and_out();
@@ -155,8 +171,12 @@ std::vector<SizeField> sizes() {
                            8192, usual_v_row),
                  rare_size("gate-row",
                            "as q-row, for beta or beta_logits, and for g or a of decay=head; "
-                           "v-heads if left out",
-                           most_stride, 64, usual_gate_row)});
+                           "heads * gate-block if left out",
+                           most_stride, 64, usual_gate_row),
+                 rare_size("gate-block",
+                           "in these, elements from the first value head of a head of k to that of "
+                           "the next; v-heads / heads if left out",
+                           most_heads, 4, usual_gate_block)});
   return sizes;
 }
 
@@ -187,10 +207,13 @@ std::string contradiction(const Problem& problem) {
   if (layer.v_heads % layer.heads != 0)
     return fmt::format("heads={} do not divide v-heads={}", layer.heads, layer.v_heads);
   if (layer.normed && layer.dim == 1) return "qk-norm=l2 with dim=1: give a dim of at least 2";
+  if (layer.gate_block < layer.group())
+    return fmt::format("gate-block={} is less than v-heads / heads = {}", layer.gate_block,
+                       layer.group());
   if (auto wrong = row_contradiction({{"q", layer.q_row, layer.heads * layer.dim},
                                       {"k", layer.k_row, layer.heads * layer.dim},
                                       {"v", layer.v_row, layer.v_heads * layer.v_dim},
-                                      {"gate", layer.gate_row, layer.v_heads}});
+                                      {"gate", layer.gate_row, layer.gate_elements()}});
       !wrong.empty())
     return wrong;
   if (layer.gate != Gate::bounded && layer.gate_bound != -5)
@@ -248,7 +271,8 @@ Layer layer_of(const Problem& problem) {
   layer.q_row = size_or(problem, "q-row", layer.heads * layer.dim);
   layer.k_row = size_or(problem, "k-row", layer.heads * layer.dim);
   layer.v_row = size_or(problem, "v-row", layer.v_heads * layer.v_dim);
-  layer.gate_row = size_or(problem, "gate-row", layer.v_heads);
+  layer.gate_block = size_or(problem, "gate-block", group_of(problem));
+  layer.gate_row = size_or(problem, "gate-row", layer.heads * layer.gate_block);
   layer.scale = number("scale");
   if (layer.scale == 0)
     layer.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(layer.dim)));

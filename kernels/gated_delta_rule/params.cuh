@@ -48,8 +48,9 @@ struct delta_rule_params {
   int batch;
   int tokens;  // of a sequence, or with offsets of all of them
   int heads, v_heads;
-  int states;  // of the cache
-  int slots;   // entries of a sequence; with `accepted`
+  int gate_gap;  // elements between the gates, and the betas, of a head of k and the next one's
+  int states;    // of the cache
+  int slots;     // entries of a sequence; with `accepted`
   int null_index;
   float scale, beta_scale, gate_bound;
 };

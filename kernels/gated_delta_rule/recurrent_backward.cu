@@ -283,7 +283,8 @@ __global__ void __launch_bounds__(256)
   }
   if (channel == 0) {
     if constexpr (form.sigmoid) {
-      const float logit = to_float(static_cast<const T*>(f.beta)[row * f.beta_row + head]);
+      const float logit =
+          to_float(static_cast<const T*>(f.beta)[row * f.beta_row + gate_of_head(f, head)]);
       static_cast<T*>(p.d_beta)[of_head] =
           from_float<T>(of_beta * f.beta_scale * logistic(logit) * logistic(-logit));
     } else {
@@ -294,9 +295,9 @@ __global__ void __launch_bounds__(256)
     static_cast<float*>(p.d_gate)[at] = of_g;
   } else {
     const float rate = expf(f.A_log[head]);
-    const float x =
-        to_float(static_cast<const T*>(f.gate)[row * f.g_row + head * decays + channel]) +
-        f.dt_bias[head * decays + channel];
+    const int own = form.channels ? head * decays + channel : gate_of_head(f, head);
+    const float x = to_float(static_cast<const T*>(f.gate)[row * f.g_row + own]) +
+                    f.dt_bias[head * decays + channel];
     float of_input, of_log;  // gradients of g
     if constexpr (form.gate == delta_gate::softplus) {
       of_input = -rate * logistic(x);

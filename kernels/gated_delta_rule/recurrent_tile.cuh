@@ -127,11 +127,6 @@ struct recurrent_tile {
     });
   }
 
-  // The head of q and k of a value head.
-  static __device__ __forceinline__ int head_of_keys(const delta_rule_params& p, int head) {
-    return static_cast<unsigned>(head) * p.heads / static_cast<unsigned>(p.v_heads);
-  }
-
   // A token's values as they are in memory.
   struct token {
     aligned_vector<T, c.k_vector> q[k_steps], k[k_steps];
@@ -141,13 +136,13 @@ struct recurrent_tile {
   };
   static __device__ __forceinline__ token load_token(const delta_rule_params& p, i64 row,
                                                      int head) {
-    const int first = head_of_keys(p, head) * form.dim;
+    const int first = head_of_keys(p, head) * form.dim, of_head = gate_of_head(p, head);
     const T* const q = static_cast<const T*>(p.q) + row * p.q_row + first;
     const T* const k = static_cast<const T*>(p.k) + row * p.k_row + first;
     const T* const v =
         static_cast<const T*>(p.v) + row * p.v_row + static_cast<i64>(head) * form.v_dim;
     const auto* const gate = static_cast<const typename Gates::Raw*>(p.gate) + row * p.g_row +
-                             static_cast<i64>(head) * form.decays();
+                             (form.channels ? static_cast<i64>(head) * form.dim : of_head);
     token token;
 #pragma unroll
     for (int step = 0; step < k_steps; ++step) {
@@ -167,7 +162,7 @@ struct recurrent_tile {
     } else {
       token.gate[0] = *gate;
     }
-    token.beta = static_cast<const typename Gates::RawBeta*>(p.beta)[row * p.beta_row + head];
+    token.beta = static_cast<const typename Gates::RawBeta*>(p.beta)[row * p.beta_row + of_head];
     return token;
   }
 

@@ -83,7 +83,7 @@ class Recurrence : ReferenceStates {
            has_odd("v", t * l_.v_row + j * l_.v_dim, l_.v_dim) ||
            has_odd(l_.gate == Gate::log ? "g" : "a", static_cast<std::int64_t>(gate_place(t, j, 0)),
                    l_.decays()) ||
-           has_odd(l_.sigmoid ? "beta_logits" : "beta", t * l_.gate_row + j, 1);
+           has_odd(l_.sigmoid ? "beta_logits" : "beta", l_.gate_at(t, j), 1);
   }
   /// Makes all gradients of a value head's tokens NaN: in which of them a chunk has a number is
   /// left to the kernel.
@@ -123,11 +123,11 @@ class Recurrence : ReferenceStates {
     return t_.at("out")[index((t * l_.v_heads + j) * l_.v_dim + i)];
   }
   double beta(std::int64_t t, std::int64_t j) const {
-    const std::size_t place = index(t * l_.gate_row + j);
+    const std::size_t place = index(l_.gate_at(t, j));
     return l_.sigmoid ? l_.beta_scale * sigmoid(t_.at("beta_logits")[place]) : t_.at("beta")[place];
   }
   std::size_t gate_place(std::int64_t t, std::int64_t j, std::int64_t k) const {
-    return l_.channels ? index((t * l_.v_heads + j) * l_.dim + k) : index(t * l_.gate_row + j);
+    return l_.channels ? index((t * l_.v_heads + j) * l_.dim + k) : index(l_.gate_at(t, j));
   }
   std::int64_t bias_place(std::int64_t j, std::int64_t k) const {
     return l_.channels ? j * l_.dim + k : j;

@@ -75,6 +75,15 @@ __device__ __forceinline__ float softplus(float x) {
   return (x > 0.0f ? x : x < 0.0f ? 0.0f : x) + log1pf(expf(-fabsf(x)));
 }
 
+// The head of q and k of a value head.
+__device__ __forceinline__ int head_of_keys(const delta_rule_params& p, int head) {
+  return static_cast<unsigned>(head) * p.heads / static_cast<unsigned>(p.v_heads);
+}
+// Where a token's row has the beta of a value head, and its gate if that is one number.
+__device__ __forceinline__ int gate_of_head(const delta_rule_params& p, int head) {
+  return head + head_of_keys(p, head) * p.gate_gap;
+}
+
 // Gates of a value head: parameters of its decays, loaded once.
 template <delta_rule_form form>
 struct delta_rule_gates {

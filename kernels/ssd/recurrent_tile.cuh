@@ -57,7 +57,7 @@ struct ssd_tile : recurrent_tile<form.states(), c> {
   };
   static __device__ __forceinline__ token load_token(const delta_rule_params& p, i64 row,
                                                      int head) {
-    const int group = Rows::head_of_keys(p, head) * form.state_dim;
+    const int group = head_of_keys(p, head) * form.state_dim;
     const T* const B = static_cast<const T*>(p.k) + row * p.k_row + group;
     const T* const C = static_cast<const T*>(p.q) + row * p.q_row + group;
     const T* const x =

@@ -8,6 +8,7 @@
 
 #include "gated_delta_rule/states.hpp"
 #include "kernels/gated_delta_rule/gated_delta_rule.hpp"
+#include "support/error_of.hpp"
 #include "support/fuzz_cases.hpp"
 #include "support/op_reference.hpp"
 #include "support/op_run.hpp"
@@ -55,7 +56,12 @@ Problem random_delta(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   for (const char* name : {"q-row", "k-row"})
     if (draw.below(3) == 0) sizes[name] = heads * sizes["dim"] + draw.below(3) * 8 + draw.below(2);
   if (draw.below(3) == 0) sizes["v-row"] = v_heads * v_dim + draw.below(3) * 8 + draw.below(2);
-  if (draw.below(3) == 0 && options["decay"] == "head") sizes["gate-row"] = v_heads + draw.below(9);
+  if (draw.below(3) == 0) {
+    const bool in_blocks = draw.below(2);
+    if (in_blocks) sizes["gate-block"] = v_heads / heads + draw.below(5);
+    const std::int64_t gates = in_blocks ? heads * sizes["gate-block"] : v_heads;
+    if (!in_blocks || draw.below(2)) sizes["gate-row"] = gates + draw.below(9);
+  }
   return delta_problem(kind, pass, draw.of(gated_delta_rule_op().dtypes(kind)), sizes, options);
 }
 
@@ -128,6 +134,35 @@ TEST_CASE("gates, the norm and beta of gated-delta-rule follow from their inputs
                                {{"g", {0}}, {"beta_logits", {std::log(3.0)}}});
   CHECK(erased[0] == Approx(1 - 1.5 * 0.36));
   CHECK(erased[1] == Approx(-1.5 * 0.48));
+}
+
+TEST_CASE("gates of gated-delta-rule may be in blocks, one for each head of k") {
+  // Two heads of two value heads each: a of the four is 1, 2, 3, 4, and beta 5, 6, 7, 8.
+  const Sizes sizes{{"s", 1}, {"b", 1}, {"heads", 2}, {"v-heads", 4}, {"dim", 1}, {"v-dim", 1}};
+  const auto run = [&](Sizes more, std::vector<double> g, std::vector<double> beta) {
+    more.insert(sizes.begin(), sizes.end());
+    return reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, more,
+                                   {{"initial-state", "yes"}, {"final-state", "yes"}}),
+                     {{"q", {1, 1}},
+                      {"k", {1, 1}},
+                      {"v", {1, 1, 1, 1}},
+                      {"g", std::move(g)},
+                      {"beta", std::move(beta)},
+                      {"initial_state", {1, 2, 3, 4}}})
+        .at("final_state");
+  };
+  const std::vector<double> g{-0.1, -0.2, -0.3, -0.4}, beta{0.5, 0.6, 0.7, 0.8};
+  CHECK(run({{"gate-block", 4}}, {-0.1, -0.2, 9, 9, -0.3, -0.4, 9, 9},
+            {0.5, 0.6, 9, 9, 0.7, 0.8, 9, 9}) == run({}, g, beta));
+  const auto refused = [&](Sizes more) {
+    more.insert(sizes.begin(), sizes.end());
+    return error_of([&] { delta_problem(DeviceKind::cpu, "fwd", DType::f32, more); });
+  };
+  CHECK(refused({{"gate-block", 4}}).empty());
+  CHECK(refused({{"gate-block", 1}}) ==
+        "gated-delta-rule: gate-block=1 is less than v-heads / heads = 2");
+  CHECK(refused({{"gate-block", 4}, {"gate-row", 5}}) ==
+        "gated-delta-rule: gate-row=5 is less than its heads * features = 6");
 }
 
 TEST_CASE("an index of gated-delta-rule that is padding leaves states, and gives zeros") {

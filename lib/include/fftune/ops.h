@@ -2675,7 +2675,10 @@
  *   k-row          1 to 17179869184, rare      as q-row, for k
  *   v-row          1 to 17179869184, rare      as q-row, for v; v-heads * v-dim if left out
  *   gate-row       1 to 17179869184, rare      as q-row, for beta or beta_logits, and for g or a of
- *                                              decay=head; v-heads if left out
+ *                                              decay=head; heads * gate-block if left out
+ *   gate-block     1 to 1024, rare             in these, elements from the first value head of a
+ *                                              head of k to that of the next; v-heads / heads if
+ *                                              left out
  *   layout         bshd, thd                   order of the tokens: [b, s, ..], or packed sequences
  *   gate           log, softplus, bounded      the log of the decay g, or its input a for
  *                                              -exp(A_log) softplus(a + dt_bias), or for gate-bound
@@ -2719,6 +2722,9 @@
  * with gate-row: q, k, v, g, beta, out
  *   3  g     input  f32  [b, s, gate-row]
  *   4  beta  input  f32  [b, s, gate-row]
+ * with gate-block: q, k, v, g, beta, out
+ *   3  g     input  f32  [b, s, gate-block * heads]
+ *   4  beta  input  f32  [b, s, gate-block * heads]
  * with layout=thd: q, k, v, g, beta, offsets, out
  *   0  q        input   T    [s, heads, dim]
  *   1  k        input   T    [s, heads, dim]
@@ -2776,6 +2782,9 @@
  * with gate-row: d_out, q, k, v, g, beta, dq, dk, dv, dg, dbeta
  *   4  g     input  f32  [b, s, gate-row]
  *   5  beta  input  f32  [b, s, gate-row]
+ * with gate-block: d_out, q, k, v, g, beta, dq, dk, dv, dg, dbeta
+ *   4  g     input  f32  [b, s, gate-block * heads]
+ *   5  beta  input  f32  [b, s, gate-block * heads]
  * with layout=thd: d_out, q, k, v, g, beta, offsets, dq, dk, dv, dg, dbeta
  *   0   d_out    input   T    [s, heads, v-dim]
  *   1   q        input   T    [s, heads, dim]
