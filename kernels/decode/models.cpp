@@ -52,7 +52,7 @@ KnownModel with_attention(const KnownModel& states, const Hybrid& hybrid) {
     if (const auto size = states.sizes.find(name); size != states.sizes.end())
       model.sizes.insert(*size);
   for (const auto& [name, value] : states.options)
-    if (name != "mixer" && name != "mixer-eps" && name != "conv-bias")
+    if (name != "mixer" && name != "mixer-eps" && name != "conv-bias" && name != "qkv-weights")
       model.options.emplace(name, value);
   std::vector<std::string> fields;
   for (const auto& [name, value] : states.sizes)

@@ -6,8 +6,18 @@
 // q, k and v have products and convolutions of their own, whose states are parts of one [batch,
 // channels, width], as transformers' caches have it. With qkv-weights=packed they are columns of
 // one product and of one convolution, which the rule reads in wider rows.
+//
+// With qkv-weights=grouped, as in Qwen3-Next, one product gives q, k, v and the gates z of the
+// output, and another one beta and the decays' inputs a. Of each head of k the columns of all of
+// them are together:
+//
+//   qkvz   | q of head 0 | k | v of its value heads | z of these | q of head 1 | ...
+//   ba     | beta of the value heads of head 0 | a of these | beta of those of head 1 | ...
+//
+// The convolution, the rule and the norm find their columns in these blocks.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,10 +50,30 @@ void add_gates(PartList& parts, const MixerPlace& place, std::int64_t decays, st
 
 /// Whether q, k and v have one product and one convolution.
 bool is_packed(const Problem& problem) {
-  return problem.has("qkv-weights", "packed");
+  return problem.has("qkv-weights", "packed") || problem.has("qkv-weights", "grouped");
 }
 
+/// With qkv-weights=grouped: where the columns of a head of k are.
+struct Blocks {
+  std::int64_t heads, group;  // heads of k, and value heads of each
+  std::int64_t dim, v_dim;
+  bool is_grouped;
+
+  explicit Blocks(const Problem& problem)
+      : heads(problem.size("heads")),
+        group(size_or(problem, "v-heads", heads) / std::max<std::int64_t>(1, heads)),
+        dim(problem.size("dim")),
+        v_dim(problem.size("v-dim")),
+        is_grouped(problem.has("qkv-weights", "grouped")) {}
+
+  std::int64_t z() const { return 2 * dim + group * v_dim; }
+  std::int64_t columns() const { return z() + group * v_dim; }
+  std::int64_t a() const { return group; }
+  std::int64_t gates() const { return 2 * group; }
+};
+
 constexpr StateConv whole_conv{"conv", "qkv_projected", "w_conv", "", "conv_state", "convolved"};
+constexpr StateConv grouped_conv{"conv", "qkvz_projected", "w_conv", "", "conv_state", "convolved"};
 constexpr StateConv v_conv{"conv_v", "v_projected", "w_conv_v", "", "conv_v_state", "v"};
 
 PartList::Options rule_options(const Problem& problem, bool of_features) {
@@ -65,15 +95,22 @@ void add_delta_parts(PartList& parts, const MixerPlace& place, bool of_features)
                      keys = heads * dim, values = v_heads * v_dim, batch = problem.size("batch"),
                      d = problem.size("d"), channels = 2 * keys + values;
   const bool packed = is_packed(problem);
-  if (packed) {
+  const Blocks blocks(problem);
+  if (blocks.is_grouped) {
+    add_plain_product(parts, {"in_qkvz", place.x, "w_qkvz", "qkvz_projected"}, d,
+                      heads * blocks.columns());
+    add_plain_product(parts, {"in_ba", place.x, "w_ba", "ba_projected"}, d, heads * blocks.gates());
+  } else if (packed) {
     add_plain_product(parts, {"in_qkv", place.x, "w_qkv", "qkv_projected"}, d, channels);
   } else {
     add_plain_product(parts, {"in_q", place.x, "w_q", "q_projected"}, d, keys);
     add_plain_product(parts, {"in_k", place.x, "w_k", "k_projected"}, d, keys);
     add_plain_product(parts, {"in_v", place.x, "w_v", "v_projected"}, d, values);
   }
-  add_plain_product(parts, {"in_b", place.x, "w_b", "beta_logits"}, d, v_heads);
-  add_gates(parts, place, of_features ? v_heads * dim : v_heads, values);
+  if (!blocks.is_grouped) {
+    add_plain_product(parts, {"in_b", place.x, "w_b", "beta_logits"}, d, v_heads);
+    add_gates(parts, place, of_features ? v_heads * dim : v_heads, values);
+  }
   PartList::Sizes sizes{{"s", size_or(problem, "s", 1)},
                         {"b", batch},
                         {"heads", heads},
@@ -82,8 +119,13 @@ void add_delta_parts(PartList& parts, const MixerPlace& place, bool of_features)
                         {"v-dim", v_dim},
                         {"states", batch}};
   PartList::Names names{{"a", "decay_inputs"}, {"out", "mixed"}};
-  if (packed) {
+  if (blocks.is_grouped) {
+    add_state_conv(parts, grouped_conv, channels, channels, "no",
+                   {.row = heads * blocks.columns(), .groups = heads, .keys = dim});
+  } else if (packed) {
     add_state_conv(parts, whole_conv, channels, channels, "no");
+  }
+  if (packed) {
     for (const char* row : {"q-row", "k-row", "v-row"}) sizes[row] = channels;
     for (const char* name : {"q", "k", "v"}) names[name] = "convolved";
   } else {
@@ -93,18 +135,34 @@ void add_delta_parts(PartList& parts, const MixerPlace& place, bool of_features)
                    channels, "no");
     add_state_conv(parts, v_conv, values, channels, "no");
   }
+  if (blocks.is_grouped) {
+    sizes["gate-block"] = blocks.gates();
+    names["a"] = names["beta_logits"] = "ba_projected";
+  }
   OpPart& rule = parts.add("rule", gated_delta_rule_op(), std::move(sizes),
                            rule_options(problem, of_features), std::move(names));
   if (packed) {
     set_first(rule, "k", keys);
     set_first(rule, "v", 2 * keys);
   }
-  parts.add("gated_norm", gated_rmsnorm_op(), {{"m", parts.tokens() * v_heads}, {"d", v_dim}},
-            {{"order", "after"},
-             {"gate", of_features ? "sigmoid" : "silu"},
-             {"convention", of_features ? "t5" : "llama"},
-             {"eps", option_or(problem, "mixer-eps", usual_eps)}},
-            {{"x", "mixed"}, {"z", "output_gates"}, {"w", "mixer_norm"}, {"y", "gated"}});
+  if (blocks.is_grouped) set_first(rule, "a", blocks.a());
+  PartList::Sizes rows{{"m", parts.tokens() * v_heads}, {"d", v_dim}};
+  PartList::Options norm{{"order", "after"},
+                         {"gate", of_features ? "sigmoid" : "silu"},
+                         {"convention", of_features ? "t5" : "llama"},
+                         {"eps", option_or(problem, "mixer-eps", usual_eps)}};
+  if (blocks.is_grouped) {
+    rows["m"] = parts.tokens() * heads;
+    rows["groups"] = blocks.group;
+    rows["z-row"] = blocks.columns();
+    norm["weights-for"] = "token";
+  }
+  OpPart& gated = parts.add("gated_norm", gated_rmsnorm_op(), std::move(rows), std::move(norm),
+                            {{"x", "mixed"},
+                             {"z", blocks.is_grouped ? "qkvz_projected" : "output_gates"},
+                             {"w", "mixer_norm"},
+                             {"y", "gated"}});
+  if (blocks.is_grouped) set_first(gated, "z", blocks.z());
   add_out_product(parts, place, "gated", values);
 }
 
@@ -117,8 +175,8 @@ void set_kimi_draw(const Problem& problem, TensorSpec& tensor) {
 
 std::vector<PartKind> delta_part_kinds() {
   std::vector<PartKind> kinds;
-  for (const char* name :
-       {"in_qkv", "in_q", "in_k", "in_v", "in_b", "in_a_low", "in_a", "in_z_low", "in_z"})
+  for (const char* name : {"in_qkvz", "in_ba", "in_qkv", "in_q", "in_k", "in_v", "in_b", "in_a_low",
+                           "in_a", "in_z_low", "in_z"})
     kinds.push_back(mixer_product_kind(name));
   for (const char* name : {"conv", "conv_q", "conv_k", "conv_v"})
     kinds.push_back({name, causal_conv1d_op, {stage_forward}});
@@ -128,10 +186,14 @@ std::vector<PartKind> delta_part_kinds() {
 }
 
 std::string delta_contradiction(const Problem& problem) {
-  if (problem.has("qkv-weights", "grouped"))
-    return fmt::format("qkv-weights=grouped with mixer={}: q, k and v are separate, or packed",
-                       problem.option("mixer"));
   if (!is_packed(problem)) return "";
+  if (const Blocks blocks(problem); blocks.is_grouped) {
+    if (problem.has("mixer", "kda"))
+      return "qkv-weights=grouped with mixer=kda: q, k and v are separate, or packed";
+    if (auto reason = contradiction_of_columns(problem, "z", {blocks.z(), blocks.columns()});
+        !reason.empty())
+      return reason;
+  }
   const std::int64_t keys = problem.size("heads") * problem.size("dim");
   const std::int64_t values =
       size_or(problem, "v-heads", problem.size("heads")) * problem.size("v-dim");
@@ -147,9 +209,11 @@ const Mixer& gated_delta_mixer() {
       .needed = {"heads", "dim", "v-dim", "width"},
       .fields = {"v-heads", "qkv-weights", "beta-scale", "conv-indices", "mixer-eps"},
       .shared_inputs = {"state_indices"},
-      .inputs = {"w_q", "w_k", "w_v", "w_qkv", "w_z", "w_b", "w_a", "w_conv", "w_conv_q",
-                 "w_conv_k", "w_conv_v", "A_log", "dt_bias", "mixer_norm", "conv_state",
-                 "conv_q_state", "conv_k_state", "conv_v_state", "states"},
+      .inputs = {"w_q",        "w_k",        "w_v",          "w_qkv",        "w_qkvz",
+                 "w_ba",       "w_z",        "w_b",          "w_a",          "w_conv",
+                 "w_conv_q",   "w_conv_k",   "w_conv_v",     "A_log",        "dt_bias",
+                 "mixer_norm", "conv_state", "conv_q_state", "conv_k_state", "conv_v_state",
+                 "states"},
       .add_parts = [](PartList& parts,
                       const MixerPlace& place) { add_delta_parts(parts, place, false); },
       .part_kinds = delta_part_kinds,

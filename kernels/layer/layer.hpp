@@ -58,7 +58,9 @@
 //              a = norm(rule(conv(q), conv(k), conv(v))) ⊙ silu(n·w_zᵀ), where q, k and v are
 //              products of n, conv has SiLU behind it, and rule takes its decays and betas from
 //              n·w_aᵀ and n·w_bᵀ (gated_delta_rule/gated_delta_rule.hpp). With qkv-weights=packed
-//              they are columns of one product, and of one convolution.
+//              they are columns of one product, and of one convolution. With qkv-weights=grouped
+//              w_qkvz has of each head of k the rows of q, k, and of its value heads those of v and
+//              z, and w_ba those of b and a (gated_delta_mixer.cpp).
 //
 //   kda        the same with decays of features (Kimi Delta Attention) and sigmoid(n·w_zᵀ). With
 //              `gate-rank` w_z and w_a multiply n·w_z_lowᵀ and n·w_a_lowᵀ

@@ -195,6 +195,7 @@ void add_state_conv(PartList& parts, const StateConv& conv, std::int64_t channel
                         {"state-row", state_channels * width}};
   PartList::Names names{
       {"x", conv.x}, {"w", conv.w}, {"bias", conv.bias}, {"state", conv.state}, {"y", conv.y}};
+  if (of_x.groups > 0) sizes["x-groups"] = of_x.groups, sizes["x-keys"] = of_x.keys;
   add_conv_indices(problem, sizes, names);
   OpPart& part = parts.add(conv.name, causal_conv1d_op(), std::move(sizes),
                            {{"layout", "bsc"},

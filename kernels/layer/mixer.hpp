@@ -110,9 +110,11 @@ struct PlainProduct {
 void add_plain_product(PartList& parts, const PlainProduct& product, std::int64_t k,
                        std::int64_t n);
 
-/// Columns of a tensor whose rows have so many elements: those from `first` on.
+/// Columns of a tensor whose rows have so many elements: those from `first` on. Of a convolution,
+/// with `groups`, they are in blocks: its sizes x-groups and x-keys.
 struct Columns {
   std::int64_t first = 0, row = 0;
+  std::int64_t groups = 0, keys = 0;
 };
 /// Why vectors of the columns are less aligned than their rows are, one line; empty: they are not.
 std::string contradiction_of_columns(const Problem& problem, const char* name,

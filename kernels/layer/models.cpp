@@ -97,7 +97,10 @@ Options by_sigmoids(Options options, const char* scale) {
 /// attention.
 std::vector<KnownModel> models_of_mixers() {
   const Options by_halves{{"rope-order", "halves"}};
-  const Options delta{{"mixer", "gated-delta-rule"}, {"convention", "gemma"}};
+  const Options delta{
+      {"mixer", "gated-delta-rule"}, {"convention", "gemma"}, {"qkv-weights", "packed"}};
+  Options by_heads = delta;
+  by_heads["qkv-weights"] = "grouped";
   const Options mixture{
       {"ffn", "moe"}, {"renormalise", "yes"}, {"gate-up", "halves"}, {"shared-gate", "yes"}};
   const auto latent_sizes = [](std::int64_t d, std::int64_t h, std::int64_t heads,
@@ -140,7 +143,7 @@ std::vector<KnownModel> models_of_mixers() {
            latent_sizes(4096, 2048, 32, 128, 4,
                         {{"nope", 64}, {"rank", 256}, {"q-rank", 1024}, {"shared-h", 2048}}),
            small4},
-          {"qwen3-next-80b-a3b", next, with(delta, mixture)},
+          {"qwen3-next-80b-a3b", next, with(mixture, by_heads)},
           {"qwen3.5-27b", delta_sizes(5120, 17408, 48), delta},
           {"qwen3.5-9b", delta_sizes(4096, 12288, 32), delta},
           {"qwen3.5-4b", delta_sizes(2560, 9216, 32), delta},

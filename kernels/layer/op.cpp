@@ -383,7 +383,8 @@ std::vector<OptionField> norm_and_attention_options() {
       rare_option("qkv-bias", "whether q, k and v have a bias", {"no", "yes"}),
       rare_option("qkv-weights",
                   "the weights of q, k and v: separate, or one w_qkv; packed: all rows of q, then "
-                  "k, then v; grouped: for each head of k its heads of q, then k, then v",
+                  "k, then v; grouped: for each head of k its heads of q, then k, then v; with "
+                  "mixer=gated-delta-rule q, k, v and z in w_qkvz, and b and a in w_ba",
                   {"separate", "packed", "grouped"}),
       rare_option("qk-norm",
                   "norms of q and k; yes: RMSNorm of each head; rows: RMSNorm over all heads; "

@@ -13,7 +13,7 @@ from ._library import Error
 _BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv",
                   "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias",
                   "w_in", "b_in", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_kv_b",
-                  "w_z_low", "w_z", "w_b", "w_a_low", "w_a", "w_conv", "b_conv", "w_conv_q", "w_conv_k", "w_conv_v",
+                  "w_qkvz", "w_ba", "w_z_low", "w_z", "w_b", "w_a_low", "w_a", "w_conv", "b_conv", "w_conv_q", "w_conv_k", "w_conv_v",
                   "A_log", "dt_bias", "D", "mixer_norm")
 _BEHIND_CACHES = ("k_scale", "v_scale", "sinks", "q_factors", "w_g", "residual_scale", "w_o", "w_o_scale", "w_o_zero",
                   "b_o", "attn_post_norm", "ffn_norm",
@@ -38,13 +38,15 @@ _OF_EXPERT_NORMS = ("router_norm", "experts_norm", "shared_post_norm", "experts_
 # Tensors in the places of weights that a call gives for its tokens.
 GIVEN = ("q_factors", "layer_input")
 _OF_LATENT = ("w_q_a", "q_a_norm", "w_q_b")  # of queries that have a latent too, in the place of w_q
-_OF_DELTA = ("w_z", "w_b", "w_a", "A_log", "dt_bias", "mixer_norm")
-# Weights of q, k and v together, or of each.
-_PACKED_DELTA = ("w_qkv", "w_conv")
-_SEPARATE_DELTA = ("w_q", "w_k", "w_v", "w_conv_q", "w_conv_k", "w_conv_v")
+_OF_DELTA = ("A_log", "dt_bias", "mixer_norm")
+# Weights of q, k and v together, or of each, beside those of gates; or of all of them by heads of k.
+_GATES_OF_DELTA = ("w_z", "w_b", "w_a")
+_PACKED_DELTA = ("w_qkv", "w_conv", *_GATES_OF_DELTA)
+_SEPARATE_DELTA = ("w_q", "w_k", "w_v", "w_conv_q", "w_conv_k", "w_conv_v", *_GATES_OF_DELTA)
+_GROUPED_DELTA = ("w_qkvz", "w_ba", "w_conv")
 _OF_MIXERS = {"conv": (("w_in", "w_conv"), ("b_in", "b_conv")),
               "mla": (("w_kv_a", "kv_a_norm", "w_kv_b"), ("w_q", "w_g", "q_factors", *_OF_LATENT)),
-              "gated-delta-rule": (_OF_DELTA, (*_PACKED_DELTA, *_SEPARATE_DELTA)),
+              "gated-delta-rule": (_OF_DELTA, (*_PACKED_DELTA, *_SEPARATE_DELTA, *_GROUPED_DELTA)),
               "kda": (_OF_DELTA, ("w_z_low", "w_a_low", *_PACKED_DELTA, *_SEPARATE_DELTA)),
               "ssd": (("w_in", "w_conv", "A_log", "dt_bias", "D", "mixer_norm"), ("b_conv",)),
               "none": ((), ())}
@@ -266,9 +268,9 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
     unknown += sorted(names & {*(_OF_NETWORK if not network else ("w_o", "b_o", "attn_norm", "attn_norm_bias",
                                                                     "attn_post_norm") if mixer == "none" else ())})
     if mixer in _DELTA:
-        packed_qkv = "w_qkv" in names
-        needed |= {*(_PACKED_DELTA if packed_qkv else _SEPARATE_DELTA)} - names
-        unknown += sorted(names & {*(_SEPARATE_DELTA if packed_qkv else _PACKED_DELTA)})
+        own = {*(_GROUPED_DELTA if "w_qkvz" in names else _PACKED_DELTA if "w_qkv" in names else _SEPARATE_DELTA)}
+        needed |= own - names
+        unknown += sorted(names & {*_GROUPED_DELTA, *_PACKED_DELTA, *_SEPARATE_DELTA} - own)
     if mixer == "mla":
         by_latent = bool(names & {*_OF_LATENT})
         needed |= {*(_OF_LATENT if by_latent else ("w_q",))} - names
@@ -457,7 +459,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
         options |= {"width": width, "v-heads": v_heads, "v-dim": v_dim, "mixer-eps": float(mixer_eps)}
         of_mixer = {"beta-scale": float(beta_scale)} if mixer != "kda" else {"gate-rank": gate_rank,
                                                                             "gate-bound": float(gate_bound)}
-        of_mixer |= {"qkv-weights": "packed" if "w_qkv" in names else ""}
+        of_mixer |= {"qkv-weights": "grouped" if "w_qkvz" in names else "packed" if "w_qkv" in names else ""}
         options |= {name: value for name, value in of_mixer.items() if value}
     if mixer == "ssd":
         options |= {"width": width, "state-dim": state_dim, "state-groups": state_groups,

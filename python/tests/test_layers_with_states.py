@@ -206,6 +206,15 @@ def delta_shapes(packed):
     return shapes, dict(dim=6, width=4, v_heads=4, v_dim=5, mixer_eps=1e-5, beta_scale=2.0)
 
 
+def grouped_shapes(shares):
+    """2 heads of 8 features, each with one or two of 8 values; all rows of a head of k are together."""
+    values = 4 if shares else 2
+    channels = 32 + 8 * values
+    shapes = dict(w_qkvz=(channels + 8 * values, _D), w_ba=(2 * values, _D), w_conv=(channels, 4), A_log=(values,),
+                  dt_bias=(values,), mixer_norm=(8,), w_o=(_D, 8 * values))
+    return shapes, dict(dim=8, width=4, v_heads=values, v_dim=8)
+
+
 def kda_shapes(bounded):
     """2 heads of 6 features, with 5 values; decays and gates by way of 7 features, or with a bound."""
     shapes = {f"w_{name}": (n, _D) for name, n in dict(q=12, k=12, v=10, b=2).items()}
@@ -252,6 +261,42 @@ def test_op_is_its_reference(mixer, shapes_of, s, form, dtype):
     with pytest.raises(fftune.Error, match=reason):
         slots = torch.zeros(3, s, dtype=torch.int32) if slots is None else None
         call(OPS.layer, x, None, None, slots, None, None, weights, mine, form, None, None)
+
+
+@pytest.mark.parametrize("s", (1, 2, 7))
+@pytest.mark.parametrize("shares", (False, True))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_rows_of_heads_together_are_those_of_packed_weights(s, shares, dtype):
+    torch.manual_seed(1)
+    own, sizes = grouped_shapes(shares)
+    values, options = sizes["v_heads"], dict(
+        heads=2, kv_heads=2, act="silu", eps=1e-5, convention="llama", rotary=0, softcap=0.0, scale=0.0, rope_scale=0.0,
+        rotates=False, mixer="gated-delta-rule")
+    shapes = own | _NETWORK
+    grouped = {name: (torch.randn(*shape) * 0.3 + (len(shape) == 1)).to(torch.float32 if name in FLOAT32 else dtype)
+               for name, shape in shapes.items()}
+    packed = {name: weight for name, weight in grouped.items() if name not in ("w_qkvz", "w_ba")}
+    q, k, v, packed["w_z"] = (part.flatten(0, 1) for part in grouped["w_qkvz"].unflatten(0, (2, -1)).split(
+        (8, 8, 4 * values, 4 * values), 1))
+    packed["w_qkv"] = torch.cat((q, k, v))
+    packed["w_b"], packed["w_a"] = (part.flatten(0, 1) for part in grouped["w_ba"].unflatten(0, (2, -1)).chunk(2, 1))
+    x, slots = torch.randn(3, s, _D).to(dtype), torch.tensor([2, 0, 1], dtype=torch.int32)
+    states = [torch.randn(3, 32 + 8 * values, 4).to(dtype), torch.randn(3, values, 8, 8)]
+
+    def run(compute, weights, x, states):
+        form = form_of(tuple(weights), **options, **sizes)
+        return compute(x, None, None, slots, None, None, [weights[name] for name in parse(form).weights], states, form)
+
+    by_op = lambda *arguments: call(OPS.layer, *arguments, None, None)
+    ours, theirs, right = ([t.clone() for t in states] for _ in range(3))
+    y = run(by_op, grouped, x, ours)
+    for one, other in zip((y, *ours), (run(by_op, packed, x, theirs), *theirs)):
+        assert torch.equal(one, other)
+    right = [t.float() for t in right]
+    y_right = run(reference.layer, {name: weight.float() for name, weight in grouped.items()}, x.float(), right)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    for one, other in zip((y, *ours), (y_right, *right)):
+        assert (one - other).norm() <= tolerance * other.norm()
 
 
 @pytest.mark.parametrize("s", (1, 3))
@@ -305,6 +350,8 @@ def test_a_network_alone_compiles():
 @pytest.mark.parametrize("names,options,words", (
     (("attn_norm", "w_in", "w_down"), dict(mixer="ssd", network=False), "no A_log"),
     (("ffn_norm", "w_up", "w_down", "w_o"), dict(mixer="none"), "a layer has w_o"),
+    ((*grouped_shapes(True)[0], "attn_norm", "w_z"), dict(mixer="gated-delta-rule", network=False), "has w_z"),
+    ((*grouped_shapes(True)[0], "attn_norm"), dict(mixer="kda", network=False), "has w_ba"),
     (("ffn_norm", "w_gate", "w_up", "w_down"), dict(mixer="none", act="relu2"), "relu2 is of networks without gates"),
     (("w_up", "w_down"), dict(mixer="none"), "no ffn_norm")), ids=str)
 def test_weights_of_half_a_layer(names, options, words):
@@ -344,7 +391,7 @@ def test_a_cache_that_was_reset_begins_anew(runs):
     assert (ours - right).abs().max() <= 1e-5 * right.abs().max()
 
 
-@pytest.mark.parametrize("name", ("lfm2", "bamba"))
+@pytest.mark.parametrize("name", ("lfm2", "bamba", "qwen3-next"))
 def test_padding_is_the_models(name, runs):
     model = make(name)
     own, _ = patched(model)
@@ -452,7 +499,7 @@ def test_compiled(name):
 
 @pytest.mark.parametrize("options", ({}, dict(cache_implementation="static"), dict(num_beams=2),
                                      dict(prompt_lookup_num_tokens=3)), ids=str)
-@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "bamba", "mamba2", "nemotron-h"))
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "qwen3-next", "bamba", "mamba2", "nemotron-h"))
 def test_generate(options, name):
     model = make(name)
     if model._is_stateful and "prompt_lookup_num_tokens" in options:
@@ -463,7 +510,7 @@ def test_generate(options, name):
     assert torch.equal(own.generate(given, **options), model.generate(given, **options))
 
 
-@pytest.mark.parametrize("name,calls", (("lfm2", 1), ("bamba", 1), ("mamba2", 12), ("nemotron-h", 12)))
+@pytest.mark.parametrize("name,calls", (("lfm2", 1), ("bamba", 1), ("qwen3-next", 1), ("mamba2", 12), ("nemotron-h", 12)))
 def test_generate_of_fftune(name, calls, runs):
     """Bamba's decoder counts from 0 where it is given no positions. Steps behind the prompt are `decode`, but of
     layers that are a mixer or a network alone."""

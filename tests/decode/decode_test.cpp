@@ -441,7 +441,12 @@ std::vector<Hybrid> hybrids() {
         {"pattern", "cba"},
         {"lengths", "ragged"}}},
       {"deepseek", latent, {{"mixer", "mla"}}},
-      {"states alone", states, {{"mixer", "conv"}}}};
+      {"states alone", states, {{"mixer", "conv"}}},
+      {"qwen3-next",
+       attention,
+       {{"layers-b",
+         "gated-delta-rule:dim=8,h=80,heads=2,qkv-weights=grouped,v-dim=16,v-heads=4,width=4"},
+        {"pattern", "bba"}}}};
 }
 
 Problem hybrid_problem(const Hybrid& hybrid, DeviceKind kind, std::int64_t batch,

@@ -23,6 +23,8 @@ std::vector<SmallModel> models_with_states() {
   wide["width"] = 7;
   const Sizes delta{{"d", 72},   {"h", 104},    {"heads", 2}, {"v-heads", 4},
                     {"dim", 16}, {"v-dim", 24}, {"width", 4}};
+  Sizes as_many = delta;
+  as_many["v-heads"] = 2;
   Sizes kimi = delta;
   kimi.erase("v-heads");
   Sizes low_rank = kimi;
@@ -91,7 +93,13 @@ std::vector<SmallModel> models_with_states() {
             {"score", "sigmoid"},
             {"choice-bias", "yes"},
             {"renormalise", "yes"},
-            {"route-scale", "2.5"}}}};
+            {"route-scale", "2.5"}}},
+          {"qwen3-next",
+           delta,
+           {{"mixer", "gated-delta-rule"}, {"qkv-weights", "grouped"}, {"convention", "gemma"}}},
+          {"qwen3-next with a value head for each head of k",
+           as_many,
+           {{"mixer", "gated-delta-rule"}, {"qkv-weights", "grouped"}}}};
 }
 
 Problem with_states(const SmallModel& model, DeviceKind kind, DType dtype, const Sizes& more) {
@@ -187,6 +195,10 @@ TEST_CASE("layers with states have these in the place of caches, and no position
                                                   "w_b", "w_a", "w_conv", "A_log", "dt_bias",
                                                   "mixer_norm", "conv_state", "states", "w_o",
                                                   "ffn_norm", "w_gate", "w_up", "w_down", "y"});
+  CHECK(names(models[17], {{"batch", 2}}) == Names{"x", "state_indices", "attn_norm", "w_qkvz",
+                                                   "w_ba", "w_conv", "A_log", "dt_bias",
+                                                   "mixer_norm", "conv_state", "states", "w_o",
+                                                   "ffn_norm", "w_gate", "w_up", "w_down", "y"});
   const TensorSpec& state = tensors[tensor_index(tensors, "layers.2.conv_state")];
   CHECK(state.shape == std::vector<std::int64_t>{2, 60, 3});
   CHECK(state.role == Role::updated);
@@ -297,6 +309,35 @@ TEST_CASE("columns of one product are read by their rows, with one convolution b
   CHECK(first_of(core, "x") == 0);
   CHECK(rule.tensor("v") == "convolved");
   CHECK(first_of(rule, "v") == 64);
+}
+
+TEST_CASE("columns that are grouped by heads are read where they are") {
+  const auto model = models_with_states()[17];
+  const auto parts =
+      layer_op().parts(with_states(model, DeviceKind::cuda, DType::bf16, {{"batch", 2}}));
+  Names names;
+  for (const OpPart& part : parts) names.push_back(part.name);
+  CHECK(names == Names{"attn_norm", "in_qkvz", "in_ba", "conv", "rule", "gated_norm", "out",
+                       "ffn_norm", "ffn"});
+  // Of a head: 16 of q, 16 of k, 48 of v and 48 of z; 2 of b and 2 of a.
+  const OpPart &conv = *part_named(parts, "conv"), &rule = *part_named(parts, "rule"),
+               &norm = *part_named(parts, "gated_norm");
+  CHECK(conv.problem.size("x-row") == 2 * 128);
+  CHECK(conv.problem.size("x-keys") == 16);
+  CHECK(rule.tensor("a") == "ba_projected");
+  CHECK(first_of(rule, "a") == 2);
+  CHECK(rule.problem.size("gate-block") == 4);
+  CHECK(norm.tensor("z") == "qkvz_projected");
+  CHECK(first_of(norm, "z") == 80);
+  CHECK(norm.problem.size("z-row") == 128);
+  Sizes kimi = model.sizes;
+  kimi["batch"] = 2;
+  kimi.erase("v-heads");
+  CHECK(mentions(layer_complaint(kimi, {{"mixer", "kda"}, {"qkv-weights", "grouped"}}),
+                 "qkv-weights=grouped with mixer=kda"));
+  kimi["v-dim"] = 12;
+  CHECK(mentions(layer_complaint(kimi, {{"mixer", "gated-delta-rule"}, {"qkv-weights", "grouped"}}),
+                 "z begins at column 44 of rows of 56, which are more aligned"));
 }
 
 TEST_CASE("one launch of whole layers has neither output gates nor states") {

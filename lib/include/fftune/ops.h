@@ -1371,7 +1371,9 @@
  *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate, or
  *                                                         one w_qkv; packed: all rows of q, then k,
  *                                                         then v; grouped: for each head of k its
- *                                                         heads of q, then k, then v
+ *                                                         heads of q, then k, then v; with
+ *                                                         mixer=gated-delta-rule q, k, v and z in
+ *                                                         w_qkvz, and b and a in w_ba
  *   qk-norm         no, yes, rows, layer                  norms of q and k; yes: RMSNorm of each
  *                                                         head; rows: RMSNorm over all heads;
  *                                                         layer: layer normalisation of each head
@@ -2107,7 +2109,9 @@
  *   qkv-weights     separate, packed, grouped             the weights of q, k and v: separate, or
  *                                                         one w_qkv; packed: all rows of q, then k,
  *                                                         then v; grouped: for each head of k its
- *                                                         heads of q, then k, then v
+ *                                                         heads of q, then k, then v; with
+ *                                                         mixer=gated-delta-rule q, k, v and z in
+ *                                                         w_qkvz, and b and a in w_ba
  *   qk-norm         no, yes, rows, layer                  norms of q and k; yes: RMSNorm of each
  *                                                         head; rows: RMSNorm over all heads;
  *                                                         layer: layer normalisation of each head

@@ -98,21 +98,37 @@ def _gated(attended, x, w):
     return attended.flatten(2)
 
 
+def _inputs_of_delta(x, w, form):
+    """The rows of q, k and v, the gates of the output, the logits of beta, and the inputs of decays."""
+    if "w_qkvz" not in w:
+        rows = F.linear(x, w["w_qkv"]) if "w_qkv" in w else torch.cat(
+            [F.linear(x, w[f"w_{part}"]) for part in "qkv"], -1)
+        decays, gates = (F.linear(F.linear(x, w[f"{name}_low"]) if f"{name}_low" in w else x, w[name])
+                         for name in ("w_a", "w_z"))
+        return rows, gates, F.linear(x, w["w_b"]), decays
+    (keys, values), heads, v_heads = form.features, form.get("heads"), form.get("v-heads")
+
+    def parts(name, *features):
+        blocks = F.linear(x, w[name]).unflatten(-1, (heads, -1))
+        return [part.flatten(-2) for part in blocks.split([n // heads for n in features], -1)]
+
+    q, k, v, gates = parts("w_qkvz", keys, keys, values, values)
+    return torch.cat((q, k, v), -1), gates, *parts("w_ba", v_heads, v_heads)
+
+
 def _delta_rule(x, w, states, slots, form):
     """Linear attention by the gated delta rule, normalised, with the last inputs of its convolutions and its states."""
     conv, recurrent = states
     (keys, values), heads, v_heads = form.features, form.get("heads"), form.get("v-heads")
-    rows = F.linear(x, w["w_qkv"]) if "w_qkv" in w else torch.cat([F.linear(x, w[f"w_{part}"]) for part in "qkv"], -1)
+    rows, gates, beta, decays = _inputs_of_delta(x, w, form)
     taps = w["w_conv"] if "w_conv" in w else torch.cat([w[f"w_conv_{part}"] for part in "qkv"])
     mixed = causal_conv1d_update(rows, taps, None, None, None, None, None, conv, "silu", "channels", 0)
     q, k, v = (t.unflatten(-1, (n, -1)) for t, n in zip(mixed.split((keys, keys, values), -1),
                                                         (heads, heads, v_heads)))
-    decays, gates = (F.linear(F.linear(x, w[f"{name}_low"]) if f"{name}_low" in w else x, w[name])
-                     for name in ("w_a", "w_z"))
     of_features, bound = form.mixer == "kda", form.get("gate-bound")
     out = gated_delta_rule_update(
         q, k, v, None, decays.unflatten(-1, (v_heads, -1)) if of_features else decays, w["A_log"], w["dt_bias"], None,
-        F.linear(x, w["w_b"]), recurrent, slots, None, None, "bounded" if bound else "softplus",
+        beta, recurrent, slots, None, None, "bounded" if bound else "softplus",
         "channel" if of_features else "head", "l2", 0.0, form.get("beta-scale", 1.0), bound or -5.0, -1, layout="kv")
     of_norm = ("after", "sigmoid", "t5", 1) if of_features else ("after", "silu", "llama", 1)
     return gated_rmsnorm(out, gates.unflatten(-1, (v_heads, -1)), w["mixer_norm"], form.get("mixer-eps"),

@@ -48,9 +48,9 @@ def heads_of(channels: int) -> tuple[int, int]:
     return channels // dim, dim
 
 
-def expect_not_on_gpu(layer: nn.Module, kind: str, why: str = "layers of it have not been timed there") -> None:
+def expect_not_on_gpu(layer: nn.Module, kind: str) -> None:
     if any(p.is_cuda for p in layer.parameters()):
-        raise Unfit(f"layers: {kind} stays the model's on a GPU: {why}")
+        raise Unfit(f"layers: {kind} stays the model's on a GPU: layers of it have not been timed there")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class DeltaNet:
     conv: str
     norm: str
     outer: str
-    inputs: tuple[tuple[str, str], ...]  # layers, and what their rows are: one letter each
+    inputs: tuple[tuple[str, str], ...]  # layers, and what their rows are: a letter each, or those of weights together
     heads: int
     v_heads: int
     dim: int
@@ -85,22 +85,17 @@ class DeltaNet:
     @property
     def grouped(self) -> bool:
         """Whether a weight has for each head of k all its rows together, as in Qwen3-Next."""
-        return any(len(letters) in (2, 4) for _, letters in self.inputs)
+        return any(letters == "qkvz" for _, letters in self.inputs)
 
     @property
     def mixer(self) -> str:
         return "kda" if self.of_features else "gated-delta-rule"
 
-    def products(self) -> Iterator[tuple[str, tuple[str, ...], list[int] | None]]:
-        """The linear layers, the weights that each is, and the rows of these in a block of a head of k where they are
-        several."""
-        rows = dict(q=self.keys, k=self.keys, v=self.values, z=self.values, b=self.v_heads, a=self.v_heads)
+    def products(self) -> Iterator[tuple[str, str]]:
+        """The linear layers, and the weight that each is."""
         for name, letters in self.inputs:
-            if len(letters) == 1 or letters == "qkv":
-                yield name, ({"A": "a_low", "Z": "z_low"}.get(letters, letters),), None
-                continue
-            yield name, tuple(letters), [rows[letter] // self.heads for letter in letters]
-        yield self.outer, ("o",), None
+            yield name, {"A": "a_low", "Z": "z_low"}.get(letters, letters)
+        yield self.outer, "o"
 
 
 # Its linear layers and their rows, in the models of transformers.

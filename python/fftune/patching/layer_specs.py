@@ -59,7 +59,6 @@ class Weight:
     transposed: bool = False  # the module has [in, out]
     zeros: int = 0  # this number of zeros, in the place of a bias that the module does not have
     flat: bool = False  # the module has a dimension more
-    part: tuple[int, int, int] | None = None  # of each block of so many rows, from which one on, and how many
     taps: bool = False  # of a convolution of each channel by itself, which has a dimension more
     factor: float = 1.0  # of its elements
     given: tuple[int, ...] | None = None  # of a call's tokens: the shape of one; here zeros or ones in the place of it
@@ -77,8 +76,6 @@ class Weight:
             return constant(0.0, self.zeros, like.dtype, like.device)
         tensor = module._parameters.get(self.name)
         tensor = module._buffers[self.name] if tensor is None else tensor
-        if self.part is not None:
-            return _rows_of_blocks(tensor, *self.part)
         if self.transposed and tensor.dim() > 1:
             tensor = tensor.mT
         if self.flat:
@@ -88,12 +85,6 @@ class Weight:
         if self.factor != 1:
             tensor = tensor.detach() * self.factor
         return tensor if self.rows is None else tensor[self.rows[0]:self.rows[1]]
-
-
-def _rows_of_blocks(weight: Tensor, block: int, first: int, count: int) -> Tensor:
-    """A copy of `count` rows of each block of rows. Nobody may keep it: a weight can change through its .data, or
-    another one get its address, and no number tells."""
-    return weight.detach().unflatten(0, (-1, block))[:, first:first + count].flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -1088,28 +1079,19 @@ class Recogniser:
         return found
 
     def _delta_net(self, parts: _Parts, at: str, mixer: nn.Module, net: DeltaNet) -> dict:
-        if net.of_features:
+        if net.of_features or net.grouped:
             expect_not_on_gpu(parts.layer, type(mixer).__name__)
-        if net.grouped:
-            expect_not_on_gpu(parts.layer, type(mixer).__name__, "each call copies their weights to another order")
         if mixer._buffers:
             raise Unfit(f"layers: {type(mixer).__name__} has tensors of its own: {', '.join(sorted(mixer._buffers))}")
-        for name, owns, rows in net.products():
-            parts.linear((at, *name.split(".")), owns)
-            if rows is not None:
-                first, start = parts.weights[f"w_{owns[0]}"], 0
-                if first.transposed:
-                    raise Unfit(f"layers: {name} is {type(mixer._modules[name]).__name__}, not Linear")
-                for own, count in zip(owns, rows):
-                    parts.weights[f"w_{own}"] = replace(first, part=(sum(rows), start, count))
-                    start += count
+        for name, weight in net.products():
+            parts.linear((at, *name.split(".")), (weight,))
         if any(name.startswith("b_") for name in parts.weights):
             raise Unfit(f"layers: {type(mixer).__name__} has biases of its projections")
         of_gate = (at, *filter(None, (net.gate,)))
         gate = parts.module(of_gate)
         parts.module((at, net.conv))
         ends = list(itertools.accumulate(net.rows))
-        whole = {"": None} if "w_qkv" in parts.weights else {
+        whole = {"": None} if {"w_qkv", "w_qkvz"} & {*parts.weights} else {
             f"_{own}": rows for own, rows in zip("qkv", zip([0, *ends], ends))}
         for own, rows in whole.items():
             parts.weights[f"w_conv{own}"] = Weight((at, net.conv), "weight", rows, taps=True)
