@@ -153,15 +153,6 @@ std::vector<SizeField> sizes() {
           rare_size("v-heads", "heads of v, a multiple of those of q and k; as many if left out",
                     most_heads, 32, same_as("heads"))});
   append(sizes, cache_sizes("v-heads * v-dim * dim", usual_block));
-  sizes.push_back(
-      {.name = "slots",
-       .help =
-           "entries of a sequence, one behind each token, for the verification of drafts: "
-           "state_indices is [b, slots], and accepted, i32 [b] behind it, tells the tokens that "
-           "were kept; without it one entry",
-       .max = 64,
-       .example = 4,
-       .rare = true});
   append(sizes, {rare_size("q-row",
                            "stride of q between tokens, in elements, for a part of a packed row; "
                            "heads * dim if left out",

@@ -131,7 +131,14 @@ std::vector<SizeField> cache_sizes(const std::string& state, const WhenAbsent& u
            .when_absent = [usual_block](const Problem& problem) -> std::optional<std::int64_t> {
              if (!problem.has("indices", "yes")) return std::nullopt;
              return usual_block(problem);
-           }}};
+           }},
+          {.name = "slots",
+           .help = "entries of a sequence, one behind each token, for the verification of drafts: "
+                   "state_indices is [b, slots], and accepted, i32 [b] behind it, tells the tokens "
+                   "that were kept; without it one entry",
+           .max = 64,
+           .example = 4,
+           .rare = true}};
 }
 
 std::vector<OptionField> state_options() {

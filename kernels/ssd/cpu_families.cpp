@@ -43,7 +43,8 @@ void walk(const Host& host, std::int64_t sequence, std::int64_t j, std::int64_t 
       host.write("out", layer.dtype, x_place(t, out_row), out);
     return;
   }
-  place += (j * layer.v_dim + first) * layer.dim;
+  const std::int64_t head_place = (j * layer.v_dim + first) * layer.dim;
+  place += head_place;
   std::vector<float> state(rows * width), B(width), C(width), x(rows);
   if (const char* name = host.first_state(sequence))
     for (std::size_t row = 0; row < rows; ++row)
@@ -51,6 +52,12 @@ void walk(const Host& host, std::int64_t sequence, std::int64_t j, std::int64_t 
                 {&state[row * width], features});
   const Host::Head head = host.head(j);
   const std::int64_t group = j / layer.group();
+  const auto store = [&](const char* name, std::int64_t to) {
+    for (float& value : state) value = number(value);
+    for (std::size_t row = 0; row < rows; ++row)
+      host.write(name, layer.state_dtype, to + static_cast<std::int64_t>(row * features),
+                 {&state[row * width], features});
+  };
   for (std::int64_t t = tokens.first; t < tokens.end; ++t) {
     const float dt = host.step(t, j, head).dt, decay = std::exp(dt * head.A);
     host.read("B", layer.dtype, t * layer.k_row + group * layer.dim, {B.data(), features});
@@ -61,13 +68,10 @@ void walk(const Host& host, std::int64_t sequence, std::int64_t j, std::int64_t 
           number(step_row(&state[row * width], B.data(), C.data(), decay, dt * x[row], width)) +
           head.D * x[row];
     host.write("out", layer.dtype, x_place(t, out_row), out);
+    if (const std::int64_t own = host.slot_place(sequence, t - tokens.first); own >= 0)
+      store("states", own + head_place);
   }
-  const char* name = host.last_state();
-  if (name == nullptr) return;
-  for (float& value : state) value = number(value);
-  for (std::size_t row = 0; row < rows; ++row)
-    host.write(name, layer.state_dtype, place + static_cast<std::int64_t>(row * features),
-               {&state[row * width], features});
+  if (const char* name = host.last_state()) store(name, place);
 }
 
 Program recurrent_program(const Problem& problem, const DeviceFacts&, const Config& config) {
@@ -88,6 +92,10 @@ Config recurrent_default(const Problem& problem, const DeviceFacts&) {
   return gated_delta_rule::state_rows_default(layer_of(problem));
 }
 
+std::optional<std::string> refuse_slots(const Problem& problem, const DeviceFacts&) {
+  if (layer_of(problem).slots > 0) return "states behind single tokens are not those of chunks";
+  return std::nullopt;
+}
 bool has_chunks(const Problem& problem) {
   const Layer layer = layer_of(problem);
   return layer.s >= fewest_tokens * (layer.packed ? layer.b : 1);
@@ -128,6 +136,7 @@ std::vector<const Family*> cpu_families() {
         .pass = "fwd",
         .sources = chunk_sources,
         .is_preferred = has_chunks,
+        .refusal = refuse_slots,
         .space = chunk_space,
         .default_config = chunk_default,
         .program = chunk_program});

@@ -134,6 +134,7 @@ std::optional<std::string> refuse_chunks(const Problem& problem, const DeviceFac
   const Layer layer = layer_of(problem);
   if (layer.dtype != DType::bf16) return "it computes in bf16: states leave the range of fp16";
   if (tokens_of_sequence(layer) < 2) return "a chunk has several tokens of a sequence";
+  if (layer.slots > 0) return "states behind single tokens are not those of chunks";
   if (layer.v_dim % 8 != 0) return fmt::format("dim={} is no multiple of 8", layer.v_dim);
   if (layer.dim % 16 != 0) return fmt::format("state-dim={} is no multiple of 16", layer.dim);
   for (const auto& [name, row] :

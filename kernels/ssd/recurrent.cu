@@ -33,8 +33,16 @@ __global__ void __launch_bounds__(c.warps * 32)
     tile.write(token);
     tile.read(token, parameters.D, out);
     Tile::store_out(p, row, head, out);
+    if (p.accepted != nullptr && row - first < p.slots) {
+      const i64 own = entry_at(p, static_cast<i64>(place.index) * p.slots + (row - first));
+      if (own >= 0) {
+        tile.check();
+        tile.store(static_cast<typename Tile::State*>(p.state_out) + own * p.state_block +
+                   static_cast<i64>(head) * Tile::state_elements);
+      }
+    }
   }
-  if (p.state_out == nullptr) return;
+  if (p.state_out == nullptr || p.accepted != nullptr) return;
   tile.check();
   tile.store(static_cast<typename Tile::State*>(p.state_out) + state);
 }

@@ -48,7 +48,12 @@ class Recurrence : gated_delta_rule::ReferenceStates {
         out[p] = number(sum) + skip(j) * x[p];
       }
       if (is_odd(t, j)) odd = t;
+      const std::int64_t slot = t - tokens.first;
+      if (slot >= l_.slots) continue;
+      if (const std::int64_t own = entry_at(sequence * l_.slots + slot); own >= 0)
+        store("states", own * l_.state_block, j, numbers(state));
     }
+    if (l_.slots > 0) return;  // no chunks have states behind single tokens
     // Kernels multiply all pairs of a chunk's tokens: those of a later token by 0.
     for (std::int64_t t = tokens.first; t < odd; ++t)
       for (std::int64_t p = 0; p < l_.v_dim; ++p) t_.at("out")[x_place(t, j, p)] = std::nan("");

@@ -12,7 +12,7 @@
 // v, and a group its head of q and k. Layouts, sequences, states and caches are as there: x [b, s,
 // heads, dim], dt [b, s, heads], B and C [b, s, groups, state-dim], states [.., heads, dim,
 // state-dim]. Head j reads B and C of group j / (heads / groups). x, B, C and dt may be parts of
-// wider rows (x-row, b-row, c-row, dt-row).
+// wider rows (x-row, b-row, c-row, dt-row). `slots` are those of drafts there.
 //
 // Backward: gradients of all inputs. dB and dC are sums over the heads of a group.
 #pragma once

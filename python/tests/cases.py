@@ -266,10 +266,10 @@ def _ssd(r, lead=(2, 9), heads=4, groups=2, dim=8, state_dim=16, *, log=False, s
             None if offsets is None else torch.tensor(offsets), softplus, *limits)
 
 
-def _ssd_cache(r, indices, null_index=0.0, **options) -> tuple:
+def _ssd_cache(r, indices, null_index=0.0, accepted=None, **options) -> tuple:
     given = list(_ssd(r, initial=True, **options))
     given[8:9] = torch.randn(7, *given[8].shape[1:]), torch.tensor(indices)
-    return *given, null_index
+    return *given, null_index, None if accepted is None else torch.tensor(accepted)
 
 
 def _ssd_backward(r, final=True, **options) -> tuple:
@@ -568,6 +568,12 @@ CASES = [
     Case("ssd_update-sequences", "ssd_update",
          lambda r: _ssd_cache(r, [-1, 0, 9, 4], -1.0, lead=(12,), offsets=[0, 1, 5, 7, 12],
                               has_state=[True, True, True, False]), differentiable=False, updated=(8,)),
+    Case("ssd_update-slots", "ssd_update",
+         lambda r: _ssd_cache(r, [[3, 1, 5], [0, 2, 4], [2, 0, 9]], accepted=[2, 1, 7], lead=(3, 3), log=True),
+         differentiable=False, updated=(8,)),
+    Case("ssd_update-slots-sequences", "ssd_update",
+         lambda r: _ssd_cache(r, [[3, 1], [0, 4], [6, 5]], -1.0, accepted=[1, 2, 2], lead=(8,), offsets=[0, 2, 3, 8]),
+         differentiable=False, updated=(8,)),
     Case("mla", "mla", lambda r: (r(2, 1, 4, 16), r(2, 1, 4, 8), r(2, 9, 24), None, None, None, 0.0, True),
          differentiable=False),
     Case("mla-pages", "mla",

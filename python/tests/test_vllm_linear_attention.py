@@ -92,8 +92,7 @@ class Delta:
             spec_state_indices_tensor=torch.tensor([*blocks, *[[0] * len(blocks[0])] * padded], dtype=torch.int32),
             num_accepted_tokens=int32(*accepted, *[1] * padded))
 
-    drafts = dict(spec_sequence_masks=torch.tensor([True]))
-    within = dict(flashinfer_checkpoint_plan=object())
+    left = dict(spec_sequence_masks=torch.tensor([True])), dict(flashinfer_checkpoint_plan=object())
 
 
 class Mamba:
@@ -132,8 +131,15 @@ class Mamba:
             num_decode_tokens=first, has_initial_states_p=torch.tensor(known[first:]), query_start_loc_p=starts,
             state_indices_tensor_p=int32(*blocks[first:]), state_indices_tensor_d=int32(*blocks[:first])[:, None])
 
-    drafts = dict(num_accepted_tokens=int32(1))
-    within = dict(checkpoint_chunk_idx=torch.tensor([0]))
+    @staticmethod
+    def drafts_of(lengths, blocks, accepted, padded=0):
+        starts, count = [sum(lengths[:i]) for i in range(len(lengths) + 1)], len(lengths)
+        return Mamba.metadata(
+            num_decodes=count, num_decode_tokens=starts[-1], query_start_loc_d=int32(*starts, *[starts[-1]] * padded),
+            state_indices_tensor_d=torch.tensor([*blocks, *[[0] * len(blocks[0])] * padded], dtype=torch.int32),
+            num_accepted_tokens=int32(*accepted, *[1] * padded))
+
+    left = dict(checkpoint_chunk_idx=torch.tensor([0])),
 
 
 @pytest.fixture(params=[Delta, Mamba])
@@ -244,9 +250,9 @@ def test_prompts(linear, kind, options):
 
 
 @pytest.mark.parametrize("states", [torch.float32, torch.bfloat16])
-def test_verification_of_drafts(linear, states, caplog):
+def test_verification_of_drafts(linear, kind, states, caplog):
     """A sequence begins with the state behind the last token that was kept, and leaves one behind each token."""
-    kind, drafts = Delta, [[3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    drafts = [[3, 4, 5], [6, 7, 8], [9, 10, 11]]
     layer = layer_of(kind, states=states, drafts=2)
     with caplog.at_level(logging.INFO):
         assert not step(kind, layer, kind.drafts_of([3, 3, 3], drafts, [1, 2, 3]))
@@ -256,13 +262,12 @@ def test_verification_of_drafts(linear, states, caplog):
     with caplog.at_level(logging.INFO):
         assert not step(kind, layer, kind.drafts_of([2, 2], [[3, 4], [6, 7]], [1, 2])), "others have a test of their own"
     assert step(kind, layer, kind.drafts_of([2, 2], [[3, 4], [6, 7]], [1, 2]))
-    assert [line.partition(" of gated")[0] for line in lines_of(caplog)] == [
-        "verification of 2 drafts", "verification of 1 drafts"]
+    assert [line.split(" ", 4)[:4] for line in lines_of(caplog)] == [
+        ["verification", "of", "2", "drafts"], ["verification", "of", "1", "drafts"]]
 
 
-def test_a_request_with_drafts(linear):
+def test_a_request_with_drafts(linear, kind):
     """From its prompt on, with tokens that are kept and others that are not."""
-    kind = Delta
     layer, blocks = layer_of(kind, drafts=2), [[3, 4, 5]]
     for found in (kind.prompts([6], [9], [False]), kind.drafts_of([3], [[9, 10, 11]], [1])):
         step(kind, layer, found)
@@ -271,11 +276,19 @@ def test_a_request_with_drafts(linear):
         assert step(kind, layer, kind.drafts_of([3], blocks, [kept]))
 
 
-def test_drafts_beside_prompts_are_vllms(linear):
-    layer = layer_of(Delta, drafts=1)
-    found = Delta.drafts_of([2], [[3, 4]], [1])
+def test_drafts_beside_prompts_are_vllms(linear, kind):
+    layer = layer_of(kind, drafts=1)
+    found = kind.drafts_of([2], [[3, 4]], [1])
     found.num_prefills = 1
-    assert linear._CORES[Delta.name].batch_of(layer, found) is None
+    assert linear._CORES[kind.name].batch_of(layer, found) is None
+
+
+def test_prompts_alone_in_an_engine_with_drafts(linear):
+    """vLLM's counts of accepted tokens are there, and those of no sequence."""
+    layer, found = layer_of(Mamba, drafts=1), Mamba.prompts([5], [3], [False])
+    step(Mamba, layer, found)
+    found.num_accepted_tokens = int32()
+    assert step(Mamba, layer, found)
 
 
 def test_the_faster_one_of_drafts(linear, monkeypatch, caplog):
@@ -405,16 +418,14 @@ def left_alone(kind, layer, found, reason, caplog):
     assert [line for line in lines_of(caplog) if reason in line] == lines_of(caplog) and len(lines_of(caplog)) == 1
 
 
-def test_drafts_and_states_within_prompts(linear, kind, caplog):
+def test_drafts_and_states_within_prompts(linear, kind):
     layer, found = layer_of(kind), kind.prompts([5], [3], [False])
     step(kind, layer, kind.decoding(3)), step(kind, layer, found)
-    for values in (kind.drafts, kind.within):
+    for values in kind.left:
         changed = kind.prompts([5], [3], [False])
         vars(changed).update(values)
         assert not step(kind, layer, changed)
     assert step(kind, layer, found)
-    drafts, = [line for line in lines_of(caplog) if "drafts" in line] or [None]
-    assert drafts is None or drafts.startswith(f"verification of drafts by {kind.name} stays vLLM's")
 
 
 def test_other_layers(linear, kind, caplog):

@@ -72,7 +72,7 @@ GOOD = {
         x=torch.randn(2, 3, 4, 8), dt=torch.randn(2, 3, 4), A=None, B=torch.randn(2, 3, 2, 6),
         C=torch.randn(2, 3, 2, 6), D=torch.randn(4), A_log=torch.randn(4), dt_bias=torch.randn(4), softplus=True,
         dt_limit=(0.0, 0.1), initial_state=torch.randn(2, 4, 8, 6), states=None, state_indices=None,
-        null_index=0, has_state=None, offsets=None, return_state=True),
+        null_index=0, has_state=None, offsets=None, accepted=None, return_state=True),
     "ngram_block": dict(ids=torch.randint(0, 5, (3, 9)), logits=torch.randn(3, 5), n=2, padding=-1,
                         lengths=torch.tensor([9, 4, 2]), prefix=torch.randint(0, 5, (1, 4)),
                         prefix_lengths=torch.tensor([4])),

@@ -49,6 +49,7 @@ Problem random_ssd(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
       std::max<std::int64_t>(1, std::min(draw.size(9), most_elements / row));
   draw_states(draw, pass, cached, tokens, heads * sizes["dim"] * sizes["state-dim"], sizes,
               options);
+  if (cached && draw.below(3) == 0) sizes["slots"] = 1 + draw.below(4);
   if (draw.below(3) == 0) options["dt-min"] = "0.01";
   if (draw.below(3) == 0) options["dt-max"] = "0.05";
   if (draw.below(3) == 0) sizes["x-row"] = heads * sizes["dim"] + draw.below(3) * 8 + draw.below(2);
@@ -63,7 +64,8 @@ Problem random_ssd(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
 Problem random_decode(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   for (;;) {
     Problem problem = random_ssd(kind, draw, most_elements);
-    if (problem.pass != "fwd" || problem.has("layout", "thd")) continue;
+    if (problem.pass != "fwd" || problem.has("layout", "thd") || problem.sizes.contains("slots"))
+      continue;
     problem.sizes["s"] = 1;
     return canonical(ssd_op(), problem, kind);
   }
@@ -253,6 +255,25 @@ TEST_CASE("heads of ssd share the group before them, and a padded index leaves s
   CHECK(found.at("states") == std::vector<double>{7, 7, 7, 7, 101, 202, 330, 440});
 }
 
+TEST_CASE("slots of ssd hold the states behind single tokens") {
+  const Sizes sizes{{"s", 2},   {"b", 4},         {"heads", 1},  {"groups", 1},
+                    {"dim", 1}, {"state-dim", 1}, {"states", 8}, {"slots", 2}};
+  const auto found =
+      reference(ssd_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
+                            {{"indices", "yes"}, {"softplus", "no"}, {"decay", "given"}}),
+                {{"x", {1, 2, 3, 4, 5, 6, 7, 8}},
+                 {"dt", std::vector<double>(8, 1)},
+                 {"A", {0}},
+                 {"B", std::vector<double>(8, 1)},
+                 {"C", std::vector<double>(8, 1)},
+                 {"states", {10, 20, 30, 40, 50, 60, 70, 80}},
+                 {"state_indices", {1, 2, 3, 4, 0, 5, 6, 0}},
+                 {"accepted", {1, 2, 1, 9}}});
+  // The third sequence is padding; the fourth begins with its last slot, which is padding.
+  CHECK(found.at("out") == std::vector<double>{21, 23, 53, 57, 0, 0, 0, 0});
+  CHECK(found.at("states") == std::vector<double>{10, 21, 23, 53, 57, 60, 70, 80});
+}
+
 TEST_CASE("gradients of ssd's reference are those of its differences") {
   std::mt19937_64 random(5);
   for (const char* decay : {"log", "given"}) {
@@ -357,6 +378,16 @@ TEST_CASE("gradients of chunks of ssd are right on the GPU at their edges", "[gp
 
 TEST_CASE("single tokens of ssd are right on the GPU", "[gpu][small]") {
   verify_on_gpu(ssd_op(), random_decode, 40, 13);
+}
+
+TEST_CASE("a few problems with slots of ssd are right on the GPU", "[gpu][small]") {
+  const auto with_slots = [](DeviceKind kind, Draw& draw, std::int64_t) {
+    for (;;)
+      if (Problem problem = random_ssd(kind, draw, std::int64_t{1} << 12);
+          problem.sizes.contains("slots"))
+        return problem;
+  };
+  verify_on_gpu(ssd_op(), with_slots, 8);
 }
 
 const FuzzCases<ssd_op, random_ssd, FuzzCounts{.small = 1500, .larger = 30, .gpu = 400}> ssd_cases;

@@ -2843,6 +2843,10 @@
  *   states         1 to 16777216, rare         entries of the cache of states; b + 1 if left out
  *   state-block    1 to 17179869184, rare      elements from an entry of the cache to the next;
  *                                              heads * dim * state-dim if left out
+ *   slots          1 to 64, rare               entries of a sequence, one behind each token, for
+ *                                              the verification of drafts: state_indices is [b,
+ *                                              slots], and accepted, i32 [b] behind it, tells the
+ *                                              tokens that were kept; without it one entry
  *   x-row          1 to 17179869184, rare      stride of x between tokens, in elements, for a part
  *                                              of a packed row; heads * dim if left out
  *   b-row          1 to 17179869184, rare      as x-row, for B; groups * state-dim if left out

@@ -55,6 +55,12 @@ def _laid_states(states: Tensor) -> tuple[Tensor, int | None]:
     return states, None if block == own else block
 
 
+def expect_indices(op: str, state_indices: Tensor | None, accepted: Tensor | None) -> None:
+    if state_indices is not None and state_indices.dim() != (1 if accepted is None else 2):
+        raise Error(f"{op}: state_indices is {list(state_indices.shape)}: give [sequences], or [sequences, slots] "
+                    "with accepted")
+
+
 def _check(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, offsets, gate, state_indices=None, accepted=None, **_):
     packed = offsets is not None
     if q.dim() != (3 if packed else 4):
@@ -70,9 +76,7 @@ def _check(q, k, v, g, a, A_log, dt_bias, beta, beta_logits, offsets, gate, stat
         raise Error("gated-delta-rule: a without A_log and dt_bias: give all three")
     if (beta is None) == (beta_logits is None):
         raise Error("gated-delta-rule: give beta or b, and not both")
-    if state_indices is not None and state_indices.dim() != (1 if accepted is None else 2):
-        raise Error(f"gated-delta-rule: state_indices is {list(state_indices.shape)}: give [sequences], or "
-                    "[sequences, slots] with accepted")
+    expect_indices("gated-delta-rule", state_indices, accepted)
 
 
 def _sequences(q: Tensor, offsets: Tensor | None) -> int:

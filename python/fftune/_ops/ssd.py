@@ -7,14 +7,15 @@ from .._custom import OPS, call, wants_gradient
 from .._declare import declare
 from .._library import Error
 from .attention import _rowed
-from .gated_delta_rule import _laid_states, _states_gradient, _wide, kept_state
+from .gated_delta_rule import _laid_states, _states_gradient, _wide, expect_indices, kept_state
 
 _SHAPES = {**dict.fromkeys(("x", "d_out"), "[..., tokens, heads, features]"),
            **dict.fromkeys(("B", "C"), "[..., tokens, groups, state_features]"),
            "dt": "[..., tokens, heads]", "offsets": "[sequences + 1]",
            **dict.fromkeys(("initial_state", "states", "d_final_state"),
                            "[sequences, heads, features, state_features]"),
-           **dict.fromkeys(("has_state", "state_indices"), "[sequences]")}
+           **dict.fromkeys(("has_state", "accepted"), "[sequences]"),
+           "state_indices": "[..., sequences]"}
 _INPUTS = "x, dt, A:f32?, A_log:f32?, B, C, D:f32?, dt_bias:f32?"
 _RULES = "softplus:bool, dt_min=dt-min:float, dt_max=dt-max:float"
 
@@ -24,7 +25,7 @@ def _laid_dt(dt: Tensor) -> tuple[Tensor, int | None]:
     return laid.squeeze(-1), row
 
 
-def _check(x, dt, A, A_log, B, C, offsets, **_):
+def _check(x, dt, A, A_log, B, C, offsets, state_indices=None, accepted=None, **_):
     packed = offsets is not None
     if x.dim() != (3 if packed else 4):
         raise Error(f"ssd: x is {list(x.shape)}: give [batch, tokens, heads, features], or "
@@ -35,6 +36,7 @@ def _check(x, dt, A, A_log, B, C, offsets, **_):
                         "give as many tokens")
     if (A is None) == (A_log is None):
         raise Error("ssd: give A or A_log, and not both")
+    expect_indices("ssd", state_indices, accepted)
 
 
 def _sequences(x: Tensor, offsets: Tensor | None) -> int:
@@ -47,10 +49,10 @@ _LAYS = {"x": (_rowed, ["x-row"]), "B": (_rowed, ["b-row"]), "C": (_rowed, ["c-r
 declare("ssd", "ssd",
         f"{_INPUTS}, initial_state:state?, has_state:mask?, offsets:ints?, {_RULES}, state_dtype, "
         "keep=final-state:bool", "out, final_state?keep", lays=_LAYS, sizes={"b": _sequences},
-        fixed={"indices": "no", "states": "", "state-block": ""}, **_COMMON)
+        fixed={"indices": "no", "states": "", "state-block": "", "slots": ""}, **_COMMON)
 declare("ssd_update", "ssd",
         f"{_INPUTS}, states:state!, state_indices:ints, has_state:mask?, offsets:ints?, {_RULES}, "
-        "null_index:float", "out", lays={**_LAYS, "states": (_laid_states, ["state-block"])},
+        "null_index:float, accepted:ints?", "out", lays={**_LAYS, "states": (_laid_states, ["state-block"])},
         fixed={"indices": "yes", "initial-state": "no", "final-state": "no"}, **_COMMON)
 declare("ssd_backward", "ssd",
         f"d_out, d_final_state:f32?, {_INPUTS}, initial_state:state?, offsets:ints?, {_RULES}",
@@ -63,8 +65,8 @@ def ssd(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, D: Tensor
         A_log: Tensor | None = None, dt_bias: Tensor | None = None, softplus: bool = True,
         dt_limit: tuple[float, float] = (0.0, float("inf")), initial_state: Tensor | None = None,
         states: Tensor | None = None, state_indices: Tensor | None = None, null_index: int = 0,
-        has_state: Tensor | None = None, offsets: Tensor | None = None, return_state: bool = False
-        ) -> Tensor | tuple[Tensor, Tensor]:
+        has_state: Tensor | None = None, offsets: Tensor | None = None, accepted: Tensor | None = None,
+        return_state: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """State space duality, the core of Mamba-2, Bamba, Falcon-H1, Granite 4 and Nemotron-H: linear
     attention whose state S of each head decays, and to which each token is added::
 
@@ -96,6 +98,10 @@ def ssd(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, D: Tensor
         has_state: bool [sequences]: False where a sequence begins with zeros instead of its state.
         offsets: Where each sequence begins among the tokens, int32 [sequences + 1]. Tokens of no
             sequence are left unwritten.
+        accepted: int32 [sequences], for the verification of drafts: how many tokens of the last call were
+            accepted. A sequence then has an entry for each token, ``state_indices`` [sequences, slots]: it
+            begins with that of slot ``accepted[i] - 1``, and the state behind its token t goes to slot t.
+            No state is written where the index is padding, nor behind tokens that have no slot.
         return_state: Return the states behind the last tokens too. An empty sequence keeps its own.
 
     Returns:
@@ -111,8 +117,8 @@ def ssd(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, D: Tensor
     rules = flag("ssd", "softplus", softplus), least, 0.0 if most == float("inf") else most
     tensors = x, dt, _wide(A), _wide(A_log), B, C, _wide(D), _wide(dt_bias)
     if states is None:
-        if state_indices is not None:
-            raise Error("ssd: state_indices without states: give both")
+        if state_indices is not None or accepted is not None:
+            raise Error("ssd: state_indices or accepted without states: give states too")
         keep = flag("ssd", "return_state", return_state)
         dtype = "bf16" if has_sizes(initial_state) and initial_state.dtype is torch.bfloat16 else "f32"
         out, final_state = call(OPS.ssd, *tensors, initial_state, has_state, offsets, *rules, dtype, keep)
@@ -124,4 +130,4 @@ def ssd(x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, D: Tensor
     if wants_gradient(*tensors, states):
         raise Error("ssd: states in a cache have no gradients: give initial_state")
     return call(OPS.ssd_update, *tensors, states, state_indices, has_state, offsets, *rules,
-                float(count_of("ssd", "null_index", null_index)))
+                float(count_of("ssd", "null_index", null_index)), accepted)

@@ -61,9 +61,9 @@ def ssd(x, dt, A, A_log, B, C, D, dt_bias, initial_state, has_state, offsets, so
 
 
 def ssd_update(x, dt, A, A_log, B, C, D, dt_bias, states, state_indices, has_state, offsets, softplus, dt_min,
-               dt_max, null_index):
+               dt_max, null_index, accepted=None):
     one = _Call(x, dt, A, A_log, B, C, D, dt_bias, offsets, softplus, dt_min, dt_max)
-    return one.update(x.shape, x.dtype, states, state_indices, has_state, null_index)
+    return one.update(x.shape, x.dtype, states, state_indices, has_state, null_index, accepted)
 
 
 def ssd_backward(d_out, d_final_state, x, dt, A, A_log, B, C, D, dt_bias, initial_state, offsets, softplus,

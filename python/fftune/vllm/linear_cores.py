@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import ops  # noqa: F401: declares the ops
 from .._declare import Into
-from .logs import Unfit, log_once
+from .logs import Unfit
 
 NULL = 0  # vLLM's block that is no sequence's
 _WIDTHS = range(2, 9)
@@ -339,11 +339,8 @@ class Mamba2(Core):
 
     def batch_of(self, module: nn.Module, metadata) -> Batch | None:
         self.expect_metadata(metadata)
-        if metadata.num_accepted_tokens is not None or metadata.query_start_loc_d is not None:
-            # The op keeps one state of a sequence, and not one behind each draft.
-            log_once(f"verification of drafts by {type(module).__name__} stays vLLM's: {self.op} keeps no state behind "
-                     "each draft")
-            return None
+        if metadata.num_accepted_tokens is not None and metadata.num_decodes:
+            return self._of_drafts(metadata)
         if metadata.checkpoint_chunk_idx is not None:
             return None  # states within a prompt are kept too
         # Sequences behind those with tokens are padding.
@@ -366,11 +363,19 @@ class Mamba2(Core):
         return Batch(rows, decoding, torch.cat([of_decoding, indices]), torch.cat([begins, offsets + decoding]),
                      torch.cat([torch.ones_like(begins, dtype=known.dtype), known]), *prompts)
 
+    def _of_drafts(self, metadata) -> Batch | None:
+        count, rows, indices = metadata.num_decodes, metadata.num_decode_tokens, metadata.state_indices_tensor_d
+        if metadata.num_prefills or len(indices) < count or metadata.query_start_loc_d is None:
+            return None  # vLLM takes the tokens of both apart
+        return Batch(rows, 0, indices[:count], metadata.query_start_loc_d[:count + 1],
+                     accepted=metadata.num_accepted_tokens[:count])
+
     def metadata_of(self, prototype, batch: Batch):
-        rows, made = batch.rows, copy.copy(prototype)
+        rows, made, of_drafts = batch.rows, copy.copy(prototype), batch.accepted is not None
         vars(made).update(
-            num_prefills=0, num_prefill_tokens=0, num_decodes=rows, num_decode_tokens=rows, num_accepted_tokens=None,
-            query_start_loc_d=None, state_indices_tensor_d=batch.indices[:, None])
+            num_prefills=0, num_prefill_tokens=0, num_decodes=len(batch.indices), num_decode_tokens=rows,
+            num_accepted_tokens=batch.accepted, query_start_loc_d=batch.offsets if of_drafts else None,
+            state_indices_tensor_d=batch.indices if of_drafts else batch.indices[:, None])
         return made
 
     def rule(self, layer, states, y, steps, out, indices, has_state, offsets, accepted) -> Into:
@@ -380,5 +385,5 @@ class Mamba2(Core):
             y.split([heads * dim, groups, groups], -1), (dim, state_dim, state_dim)))
         A, D, bias = (layer.wide[name].detach() for name in ("A", "D", "dt_bias"))
         return Into("ssd_update", (
-            x, *steps, A, None, B, C, D, bias, states, indices, has_state, offsets, True, 0.0, 0.0, float(NULL)),
+            x, *steps, A, None, B, C, D, bias, states, indices, has_state, offsets, True, 0.0, 0.0, float(NULL), accepted),
             (out,))

@@ -48,6 +48,11 @@ class MambaMixer2(nn.Module):
         metadata = metadata[self.prefix]
         self.calls += 1
         first = metadata.num_decode_tokens
+        if metadata.num_accepted_tokens is not None and not metadata.num_prefills:
+            for i, blocks in enumerate(metadata.state_indices_tensor_d[:metadata.num_decodes].tolist()):
+                begin, end = metadata.query_start_loc_d[i:i + 2].tolist()
+                self._drafts(projected_states, output, range(begin, end), blocks, int(metadata.num_accepted_tokens[i]))
+            return
         for i in range(first):
             block = int(metadata.state_indices_tensor_d[i, 0])
             self._sequence(projected_states, output, range(i, i + 1), block, True, True)
@@ -57,18 +62,44 @@ class MambaMixer2(nn.Module):
                            bool(metadata.has_initial_states_p[i]), False)
 
     def _sequence(self, projected, output, rows, block, known, writes):
-        heads, dim, state_dim, channels = self.num_heads, self.head_dim, self.ssm_state_size, self.tped_conv_size
+        heads, dim, channels = self.num_heads, self.head_dim, self.tped_conv_size
         if block <= 0:
             output[rows.start:rows.stop] = 0
             return
-        inputs, states = self.kv_cache
-        taps = self.conv1d.weight[:, 0].float()
-        entries = taps.shape[1] - 1
-        history = inputs[block] if inputs.shape[2] == channels else inputs[block].T
+        states, history = self.kv_cache[1], self._history(block)
+        entries = self.conv1d.weight.shape[2] - 1
         before = history[:entries].float() if known else torch.zeros(entries, channels)
         state = states[block].float() if known else torch.zeros(states.shape[1:])
-        x, dt = projected[:, heads * dim:].split([channels, heads], -1)
-        every = torch.cat([before, x[rows.start:rows.stop].float()])
+        every = torch.cat([before, projected[rows.start:rows.stop, heads * dim:][:, :channels].float()])
+        for state in self._states(projected, output, rows, every, state, writes):
+            pass
+        states[block] = state.to(states.dtype)
+        history[:entries] = every[len(rows):].to(history.dtype)
+
+    def _history(self, block):
+        """A view of the inputs in a block, [entries, channels]."""
+        inputs = self.kv_cache[0]
+        return inputs[block] if inputs.shape[2] == self.tped_conv_size else inputs[block].T
+
+    def _drafts(self, projected, output, rows, blocks, accepted):
+        """The state behind each token goes to a block of its own."""
+        states, first = self.kv_cache[1], blocks[accepted - 1]
+        if first <= 0:
+            return
+        entries, history = self.conv1d.weight.shape[2] - 1, self._history(blocks[0])
+        before = history[accepted - 1:accepted - 1 + entries].float()
+        of_x = slice(self.tped_intermediate_size, self.tped_intermediate_size + self.tped_conv_size)
+        every = torch.cat([before, projected[rows.start:rows.stop, of_x].float()])
+        for block, state in zip(blocks, self._states(projected, output, rows, every, states[first].float(), True)):
+            states[block] = state.to(states.dtype)
+        history[:len(every) - 1] = every[1:].to(history.dtype)
+
+    def _states(self, projected, output, rows, every, state, writes):
+        """The states behind the tokens."""
+        heads, dim, state_dim = self.num_heads, self.head_dim, self.ssm_state_size
+        taps = self.conv1d.weight[:, 0].float()
+        entries = taps.shape[1] - 1
+        x, dt = projected[:, heads * dim:].split([self.tped_conv_size, heads], -1)
         for place, row in enumerate(rows):
             mixed = F.silu((every[place:place + entries + 1].T * taps).sum(1) + self.conv1d.bias.float()).bfloat16()
             if writes:
@@ -80,5 +111,4 @@ class MambaMixer2(nn.Module):
             state = state * torch.exp(step * self.A)[:, None, None] + (step[:, None] * value)[:, :, None] * B[:, None]
             y = (state * C[:, None]).sum(-1) + self.D.float()[:, None] * value
             output[row] = y.flatten().to(output.dtype)
-        states[block] = state.to(states.dtype)
-        history[:entries] = every[len(rows):].to(inputs.dtype)
+            yield state
