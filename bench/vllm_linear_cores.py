@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The plugin's cores of linear attention beside vLLM's own, without an engine.
 
-usage: vllm_linear_cores.py [delta] [drafts] [mamba] [--quick]
+usage: vllm_linear_cores.py [delta] [drafts] [mamba] [mamba-drafts] [--quick]
 
 vLLM 0.33 and fftune have to be installed. vLLM's classes get random parameters, and caches in pages as vLLM lays
 them out. For each batch a line has the relative differences of the output, the states and the inputs of
@@ -58,6 +58,13 @@ def convolution(channels, width):
     made.bias = None
     made.weight = parameter(torch.randn(channels, 1, width, device=dev).mul(0.5).to(bf))
     return made
+
+
+def drafts_of(blocks, drafts):
+    """The blocks of each sequence, one behind each of its tokens, and the tokens of its last step that were kept."""
+    t = drafts + 1
+    table = [[(b - 1) * t + 1 + i if b else 0 for i in range(t)] for b in blocks]
+    return int32(table), int32([1 + i % t if b else 1 for i, b in enumerate(blocks)])
 
 
 def delta(dtype, heads=16, v_heads=32, dim=128, width=4, drafts=0):
@@ -144,7 +151,7 @@ def delta(dtype, heads=16, v_heads=32, dim=128, width=4, drafts=0):
 
         def decoding(blocks):
             n, t = len(blocks), drafts + 1
-            table = [[(b - 1) * t + 1 + i if b else 0 for i in range(t)] for b in blocks]
+            table, accepted = drafts_of(blocks, drafts)
             return home.GDNAttentionMetadata(
                 0,
                 0,
@@ -154,15 +161,15 @@ def delta(dtype, heads=16, v_heads=32, dim=128, width=4, drafts=0):
                 n * t,
                 n * t,
                 spec_query_start_loc=int32(range(0, n * t + 1, t)),
-                spec_state_indices_tensor=int32(table),
+                spec_state_indices_tensor=table,
                 spec_sequence_masks=torch.ones(n, dtype=torch.bool, device=dev),
-                num_accepted_tokens=int32([1 + i % t if b else 1 for i, b in enumerate(blocks)]),
+                num_accepted_tokens=accepted,
             )
 
     return layer, "_forward_core", "core_attn_out", decoding, prompts, arguments
 
 
-def mamba(dtype, heads=128, groups=8, dim=64, state=128, width=4):
+def mamba(dtype, heads=128, groups=8, dim=64, state=128, width=4, drafts=0):
     from vllm.config.mamba import MambaConfig
     from vllm.model_executor.layers.mamba import mamba_mixer2 as home
     from vllm.model_executor.layers.mamba.ops import ssu_dispatch
@@ -186,7 +193,7 @@ def mamba(dtype, heads=128, groups=8, dim=64, state=128, width=4):
         tped_conv_size=channels,
         tped_dt_size=heads,
         use_replayssm=False,
-        num_spec=0,
+        num_spec=drafts,
         cache_config=SimpleNamespace(),
         mamba_config=MambaConfig(),
         is_blackwell=False,
@@ -199,7 +206,7 @@ def mamba(dtype, heads=128, groups=8, dim=64, state=128, width=4):
         split_hidden_states_B_C_fn=lambda t: torch.split(t, [inner, groups * state, groups * state], -1),
     ).items():
         setattr(layer, name, value)
-    pages(layer, channels, width, (heads, dim, state), dtype)
+    pages(layer, channels, width, (heads, dim, state), dtype, drafts=drafts)
     if hasattr(ssu_dispatch, "TritonSSUBackend"):
         for name in vars(ssu_dispatch):
             if name.startswith("_mamba_ssu_backend"):
@@ -218,7 +225,15 @@ def mamba(dtype, heads=128, groups=8, dim=64, state=128, width=4):
 
     def decoding(blocks):
         n = len(blocks)
-        return Mamba2AttentionMetadata(0, 0, n, n, n, **none | dict(state_indices_tensor_d=int32(blocks)[:, None]))
+        if not drafts:
+            return Mamba2AttentionMetadata(0, 0, n, n, n, **none | dict(state_indices_tensor_d=int32(blocks)[:, None]))
+        table, accepted = drafts_of(blocks, drafts)
+        verified = dict(
+            state_indices_tensor_d=table,
+            num_accepted_tokens=accepted,
+            query_start_loc_d=int32(range(0, table.numel() + 1, drafts + 1)),
+        )
+        return Mamba2AttentionMetadata(0, 0, n, table.numel(), n, **none | verified)
 
     def prompts(lengths, blocks, known, first=0):
         starts = [sum(lengths[first:i]) for i in range(first, len(lengths) + 1)]
@@ -341,7 +356,12 @@ def ends(linear):
 
 
 def main():
-    makes = {"delta": delta, "drafts": lambda dtype: delta(dtype, drafts=2), "mamba": mamba}
+    makes = {
+        "delta": delta,
+        "drafts": lambda dtype: delta(dtype, drafts=2),
+        "mamba": mamba,
+        "mamba-drafts": lambda dtype: mamba(dtype, drafts=2),
+    }
     for name in [name for name in sys.argv[1:] if not name.startswith("-")] or makes:
         for dtype in (bf, torch.float32) if name == "delta" else (torch.float32,):
             try:
