@@ -13,8 +13,8 @@ from ._library import Error
 _BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv",
                   "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias",
                   "w_in", "b_in", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_kv_b",
-                  "w_qkvz", "w_ba", "w_z_low", "w_z", "w_b", "w_a_low", "w_a", "w_conv", "b_conv", "w_conv_q", "w_conv_k", "w_conv_v",
-                  "A_log", "dt_bias", "D", "mixer_norm")
+                  "w_qkvz", "w_ba", "w_z_low", "w_z", "w_b", "w_a_low", "w_a", "w_conv", "b_conv", "w_conv_q", "w_conv_k",
+                  "w_conv_v", "A_log", "dt_bias", "D", "mixer_norm")
 _BEHIND_CACHES = ("k_scale", "v_scale", "sinks", "q_factors", "w_g", "residual_scale", "w_o", "w_o_scale", "w_o_zero",
                   "b_o", "attn_post_norm", "ffn_norm",
                   "ffn_norm_bias", "w_router", "b_router", "choice_bias", "expert_scale", "router_norm",

@@ -9,7 +9,8 @@ import fftune
 from fftune import reference
 from fftune._custom import OPS, call
 from fftune._layer_form import FLOAT32, Choice, form_of, parse
-from fftune.patching import layers as patched_layers
+from fftune.patching import decoding, layers as patched_layers
+from fftune.patching.graphs import _tensors_of
 from models import RELEASE
 
 pytestmark = pytest.mark.skipif(RELEASE < (5, 23), reason="transformers has other caches of states")
@@ -510,7 +511,8 @@ def test_generate(options, name):
     assert torch.equal(own.generate(given, **options), model.generate(given, **options))
 
 
-@pytest.mark.parametrize("name,calls", (("lfm2", 1), ("bamba", 1), ("qwen3-next", 1), ("mamba2", 12), ("nemotron-h", 12)))
+@pytest.mark.parametrize("name,calls", (("lfm2", 1), ("bamba", 1), ("qwen3-next", 1), ("mamba2", 12),
+                                        ("nemotron-h", 12)))
 def test_generate_of_fftune(name, calls, runs):
     """Bamba's decoder counts from 0 where it is given no positions. Steps behind the prompt are `decode`, but of
     layers that are a mixer or a network alone."""
@@ -663,3 +665,71 @@ def test_restored(runs):
     fftune.unpatch(own)
     given = ids(3, 1)
     assert torch.equal(steps(own, given)[0], steps(model, given)[0]) and not runs
+
+
+def captured(model, whole):
+    """A copy whose steps are captured, and what runs them. Without a GPU they run again."""
+    own = copy.deepcopy(model)
+    fftune.patch(own, graphs=True, whole_layers=whole)
+    return own, own.__dict__["get_compiled_call"].__self__
+
+
+def generated(model, given, **options):
+    compile_config = transformers.CompileConfig()
+    compile_config._compile_all_devices = True
+    return model.generate(given, max_new_tokens=9, min_new_tokens=9, do_sample=False, compile_config=compile_config,
+                          **options)
+
+
+@pytest.mark.parametrize("whole", (False, True))
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "qwen3-next", "olmo-hybrid", "bamba", "granite-hybrid-moe",
+                                  "kimi-linear", "mamba2", "nemotron-h"))
+def test_steps_with_states_are_captured(name, whole):
+    model = make(name)
+    own, runner = captured(model, whole)
+    for given in ids(7, 5):  # the second call has a cache of its own, which is copied into the graph's
+        assert torch.equal(generated(own, given), model.generate(given, max_new_tokens=9, min_new_tokens=9,
+                                                                 do_sample=False))
+        assert any(step.graph is not None for step in runner._steps.values()) and not runner._failed
+
+
+def test_a_cache_with_states_outlives_the_graph():
+    """What generate() returns is no cache of a graph, into which later calls write."""
+    model = make("qwen3.5")
+    own, _ = captured(model, True)
+    first, second = ids(7, 7)
+    results = []
+    for each in (model, own):
+        out = generated(each, first, return_dict_in_generate=True) if each is own else each.generate(
+            first, max_new_tokens=9, min_new_tokens=9, do_sample=False, return_dict_in_generate=True)
+        if each is own:
+            generated(own, second)
+        with torch.no_grad():
+            results.append(each(out.sequences[:, -1:], past_key_values=out.past_key_values).logits)
+    assert (results[1] - results[0]).abs().max() <= 3e-5 * results[0].abs().max()
+
+
+def test_states_that_a_graph_cannot_use():
+    _, cache = steps(make("lfm2"), ids(3))
+    states = next(layer for layer in cache.layers if hasattr(layer, "conv_states"))
+    assert len(_tensors_of(cache)) == 3 + 3  # of keys, and of three convolutions
+    states.record_past = True  # then it gets new tensors
+    assert _tensors_of(cache) is None
+    states.record_past, states.has_previous_state[0] = False, False  # the first call takes another way
+    assert _tensors_of(cache) is None
+    states.has_previous_state[0], states.__class__ = True, type("OtherStates", (type(states),), {})
+    assert _tensors_of(cache) is None
+
+
+@pytest.mark.parametrize("name", ("mamba2", "nemotron-h", "qwen3-next"))
+def test_steps_by_layers_can_be_captured(name, monkeypatch):
+    """A graph would have all tensors that such a step reads and writes."""
+    model, seen = make(name), []
+    own, _ = patched(model)
+    given, = ids(7)
+    monkeypatch.setattr(decoding, "_whole_or_none", lambda head: None)
+    monkeypatch.setattr(decoding.Loop, "_capture", lambda loop: seen.append(loop) or (lambda: loop.advance(loop.ids)))
+    right = model.generate(given, max_new_tokens=9, do_sample=False)
+    assert torch.equal(fftune.generate(own, given, 9), right)
+    loop, = seen
+    assert loop.state is None and len(_tensors_of(loop.cache)) >= len(states_of(loop.cache))

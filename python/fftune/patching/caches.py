@@ -7,6 +7,9 @@ import torch
 
 from .._versions import CACHE_NAMES, cache_of
 from .attention import STATIC_LAYERS
+from .layer_mixers import STATE_LAYERS
+
+_ALIKE = (*STATE_LAYERS, "DummyLayer")  # in static and in growing caches
 
 
 def with_growing_cache(outputs, config):
@@ -28,16 +31,30 @@ def _growing(cache, config):
         return EncoderDecoderCache(_growing(cache.self_attention_cache, config),
                                    _growing(cache.cross_attention_cache, config))
     own = DynamicCache(config=config.get_text_config(decoder=True))
-    if len(own.layers) != len(cache.layers) or not {_kind_of(layer) for layer in cache.layers} <= {*STATIC_LAYERS} \
-            or not {_kind_of(layer) for layer in own.layers} <= {"DynamicLayer", "DynamicSlidingWindowLayer"}:
+    if len(own.layers) != len(cache.layers) or not all(
+            _kind_of(layer) == _kind_of(static) if _kind_of(static) in _ALIKE else _kind_of(static) in STATIC_LAYERS
+            and _kind_of(layer) in ("DynamicLayer", "DynamicSlidingWindowLayer")
+            for layer, static in zip(own.layers, cache.layers)):
         return cache
     for layer, static in zip(own.layers, cache.layers):
+        if _kind_of(static) in _ALIKE:
+            _copy_states(layer, static)
+            continue
         length = int(static.get_seq_length())
         kept = min(length, static.keys.shape[2])  # of a full window the last, in their order
         layer.update(static.keys[:, :, :kept].clone(), static.values[:, :, :kept].clone())
         if kept < length:
             layer.cumulative_length = length
     return own
+
+
+def _copy_states(layer, static) -> None:
+    for name in ("conv_states", "recurrent_states"):
+        for at, state in getattr(static, name, {}).items():
+            if state is not None:
+                layer.lazy_initialization(**{name: state}, state_idx=at)
+                getattr(layer, name)[at].copy_(state)
+                layer.has_previous_state[at] = static.has_previous_state[at]
 
 
 def _kind_of(layer) -> str:

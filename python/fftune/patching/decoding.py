@@ -30,7 +30,7 @@ from .._versions import CACHE_NAMES, as_option, cache_of, pytree, take_cache
 from .analytic import PATCHED
 from .attention import FLOAT8_LAYERS, format_of
 from .caches import with_growing_cache
-from .graphs import _tensors_of
+from .graphs import _tensors_of, warn_of_capture
 from .layer_mixers import STATE_LAYERS, can_write
 from .layer_specs import _is_norm, _norm_of
 from .layers import _lies_as_read
@@ -437,8 +437,12 @@ class Loop:
         if not self.ids.is_cuda or self.state is None and _tensors_of(self.cache) is None:
             return lambda: self.advance(self.ids)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.advance(self.ids)
+        try:
+            with torch.cuda.graph(graph):
+                self.advance(self.ids)
+        except Exception as error:  # of a module that runs in the place of the op
+            warn_of_capture(error)
+            return lambda: self.advance(self.ids)
         return graph.replay
 
     def _look(self) -> tuple[Tensor, "torch.cuda.Event | None"]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from .._versions import as_option, cache_of, pytree, take_cache
 from .attention import count_causal
 from .caches import with_growing_cache
+from .layer_mixers import STATE_LAYERS
 from .recognise import Unfit, are_plain, expect_methods, has_hooks, undoable
 
 _KEPT = 4  # graphs of a model, those used last
@@ -241,10 +242,14 @@ class Steps(ModelState):
         except Exception as error:
             self._failed = True
             self._steps.clear()
-            line = (str(error).splitlines() or [""])[0]
-            warnings.warn(f"fftune: a step of generate() cannot be captured, and runs as it did: "
-                          f"{type(error).__name__}: {line}")
+            warn_of_capture(error)
             return False
+
+
+def warn_of_capture(error: Exception) -> None:
+    line = (str(error).splitlines() or [""])[0]
+    warnings.warn("fftune: a step of generate() cannot be captured, and runs as it did: "
+                  f"{type(error).__name__}: {line}")
 
 
 class _Again:
@@ -277,10 +282,30 @@ def _tensors_of(cache) -> list[Tensor] | None:
     tensors = []
     for part in parts:
         for layer in getattr(part, "layers", [None]):
-            length = getattr(layer, "cumulative_length", None)
-            has_scales = type(layer).__name__ == "Float8StaticLayer" and layer.has_scales
-            if type(layer).__name__ != "StaticLayer" and not has_scales or not isinstance(length, Tensor) \
-                    or not getattr(layer, "is_initialized", False):
+            kind = type(layer).__name__
+            if kind == "DummyLayer":  # of a layer without a mixer
+                continue
+            own = _tensors_of_keys(layer) if kind in ("StaticLayer", "Float8StaticLayer") else \
+                _tensors_of_states(layer) if kind in STATE_LAYERS else None
+            if own is None:
                 return None
-            tensors += [layer.keys, layer.values, length, *((layer.k_scale, layer.v_scale) if has_scales else ())]
+            tensors += own
     return tensors
+
+
+def _tensors_of_keys(layer) -> list[Tensor] | None:
+    length, has_scales = getattr(layer, "cumulative_length", None), type(layer).__name__ == "Float8StaticLayer"
+    if not isinstance(length, Tensor) or not getattr(layer, "is_initialized", False) \
+            or has_scales and not layer.has_scales:
+        return None
+    return [layer.keys, layer.values, length, *((layer.k_scale, layer.v_scale) if has_scales else ())]
+
+
+def _tensors_of_states(layer) -> list[Tensor] | None:
+    """Those of convolutions and recurrent ones, if a call before has written them: the first one takes another way. A
+    layer that records its past replaces them."""
+    parts = [getattr(layer, name, None) for name in ("has_previous_state", "conv_states", "recurrent_states")]
+    if not all(isinstance(part, dict) for part in parts) or not all(parts[0].values()) \
+            or getattr(layer, "record_past", True):
+        return None
+    return [state for part in parts[1:] for state in part.values() if state is not None]
