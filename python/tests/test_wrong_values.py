@@ -264,6 +264,19 @@ def test_weights_and_caches_of_a_layer_are_no_wrong_values(name):
         accepts(lambda: run(cache=object() if wrong is None else wrong))
 
 
+@pytest.mark.parametrize("name", ["layer", "decode"])
+def test_caches_have_whole_heads(name):
+    """The library would write behind the view of some of their features."""
+    pages, table = torch.zeros(3, 16, 1, 8), torch.tensor([[2, 0]], dtype=torch.int32)
+    for keys, others in ((caches()[0][0], {}), (pages, {"pages": table})):
+        good = {**GOOD[name], "group": None, **others}
+        values = keys.clone() if others else keys.transpose(1, 2).clone().transpose(1, 2)
+        getattr(ops, name)(**{**good, "caches": [(keys, values)]})
+        for pair in ((keys[..., :1], values), (keys, values[..., :1]), (keys[..., :4], values[..., :4])):
+            with pytest.raises(fftune.Error):
+                getattr(ops, name)(**{**good, "caches": [pair]})
+
+
 @pytest.mark.parametrize("name, state", [("gated_delta_rule", "states"), ("ssd", "states"),
                                          ("causal_conv1d_update", "state"), ("mla_rope", "cache")])
 def test_what_is_written_shares_no_memory(name, state):

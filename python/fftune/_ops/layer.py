@@ -40,6 +40,16 @@ def shown(buffer: str) -> str:
     return _NAMES.get(name, name) + (f" of layer {layer or 0}" if is_of_layer else "")
 
 
+def _expect_features(form: LayerForm, layers: int, count: int, tensors: Sequence[Tensor | None]) -> None:
+    """That keys and values have the features of a head. The library knows the strides of views, and reads whole
+    heads."""
+    before, states, dim = len(form.before), form.library_state_count, form.get("dim")
+    for at in range(layers):
+        for cache in tensors[at * count + before:at * count + before + states]:
+            if cache.shape[-1] != dim:
+                raise Error(f"layer: a cache of layer {at} is {list(cache.shape)}: give {dim} features of a head")
+
+
 def values_of_layers(form: LayerForm, x: tuple[int, int, int], angles: Tensor | None, pages: Tensor | None,
                      tensors: Sequence[Tensor | None]) -> dict:
     """The sizes and options of layers, by the shape of x and some of the tensors."""
@@ -54,6 +64,8 @@ def values_of_layers(form: LayerForm, x: tuple[int, int, int], angles: Tensor | 
         first = tensors[before]
         count_of_pages, page = (None, None) if pages is None else first.shape[:2]
         cache = first.shape[1 if form.is_latent else 2] if pages is None else pages.shape[1] * page
+        if not form.is_latent:
+            _expect_features(form, layers, count, tensors)
     options = {n: value for n, value in form.options.items() if n not in ("multiplier", "packed")}
     if form.get("packed"):
         options |= dict(zip(("weights", "group"), str(form.get("packed")).split("-")))
