@@ -475,7 +475,11 @@ TEST_CASE("a configuration that is none names the field") {
   CHECK(error_of(R"({"architectures": ["LlamaForCausalLM"]})") ==
         "hidden_size is missing: give the config.json of a language model");
   CHECK(error_of(with(llama, R"("hidden_size": "4096")")) ==
-        "hidden_size: expected a whole number from 1, found \"4096\"");
+        "hidden_size: expected a whole number from 1 to 1073741824, found \"4096\"");
+  CHECK(error_of(with(llama, R"("hidden_size": 2147483648)")) ==
+        "hidden_size: expected a whole number from 1 to 1073741824, found 2147483648");
+  CHECK(error_of(with(llama, R"("quantization_config": 4)")) ==
+        "quantization_config: expected an object, found 4");
   CHECK(error_of(with(llama, R"("mlp_bias": 1)")) == "mlp_bias: expected true or false, found 1");
 }
 

@@ -24,6 +24,7 @@ constexpr std::int64_t tokens_of_prompt = 1024;
 /// Keys of all sequences that the searched attention has in memory: about as many as vLLM's cache
 /// holds beside a model. max_model_len times the sequences would fit on no device.
 constexpr std::int64_t cached_keys = std::int64_t{1} << 19;
+constexpr std::int64_t most_size = std::int64_t{1} << 30;  // of a configuration
 constexpr std::int64_t scale_block = 128;  // rows and columns of a weight with one fp8 scale
 
 [[noreturn]] void fail(const std::string& why) {
@@ -83,8 +84,9 @@ class Config {
  private:
   static std::int64_t number(std::string_view name, const JsonValue& found) {
     const auto* const value = found.get_if<std::int64_t>();
-    if (value == nullptr || *value < 1 || *value > std::int64_t{1} << 30)
-      fail(fmt::format("{}: expected a whole number from 1, found {}", name, json_brief(found)));
+    if (value == nullptr || *value < 1 || *value > most_size)
+      fail(fmt::format("{}: expected a whole number from 1 to {}, found {}", name, most_size,
+                       json_brief(found)));
     return *value;
   }
 
@@ -252,7 +254,12 @@ Quantisation compressed_of(const Config& own) {
 
 Quantisation quantisation_of(const Config& config) {
   const JsonValue* const found = quantisation_config(config.root());
-  if (found == nullptr) return {};
+  if (found == nullptr) {
+    const auto [name, other] = config.first({"quantization_config", "compression_config"});
+    if (other != nullptr)
+      fail(fmt::format("{}: expected an object, found {}", name, json_brief(*other)));
+    return {};
+  }
   const Config own({found});
   const std::string method = own.text({"quant_method"}, "an unknown method");
   if (method == "gptq") {
