@@ -733,3 +733,12 @@ def test_steps_by_layers_can_be_captured(name, monkeypatch):
     assert torch.equal(fftune.generate(own, given, 9), right)
     loop, = seen
     assert loop.state is None and len(_tensors_of(loop.cache)) >= len(states_of(loop.cache))
+
+
+def test_small_weights_become_float32_together(monkeypatch):
+    """One kernel for all layers of an op, not one for each weight."""
+    own, _ = patched(make("bamba", torch.bfloat16))
+    copies, original = [], torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, given: copies.append(len(to)) or original(to, given))
+    steps(own, ids(3))
+    assert copies == [2 * 3, 3]  # A_log, dt_bias and D of two layers, and of one behind attention

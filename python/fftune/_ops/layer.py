@@ -147,13 +147,26 @@ def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str,
     return found, packed_word("layer", first), weights[0]["w_down"].k
 
 
+def _in_float32(parsed: LayerForm, weights: Sequence[Tensor]) -> list[Tensor]:
+    """The weights of layers, those in float32 that kernels read so: by one kernel for the small ones of all layers."""
+    found, names = list(weights), parsed.weights
+    others = [at for at, w in enumerate(found) if names[at % len(names)] in FLOAT32 and w.dtype != torch.float32]
+    if others:
+        wide = [torch.empty_like(found[at], dtype=torch.float32) for at in others]
+        torch._foreach_copy_(wide, [found[at] for at in others])
+        for at, w in zip(others, wide):
+            found[at] = w
+    return found
+
+
 def tensors_of_layers(parsed: LayerForm, weights: Sequence[Tensor], caches: Sequence[Tensor],
                       like: Tensor) -> list[Tensor | None]:
     """The tensors of all layers in the library's order. Constants are on the device of `like`."""
     count, states, found = len(parsed.weights), parsed.states, []
+    weights = _in_float32(parsed, weights)
     for at in range(len(weights) // count):
         given = zip(parsed.weights, weights[at * count:(at + 1) * count])
-        tensors = {name: (w.float() if name in FLOAT32 else w).contiguous() for name, w in given}
+        tensors = {name: w.contiguous() for name, w in given}
         if parsed.constants:
             tensors = with_constants(parsed, tensors, like)
         found += map(tensors.get, parsed.before)
