@@ -649,10 +649,16 @@ def test_plans_are_made_beside_the_engine(linear, kind, monkeypatch):
 
 # which parts
 
-def test_it_is_opt_in(vllm, monkeypatch, caplog, kind):
+@pytest.mark.parametrize("given, is_there", [("", True), ("1", True), ("linear-attention", True), ("layers", False)])
+def test_it_is_a_part_of_the_default(vllm, monkeypatch, kind, given, is_there):
+    monkeypatch.setenv("FFTUNE_VLLM", given)
     importlib.import_module("fftune.vllm").register()
     cls = getattr(importlib.import_module(f"{MAMBA}.{kind.home}"), kind.name)
-    assert not hasattr(getattr(cls, kind.method), "_fftune_original")
+    assert hasattr(getattr(cls, kind.method), "_fftune_original") == is_there
+
+
+def test_batch_invariance_leaves_it_to_vllm(vllm, monkeypatch, caplog, kind):
+    cls = getattr(importlib.import_module(f"{MAMBA}.{kind.home}"), kind.name)
     monkeypatch.setenv("FFTUNE_VLLM", "linear-attention")
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     with caplog.at_level(logging.INFO):

@@ -144,14 +144,17 @@ def test_parts_are_those_of_the_plugin(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config_of("llama", 1)))
     said = [subprocess.run([str(tool_path()), "tune-vllm", *map(str, words)], env=tool_environment(), text=True,
                            capture_output=True) for words in (["--help"], [tmp_path, "--list", "--parts", "none"])]
-    assert ",".join(plugin.PARTS) in said[0].stdout.replace("\n", "")
+    assert ",".join(plugin.PARTS) in "".join(said[0].stdout.split())
     assert said[1].returncode == 2
     assert all(word in said[1].stderr for word in (*plugin.PARTS, *plugin.OPT_IN)), said[1].stderr
 
 
-def test_cores_of_linear_attention_are_not_searched(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config_of("llama", 1)))
+@pytest.mark.parametrize("field", [None, "linear_num_key_heads", "ssm_state_size", "mamba_n_heads"])
+def test_cores_of_linear_attention_are_not_searched(tmp_path, field):
+    (tmp_path / "config.json").write_text(json.dumps({**config_of("llama", 1), **({field: 16} if field else {})}))
     done = subprocess.run([str(tool_path()), "tune-vllm", str(tmp_path), "--list", "--parts", "linear-attention"],
                           env=tool_environment(), text=True, capture_output=True)
     assert done.returncode == 2
-    assert "there is nothing to search: cores of linear attention are not searched" in " ".join(done.stderr.split())
+    said = " ".join(done.stderr.split())
+    assert ("there is nothing to search: no part that --parts names" in said) == (field is None)
+    assert ("cores of linear attention are not searched" in said) == (field is not None)

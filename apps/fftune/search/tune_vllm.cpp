@@ -28,11 +28,11 @@ constexpr std::pair<const char*, bool VllmServing::*> parts[] = {
     {"layers", &VllmServing::layers},
     {"linears", &VllmServing::linears},
     {"packed-experts", &VllmServing::packed_experts},
+    {"linear-attention", &VllmServing::linear_attention},
     {"int4-linears", &VllmServing::int4_linears},
     {"fp8-linears", &VllmServing::fp8_linears},
     {"prompts", &VllmServing::prompts},
-    {"ranks", &VllmServing::ranks},
-    {"linear-attention", &VllmServing::linear_attention}};
+    {"ranks", &VllmServing::ranks}};
 
 struct TuneVllmOptions {
   std::vector<std::string> paths;
@@ -130,7 +130,7 @@ void add_tune_vllm(CommandLine& line) {
   for (const auto& part : parts) known.emplace_back(part.first);
   command.option("--parts LIST", words(options->parts, known),
                  "parts that FFTUNE_VLLM turns on (default: those that the plugin has by default, "
-                 "experts,layers,linears,packed-experts)",
+                 "experts,layers,linears,packed-experts,linear-attention)",
                  group);
   command.flag("--batch-invariant", serving.batch_invariant,
                "what it runs with VLLM_BATCH_INVARIANT=1", group);

@@ -824,6 +824,14 @@ void add_layers(const Config& config, const Quantisation& quantisation,
     problems.add("ffn", DType::bf16, {{"d", d}, {"h", h}}, with(format, {{"residual", "yes"}}));
 }
 
+/// Whether some layers are Mamba-2's or have a gated delta rule, by the fields of configurations of
+/// transformers.
+bool has_recurrent_states(const Config& model) {
+  return model.first({"linear_num_key_heads", "mamba_n_heads", "mamba_num_heads", "ssm_state_size",
+                      "state_size"})
+             .second != nullptr;
+}
+
 }  // namespace
 
 std::vector<std::int64_t> graph_sizes(std::int64_t max_num_seqs) {
@@ -866,11 +874,13 @@ VllmProblems vllm_problems(const Catalog& catalog, const JsonValue& config,
            [&] { add_experts(model, quantisation, experts, serving, problems); });
   else if (serving.experts && !serving.layers && experts.empty())
     result.left_alone.push_back(fmt::format("{} has no experts", architecture_name(model)));
-  if (serving.linear_attention)
+  if (serving.linear_attention && has_recurrent_states(model))
     result.left_alone.emplace_back(
         "cores of linear attention are not searched: how far states are apart follows from the "
         "pages that vLLM chooses");
   result.ops = std::move(problems).ops();
+  if (result.ops.empty() && result.left_alone.empty())
+    fail("there is nothing to search: no part that --parts names is one of this model");
   if (result.ops.empty())
     fail(fmt::format("there is nothing to search: {}", fmt::join(result.left_alone, "; ")));
   return result;

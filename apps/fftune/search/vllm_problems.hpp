@@ -25,8 +25,8 @@ struct VllmServing {
   bool linears = true;         // with weights of 4 and 8 bits
   bool packed_experts = true;  // likewise
   bool int4_linears = false;   // those of 4 bits alone
+  bool linear_attention = true;
   bool fp8_linears = false;
-  bool linear_attention = false;
   bool ranks = false;    // layers under tensor parallelism
   bool prompts = false;  // of layers, the batches with prompts
   bool batch_invariant = false;

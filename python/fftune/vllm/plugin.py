@@ -13,11 +13,10 @@ from .interfaces import EXPERTS_METHODS, FP8_METHODS, KERNELS, LINEAR_ATTENTION,
 from .logs import log, one_line
 
 # Each is measured on the device, and serves where it is faster than vLLM's kernels. `linears` have weights of 4 and 8 bits.
-PARTS = ("experts", "layers", "linears", "packed-experts")
+PARTS = ("experts", "layers", "linears", "packed-experts", "linear-attention")
 # Only FFTUNE_VLLM with their name turns these on: a measurement of one layer does not tell whether they are faster in
-# a whole model. `prompts` and `ranks` are of `layers`: batches with prompts, and tensor parallelism. `linear-attention`
-# has not run in an engine on a GPU.
-OPT_IN = ("int4-linears", "fp8-linears", "linear-attention", "prompts", "ranks")
+# a whole model. `prompts` and `ranks` are of `layers`: batches with prompts, and tensor parallelism.
+OPT_IN = ("int4-linears", "fp8-linears", "prompts", "ranks")
 # Their kernels may give other bits for other numbers of tokens.
 _VARIANT = {"int4-linears", "linears", "fp8-linears", "packed-experts", "linear-attention"}
 _LEAST_MAJOR = 8  # of compute capabilities: tensor cores for bfloat16
