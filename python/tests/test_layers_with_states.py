@@ -1,5 +1,6 @@
 """Whole layers whose mixer is no attention: the op `layer`, and patch(model, whole_layers=True)."""
 import copy
+import types
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ import fftune
 from fftune import reference
 from fftune._custom import OPS, call
 from fftune._layer_form import FLOAT32, Choice, form_of, parse
-from fftune.patching import decoding, layers as patched_layers
-from fftune.patching.graphs import _tensors_of
+from fftune.patching import decoding, graphs, layers as patched_layers
+from fftune.patching.graphs import _has_convolutions_alone, _tensors_of
 from models import RELEASE
 
 pytestmark = pytest.mark.skipif(RELEASE < (5, 23), reason="transformers has other caches of states")
@@ -691,6 +692,22 @@ def test_steps_with_states_are_captured(name, whole):
         assert torch.equal(generated(own, given), model.generate(given, max_new_tokens=9, min_new_tokens=9,
                                                                  do_sample=False))
         assert any(step.graph is not None for step in runner._steps.values()) and not runner._failed
+
+
+@pytest.mark.parametrize("name, alone", [("lfm2", True), ("qwen3.5", False), ("bamba", False)])
+def test_steps_with_convolutions_alone_are_not_captured_on_a_gpu(name, alone, monkeypatch):
+    model = make(name)
+    _, cache = steps(model, ids(3))
+    assert not _has_convolutions_alone(cache), "on a CPU"
+    for layer in cache.layers:
+        if hasattr(layer, "conv_states"):
+            layer.conv_states = {i: types.SimpleNamespace(is_cuda=True) for i in layer.conv_states}
+    assert _has_convolutions_alone(cache) == alone
+    own, runner = captured(model, False)
+    monkeypatch.setattr(graphs, "_has_convolutions_alone", lambda cache: True)
+    given, = ids(7)
+    assert torch.equal(generated(own, given), model.generate(given, max_new_tokens=9, min_new_tokens=9, do_sample=False))
+    assert not runner._steps
 
 
 def test_a_cache_with_states_outlives_the_graph():
