@@ -105,7 +105,7 @@ struct Layer {
   /// The elements of a row of x that count.
   std::int64_t x_columns() const { return gates ? 3 * channels : channels; }
   std::int64_t tokens() const { return packed ? s : s * b; }
-  /// Of a block of x: its columns, its channels, and those of v.
+  /// The columns of a block of x, its channels, and the channels of v among them.
   std::int64_t x_block() const { return x_row / x_groups; }
   std::int64_t group_channels() const { return channels / x_groups; }
   std::int64_t group_values() const { return group_channels() - 2 * x_keys; }

@@ -98,7 +98,7 @@ struct Layer {
   DType state_dtype = DType::f32;
 
   std::int64_t tokens() const { return packed ? s : b * s; }
-  /// Of a sequence; packed ones count as equally long.
+  /// Tokens of a sequence. Packed ones count as equally long.
   std::int64_t sequence_tokens() const { return packed ? (s + b - 1) / b : s; }
   /// One token of each sequence, and a state of each.
   bool is_decode() const { return !packed && s == 1 && slots == 0 && !backward; }

@@ -235,7 +235,7 @@ struct recurrent_tile {
     }
   };
 
-  // What one reduction over the lanes of a row finds: S k and S q of its rows, and sums of k and q.
+  // One reduction over the lanes of a row gives S k and S q of its rows, and sums of k and q.
   struct row_sums {
     static constexpr int held = 1, read = held + c.rows, squares = read + c.rows;
     float sums[squares + 2] = {};  // k q; S k; S q; k k, q q
@@ -254,7 +254,7 @@ struct recurrent_tile {
       sums[held + row] += element * token.k[i];
       sums[read + row] += element * token.q[i];
     }
-    // `delta`, of which a row gets its part by k, and `out` of the rows. `decay`: of the elements
+    // Sets `delta` of the rows, which k multiplies in the state, and `out`. `decay`: of the elements
     // that were added.
     __device__ __forceinline__ void finish(const values& token, float decay, float scale,
                                            float (&delta)[c.rows], float (&out)[c.rows]) {

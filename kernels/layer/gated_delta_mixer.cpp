@@ -8,8 +8,8 @@
 // one product and of one convolution, which the rule reads in wider rows.
 //
 // With qkv-weights=grouped, as in Qwen3-Next, one product gives q, k, v and the gates z of the
-// output, and another one beta and the decays' inputs a. Of each head of k the columns of all of
-// them are together:
+// output, and another one beta and the decays' inputs a. The columns of a head of k
+// are together:
 //
 //   qkvz   | q of head 0 | k | v of its value heads | z of these | q of head 1 | ...
 //   ba     | beta of the value heads of head 0 | a of these | beta of those of head 1 | ...

@@ -110,8 +110,8 @@ struct PlainProduct {
 void add_plain_product(PartList& parts, const PlainProduct& product, std::int64_t k,
                        std::int64_t n);
 
-/// Columns of a tensor whose rows have so many elements: those from `first` on. Of a convolution,
-/// with `groups`, they are in blocks: its sizes x-groups and x-keys.
+/// Columns of a tensor whose rows have so many elements: those from `first` on. With `groups` a
+/// convolution's are in blocks, by its sizes x-groups and x-keys.
 struct Columns {
   std::int64_t first = 0, row = 0;
   std::int64_t groups = 0, keys = 0;

@@ -711,7 +711,7 @@ def test_steps_with_convolutions_alone_are_not_captured_on_a_gpu(name, alone, mo
 
 
 def test_a_cache_with_states_outlives_the_graph():
-    """What generate() returns is no cache of a graph, into which later calls write."""
+    """Later calls write into the cache of a graph. generate() returns another one."""
     model = make("qwen3.5")
     own, _ = captured(model, True)
     first, second = ids(7, 7)

@@ -319,7 +319,7 @@ TEST_CASE("columns that are grouped by heads are read where they are") {
   for (const OpPart& part : parts) names.push_back(part.name);
   CHECK(names == Names{"attn_norm", "in_qkvz", "in_ba", "conv", "rule", "gated_norm", "out",
                        "ffn_norm", "ffn"});
-  // Of a head: 16 of q, 16 of k, 48 of v and 48 of z; 2 of b and 2 of a.
+  // A head has 16 columns of q, 16 of k, 48 of v and 48 of z; 2 of b and 2 of a.
   const OpPart &conv = *part_named(parts, "conv"), &rule = *part_named(parts, "rule"),
                &norm = *part_named(parts, "gated_norm");
   CHECK(conv.problem.size("x-row") == 2 * 128);

@@ -3,8 +3,8 @@
 //
 // A row of B begins up to 7 elements behind a 16-byte boundary. Rows that are `period` apart begin
 // equally far behind one. A block takes rows of one such alignment, loads them from the boundary
-// on, and multiplies them by tokens that lie equally far behind zeros. No element of B moves. What
-// lies around the row is replaced by zeros, since it may be NaN.
+// on, and multiplies them by tokens that lie equally far behind zeros. No element of B moves. Zeros
+// replace the elements around the row, which may be NaN.
 //
 //     boundary |       |       |       |
 //     row        [b0 b1 b2 b3 ...
