@@ -154,20 +154,20 @@ Problem layers_of_kind(const Problem& problem, std::size_t kind) {
   } else {
     add_fields(fields_of(problem.option(kind_parts[kind])), layer);
   }
-  const bool has_states = layer::has_states(layer);
+  const bool has_cache = layer::has_cache(layer);
   for (const char* name : common_sizes)
     if (const bool is_any = name == std::string_view("batch") || name == std::string_view("d");
-        problem.sizes.contains(name) && (is_any || !has_states))
+        problem.sizes.contains(name) && (is_any || has_cache))
       layer.sizes[name] = problem.size(name);
     else
       layer.sizes.erase(name);
   for (const char* name : common_options)
-    if (problem.options.contains(name) && !has_states)
+    if (problem.options.contains(name) && has_cache)
       layer.options[name] = problem.option(name);
     else
       layer.options.erase(name);
   // A sequence that has ended keeps its states.
-  if (has_states) layer.options["conv-indices"] = "yes";
+  if (layer::has_states(layer)) layer.options["conv-indices"] = "yes";
   // The kind of device decides about dtypes alone: those that CUDA has not, no op has.
   return canonical(layer_op(), std::move(layer), DeviceKind::cuda);
 }

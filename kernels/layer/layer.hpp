@@ -69,6 +69,17 @@
 //              has SiLU behind it, and the core takes its steps from dt, within dt-min and dt-max
 //              (ssd/ssd.hpp). The norm is one of each of `state-groups` parts of the features.
 //
+//   attention-ssd
+//              attention and ssd on the same n, as in Falcon-H1: mid = (x + a·w_oᵀ) + s·w_ssm_outᵀ,
+//              s being what ssd gives. ssm-heads and ssm-dim are the sizes of its heads. It has
+//              caches and states.
+//
+// Factors of one layer's parts, as in Falcon-H1, are vectors in f32: with residual-scale=each
+// out_scale, ssm_scale and ffn_scale multiply what a product adds to the residual, with
+// in-scale=yes in_scale multiplies n·w_inᵀ of ssd, and with gate-scale=yes gate_scale the gates of
+// the network in front of their activation. mixer-norm=none leaves out the norm of ssd behind its
+// gate.
+//
 // A layer may have one of its halves alone (Mamba-2, Nemotron-H): with ffn=none y is the sum behind
 // the mixer, and with mixer=none the network takes x, as in
 //
@@ -156,7 +167,8 @@ std::vector<PartKind> part_kinds();
 
 /// Whether all layers of a plan share the tensor, such as x and positions.
 bool is_shared(const std::string& name);
-/// Whether the mixer of the layers has a state of each sequence, instead of a cache.
+/// Whether the mixer of the layers has a cache; and whether it has a state of each sequence.
+bool has_cache(const Problem& problem);
 bool has_states(const Problem& problem);
 
 /// Families of a norm together with the product behind it.

@@ -47,13 +47,17 @@ std::string PartList::quantise() const {
 }
 
 std::string PartList::scales() const {
-  return option_or(problem_, "residual-scale", "no");
+  return problem_.options.contains("residual-scale") ? "yes" : "no";
+}
+
+std::string PartList::scale_of(const char* part) const {
+  return problem_.has("residual-scale", "each") ? part : "residual_scale";
 }
 
 const std::vector<const Mixer*>& mixers() {
   static const std::vector<const Mixer*> all{
-      &attention_mixer(),  &conv_mixer(), &mla_mixer(), &gated_delta_mixer(),
-      &kimi_delta_mixer(), &ssd_mixer(),  &no_mixer()};
+      &attention_mixer(),  &conv_mixer(), &mla_mixer(),           &gated_delta_mixer(),
+      &kimi_delta_mixer(), &ssd_mixer(),  &attention_ssd_mixer(), &no_mixer()};
   return all;
 }
 
@@ -126,7 +130,8 @@ PartKind mixer_product_kind(const char* name) {
 void add_in_product(PartList& parts, const MixerPlace& place, std::int64_t columns,
                     const std::string& bias) {
   add_mixer_product(parts, "in", {{"k", parts.problem().size("d")}, {"n", columns}},
-                    {{"bias", bias}}, {{"x", place.x}, {"y", "projected"}}, "w_in", "b_in");
+                    {{"bias", bias}, {"y-scale", option_or(parts.problem(), "in-scale", "no")}},
+                    {{"x", place.x}, {"y_scale", "in_scale"}, {"y", "projected"}}, "w_in", "b_in");
 }
 
 const char* add_output_gate(PartList& parts, const MixerPlace& place, std::int64_t dim) {
@@ -214,14 +219,18 @@ void set_alike_draw(TensorSpec& tensor, const StateConv& conv, std::int64_t widt
   if (tensor.name == conv.state) set(2, 0.3);
 }
 
-void add_out_product(PartList& parts, const MixerPlace& place, const char* x,
-                     std::int64_t features) {
-  add_mixer_product(parts, "out", {{"k", features}, {"n", parts.problem().size("d")}},
-                    {{"bias", option_or(parts.problem(), "out-bias", "no")},
+void add_out_product(PartList& parts, const MixerPlace& place, const char* x, std::int64_t features,
+                     const OutProduct& product) {
+  const bool has_bias = *product.bias != '\0' && parts.problem().has("out-bias", "yes");
+  add_mixer_product(parts, product.name, {{"k", features}, {"n", parts.problem().size("d")}},
+                    {{"bias", has_bias ? "yes" : "no"},
                      {"y-scale", parts.scales()},
                      {"residual", place.adds ? "yes" : "no"}},
-                    {{"x", x}, {"y_scale", "residual_scale"}, {"residual", "x"}, {"y", place.y}},
-                    "w_o", "b_o");
+                    {{"x", x},
+                     {"y_scale", parts.scale_of(product.scale)},
+                     {"residual", place.residual},
+                     {"y", place.y}},
+                    product.w, product.bias);
 }
 
 }  // namespace fftune::layer

@@ -37,8 +37,9 @@ class PartList {
   /// Beside the option weights: groups and zero points of packed weights.
   void add_format(Options& options) const;
   std::string quantise() const;
-  /// Whether a vector multiplies what is added to the residual.
+  /// Whether a vector multiplies what is added to the residual, and the name of that of a part.
   std::string scales() const;
+  std::string scale_of(const char* part) const;
 
  private:
   const Problem& problem_;
@@ -50,7 +51,8 @@ class PartList {
 struct MixerPlace {
   const char* x;  // the tensor that it reads
   const char* y;  // the one that it writes
-  bool adds;      // whether its last product adds the layer's x
+  bool adds;      // whether its last product adds `residual`
+  const char* residual = "x";
 };
 
 struct Mixer {
@@ -137,9 +139,13 @@ void add_conv_indices(const Problem& problem, PartList::Sizes& sizes, PartList::
 /// be far larger than all others, and as far off.
 void set_alike_draw(TensorSpec& tensor, const StateConv& conv, std::int64_t width);
 
-/// The product behind a mixer, of `x` [tokens, features].
-void add_out_product(PartList& parts, const MixerPlace& place, const char* x,
-                     std::int64_t features);
+/// The product behind a mixer, of `x` [tokens, features]: its part, its weight, its bias, and the
+/// vector that multiplies its result.
+struct OutProduct {
+  const char *name = "out", *w = "w_o", *bias = "b_o", *scale = "out_scale";
+};
+void add_out_product(PartList& parts, const MixerPlace& place, const char* x, std::int64_t features,
+                     const OutProduct& product = {});
 
 /// Attention over a cache of keys and values: attention_mixer.cpp.
 const Mixer& attention_mixer();
@@ -153,6 +159,10 @@ const Mixer& gated_delta_mixer();
 const Mixer& kimi_delta_mixer();
 /// State space duality, as in Mamba-2: ssd_mixer.cpp.
 const Mixer& ssd_mixer();
+/// Both on the same normed input, whose results are added: attention_ssd_mixer.cpp.
+const Mixer& attention_ssd_mixer();
+/// Whether the problem has that mixer: sizes and weights of ssd then have names of their own.
+bool has_both(const Problem& problem);
 /// None: the layer is its feed-forward network.
 const Mixer& no_mixer();
 

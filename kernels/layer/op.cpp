@@ -48,8 +48,9 @@ constexpr const char* inputs_behind_mixer[] = {
     "w_up_scale",     "w_up_zero",    "w_gate_up_scale", "w_down_scale",     "w_down_zero",
     "b_gate",         "b_up",         "b_gate_up",       "b_down",           "w_shared_router",
     "w_shared_gate",  "w_shared_up",  "w_shared_down",   "shared_post_norm", "experts_post_norm",
-    "ffn_post_norm",  "w_input_gate", "layer_input",     "w_input_out",      "input_norm",
-    "layer_scalar"};
+    "ffn_post_norm",  "w_input_gate", "out_scale",       "ssm_scale",        "gate_scale",
+    "ffn_scale",      "w_ssm_out",    "w_ssm_out_scale", "w_ssm_out_zero",   "layer_input",
+    "w_input_out",    "input_norm",   "layer_scalar"};
 
 /// All inputs that there may be: those that layers share, and then those of a layer.
 struct InputOrder {
@@ -71,9 +72,12 @@ struct InputOrder {
   }
 
  private:
-  /// A mixer's tensors keep their order: new ones stand in front of those that others have too.
+  /// A mixer's tensors keep their order: new ones stand in front of those that others have too. The
+  /// mixer that has those of two others begins, for these say nothing of each other.
   void add_of_mixers(std::vector<const char*> Mixer::*inputs) {
-    for (const Mixer* mixer : mixers()) {
+    std::vector<const Mixer*> all{&attention_ssd_mixer()};
+    all.insert(all.end(), mixers().begin(), mixers().end());
+    for (const Mixer* mixer : all) {
       const auto& own = mixer->*inputs;
       std::ptrdiff_t next = std::ssize(names);
       for (auto name = own.rbegin(); name != own.rend(); ++name)
@@ -296,6 +300,19 @@ std::string contradiction_of_squares(const Problem& problem) {
   return "";
 }
 
+/// Factors of gates are of one network, by linear and act-mul.
+std::string contradiction_of_gate_scale(const Problem& problem) {
+  if (!problem.has("gate-scale", "yes")) return "";
+  for (const char* name : {"ffn", "ffn-bias", "weights", "quantise"})
+    if (problem.options.contains(name))
+      return fmt::format("gate-scale=yes with {}={}: it is of dense networks with a gate", name,
+                         problem.option(name));
+  if (problem.sizes.contains("ranks"))
+    return fmt::format("gate-scale=yes with ranks={}: there is no kernel for it",
+                       problem.size("ranks"));
+  return "";
+}
+
 std::vector<std::string> activations_of_networks() {
   auto names = gated_activation_names();
   names.emplace_back("relu2");
@@ -317,8 +334,12 @@ std::vector<OptionField> network_options() {
                   "normalised before they are added; only: their inputs are not",
                   {"no", "yes", "only"}),
       rare_option("residual-scale",
-                  "whether a vector multiplies what is added to the residual; experts have "
-                  "route-scale",
+                  "whether a vector multiplies what is added to the residual; each: one of each "
+                  "product; experts have route-scale",
+                  {"no", "yes", "each"}),
+      rare_option("gate-scale",
+                  "whether a vector multiplies the gates of the feed-forward network in front of "
+                  "their activation",
                   {"no", "yes"}),
       rare_option("expert-norms",
                   "whether the router, the experts and the network of shared-h, which is beside "
@@ -408,6 +429,11 @@ std::vector<OptionField> norm_and_attention_options() {
                   "0", {-100, 0}),
       rare_number("dt-min", "mixer=ssd: the least step", "0", {0, 1e6}),
       rare_number("dt-max", "mixer=ssd: the largest step; 0: no limit", "0", {0, 1e6}),
+      rare_option("mixer-norm", "mixer=ssd: the norm of what its gate has multiplied, or none",
+                  {"gated", "none"}),
+      rare_option("in-scale",
+                  "mixer=ssd: whether a vector multiplies the result of the product in front of it",
+                  {"no", "yes"}),
       rare_number("mixer-eps", "added to the mean square of a mixer's own norm", "1e-06", {0, 1}),
       rare_option(
           "output-gate",
@@ -537,6 +563,9 @@ OpFacts facts() {
            rare_size("state-dim", "mixer=ssd: features of a group of B and C", ssd::most_dim, 128),
            rare_size("state-groups",
                      "mixer=ssd: groups of heads that share B and C, and have a norm", 1024, 8),
+           rare_size("ssm-heads", "mixer=attention-ssd: heads of ssd; heads are those of attention",
+                     1024, 24),
+           rare_size("ssm-dim", "mixer=attention-ssd: features of a head of ssd", 512, 64),
            rare_size("shared", "experts that every token goes through; left out: none",
                      moe::most_shared, 1),
            moe::own_experts_size(),
@@ -597,18 +626,21 @@ class LayerOp final : public DescribedOp {
 
   std::string contradiction(const Problem& problem) const override {
     if (auto reason = contradiction_of_mixer(problem); !reason.empty()) return reason;
-    for (const auto contradiction : {contradiction_of_halves, contradiction_of_squares})
+    for (const auto contradiction :
+         {contradiction_of_halves, contradiction_of_squares, contradiction_of_gate_scale})
       if (auto reason = contradiction(problem); !reason.empty()) return reason;
     if (problem.options.contains("link") && !problem.sizes.contains("ranks"))
       return "link=" + problem.option("link") + " without ranks: give the ranks of the group";
     const bool layer_norm = problem.has("norm", "layer");
     if (layer_norm && problem.options.contains("convention"))
       return "convention=" + problem.option("convention") + " is of norm=rms";
-    if (problem.has("residual-scale", "yes") && problem.options.contains("post-norms"))
-      return fmt::format("residual-scale=yes with post-norms={}: a norm takes a factor away again",
-                         problem.option("post-norms"));
-    if (problem.has("residual-scale", "yes") && problem.has("shared-gate", "yes"))
-      return "residual-scale=yes with shared-gate=yes: that network has no factor";
+    const bool scales = problem.options.contains("residual-scale");
+    if (scales && problem.options.contains("post-norms"))
+      return fmt::format("residual-scale={} with post-norms={}: a norm takes a factor away again",
+                         problem.option("residual-scale"), problem.option("post-norms"));
+    if (scales && problem.has("shared-gate", "yes"))
+      return fmt::format("residual-scale={} with shared-gate=yes: that network has no factor",
+                         problem.option("residual-scale"));
     const bool post_norms = problem.options.contains("post-norms");
     if (layer_norm && post_norms)
       return fmt::format(
@@ -727,8 +759,12 @@ bool is_shared(const std::string& name) {
   return input_order().place(name) < static_cast<std::ptrdiff_t>(input_order().shared);
 }
 
+bool has_cache(const Problem& problem) {
+  return mixer_needs(problem, "cache");
+}
+
 bool has_states(const Problem& problem) {
-  return !mixer_needs(problem, "cache");
+  return mixer_needs(problem, "width");
 }
 
 }  // namespace fftune::layer

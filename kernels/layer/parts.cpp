@@ -166,7 +166,26 @@ class Parts {
   /// are the product with w_up. Kernels read a weight twice from a cache at most.
   std::string activation() const { return squares_ ? "relu" : option_or(problem_, "act", "silu"); }
 
+  /// A network whose gates have factors in front of their activation.
+  void add_scaled_ffn() {
+    const std::int64_t d = problem_.size("d"), h = problem_.size("h");
+    add("ffn_gate", linear_op(), {{"m", tokens_}, {"k", d}, {"n", h}}, {{"y-scale", "yes"}},
+        {{"x", ffn_input_}, {"w", "w_gate"}, {"y_scale", "gate_scale"}, {"y", "ffn_gates"}});
+    add("ffn_up", linear_op(), {{"m", tokens_}, {"k", d}, {"n", h}}, {},
+        {{"x", ffn_input_}, {"w", "w_up"}, {"y", "ffn_up"}});
+    add("ffn_gated", act_mul_op(), {{"m", tokens_}, {"h", h}}, {{"act", activation()}},
+        {{"gate", "ffn_gates"}, {"up", "ffn_up"}, {"out", "hidden"}});
+    add("ffn_down", linear_op(), {{"m", tokens_}, {"k", h}, {"n", d}},
+        {{"y-scale", scales()}, {"residual", ffn_adds() ? "yes" : "no"}},
+        {{"x", "hidden"},
+         {"w", "w_down"},
+         {"y_scale", list_.scale_of("ffn_scale")},
+         {"residual", ffn_residual()},
+         {"y", ffn_y()}});
+  }
+
   void add_ffn() {
+    if (problem_.has("gate-scale", "yes")) return add_scaled_ffn();
     const bool gated = squares_ || !problem_.has("ffn", "plain");
     const bool bias = problem_.has("ffn-bias", "yes");
     std::map<std::string, std::string> options{{"act", activation()},
@@ -184,7 +203,7 @@ class Parts {
         with_gate({{"x", ffn_input_},
                    {"x_quantised", "ffn_quantised"},
                    {"x_scale", "ffn_scale"},
-                   {"y_scale", "residual_scale"},
+                   {"y_scale", list_.scale_of("ffn_scale")},
                    {"residual", ffn_residual()},
                    {"y", ffn_y()}},
                   "w_up"));
@@ -278,9 +297,14 @@ class Parts {
   void add_shared() {
     const std::int64_t d = problem_.size("d"), h = problem_.size("shared-h");
     const std::string residual = ffn_adds() ? "yes" : "no";
-    Names names{{"x", ffn_input_},           {"w_gate", "w_shared_gate"},  {"w_up", "w_shared_up"},
-                {"w_down", "w_shared_down"}, {"residual", ffn_residual()}, {"y", "shared_out"},
-                {"hidden", "shared_hidden"}, {"y_scale", "residual_scale"}};
+    Names names{{"x", ffn_input_},
+                {"w_gate", "w_shared_gate"},
+                {"w_up", "w_shared_up"},
+                {"w_down", "w_shared_down"},
+                {"residual", ffn_residual()},
+                {"y", "shared_out"},
+                {"hidden", "shared_hidden"},
+                {"y_scale", list_.scale_of("ffn_scale")}};
     for (const char* name : {"x_quantised", "x_scale", "hidden_quantised", "hidden_scale"})
       names[name] = std::string("shared_") + name;
     for (const char* name : {"gate", "up", "down"})
@@ -375,6 +399,10 @@ std::vector<PartKind> part_kinds() {
            ffn_op,
            {ffn::stage_expand_gate_up, ffn::stage_quantise, ffn::stage_gate_up, ffn::stage_up,
             ffn::stage_expand_down, ffn::stage_quantise_hidden, ffn::stage_down}},
+          {"ffn_gate", linear_op, {linear::stage_product}},
+          {"ffn_up", linear_op, {linear::stage_product}},
+          {"ffn_gated", act_mul_op, {stage_forward}},
+          {"ffn_down", linear_op, {linear::stage_product}},
           {"router", linear_op, {linear::stage_product}},
           {"route", moe_route_op, {moe_route::stage}},
           {"expert_scale", scale_op, {stage_forward}},

@@ -152,16 +152,19 @@ std::int64_t experts_of_token(const Problem& problem) {
 
 std::optional<std::string> unknown_option(const Problem& problem, bool experts) {
   const std::pair<const char*, const char*> usual[] = {
-      {"norm", "rms"},    {"block", "serial"},    {"ffn", experts ? "moe" : "gated"},
-      {"quantise", "no"}, {"output-gate", "no"},  {"cache-format", "same"},
-      {"v-norm", "no"},   {"layer-scalar", "no"}, {"expert-norms", "no"},
-      {"keys", "own"},    {"query-scale", "no"},  {"expert-scale", "no"}};
+      {"norm", "rms"},     {"block", "serial"},    {"ffn", experts ? "moe" : "gated"},
+      {"quantise", "no"},  {"output-gate", "no"},  {"cache-format", "same"},
+      {"v-norm", "no"},    {"layer-scalar", "no"}, {"expert-norms", "no"},
+      {"keys", "own"},     {"query-scale", "no"},  {"expert-scale", "no"},
+      {"gate-scale", "no"}};
   for (const auto& [name, value] : usual)
     if (option_or(problem, name, value) != value)
       return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
   if (problem.sizes.contains("input-h"))
     return fmt::format("input-h={}: the kernel knows layers without inputs of their own",
                        problem.size("input-h"));
+  if (problem.has("residual-scale", "each"))
+    return "residual-scale=each: the kernel has one vector for all that is added";
   if (problem.has("act", "relu2")) return "act=relu2: the kernel has gates";
   if (problem.has("post-norms", "only"))
     return "post-norms=only: the kernel has norms in front too";

@@ -23,14 +23,19 @@ namespace {
 
 constexpr StateConv conv{"conv", "projected", "w_conv", "b_conv", "conv_state", "convolved"};
 
+/// The size of its heads, which attention beside it has too.
+std::int64_t own_size(const Problem& problem, const std::string& name) {
+  return problem.size(has_both(problem) ? "ssm-" + name : name);
+}
+
 /// Where the columns of the product and of the convolution are.
 struct Place {
   std::int64_t features, shared, heads;
 
   explicit Place(const Problem& problem)
-      : features(problem.size("heads") * problem.size("dim")),
+      : features(own_size(problem, "heads") * own_size(problem, "dim")),
         shared(problem.size("state-groups") * problem.size("state-dim")),
-        heads(problem.size("heads")) {}
+        heads(own_size(problem, "heads")) {}
 
   std::int64_t channels() const { return features + 2 * shared; }
   std::int64_t columns() const { return features + channels() + heads; }
@@ -42,7 +47,7 @@ struct Place {
 void add_ssd_parts(PartList& parts, const MixerPlace& place) {
   const Problem& problem = parts.problem();
   const Place at(problem);
-  const std::int64_t heads = problem.size("heads"), dim = problem.size("dim"),
+  const std::int64_t heads = own_size(problem, "heads"), dim = own_size(problem, "dim"),
                      groups = problem.size("state-groups"), state_dim = problem.size("state-dim"),
                      batch = problem.size("batch");
   add_in_product(parts, place, at.columns(), "no");
@@ -73,17 +78,21 @@ void add_ssd_parts(PartList& parts, const MixerPlace& place) {
   set_first(core, "B", at.B().first);
   set_first(core, "C", at.C().first);
   set_first(core, "dt", at.features + at.channels());
+  PartList::Options of_norm{{"order", "before"}, {"gate", "silu"}, {"convention", "t5"}};
+  if (problem.has("mixer-norm", "none"))
+    of_norm = {{"norm", "none"}, {"gate", "silu"}};
+  else
+    of_norm["eps"] = option_or(problem, "mixer-eps", usual_eps);
   parts.add("gated_norm", gated_rmsnorm_op(),
             {{"m", parts.tokens()},
              {"d", at.features / groups},
              {"groups", groups},
              {"z-row", at.columns()}},
-            {{"order", "before"},
-             {"gate", "silu"},
-             {"convention", "t5"},
-             {"eps", option_or(problem, "mixer-eps", usual_eps)}},
+            std::move(of_norm),
             {{"x", "mixed"}, {"z", "projected"}, {"w", "mixer_norm"}, {"y", "gated"}});
-  add_out_product(parts, place, "gated", at.features);
+  add_out_product(
+      parts, place, "gated", at.features,
+      has_both(problem) ? OutProduct{"ssm_out", "w_ssm_out", "", "ssm_scale"} : OutProduct{});
 }
 
 std::vector<PartKind> ssd_part_kinds() {
@@ -97,7 +106,7 @@ std::vector<PartKind> ssd_part_kinds() {
 void set_ssd_draw(const Problem& problem, TensorSpec& tensor) {
   set_alike_draw(tensor, conv, problem.size("width"));
   if (tensor.name != "w_in" || tensor.dtype != problem.dtype) return;
-  tensor.draw = [scale = tensor.scale, steps = problem.size("heads") * problem.size("d")](
+  tensor.draw = [scale = tensor.scale, steps = own_size(problem, "heads") * problem.size("d")](
                     std::uint64_t seed, std::span<double> values) {
     std::mt19937_64 random(seed);
     std::normal_distribution<double> normal(0, scale);
@@ -107,16 +116,20 @@ void set_ssd_draw(const Problem& problem, TensorSpec& tensor) {
 }
 
 std::string ssd_contradiction(const Problem& problem) {
-  const std::int64_t heads = problem.size("heads"), groups = problem.size("state-groups");
+  const std::int64_t heads = own_size(problem, "heads"), groups = problem.size("state-groups");
   if (heads % groups != 0)
-    return fmt::format("state-groups={} do not divide heads={}", groups, heads);
+    return fmt::format("state-groups={} do not divide {}={}", groups,
+                       has_both(problem) ? "ssm-heads" : "heads", heads);
+  if (problem.has("mixer-norm", "none") && problem.options.contains("mixer-eps"))
+    return fmt::format("mixer-eps={} with mixer-norm=none: it is of a norm",
+                       problem.option("mixer-eps"));
   const Place at(problem);
   for (const auto& [name, columns] : {std::pair{"x", at.of_conv()}, {"B", at.B()}, {"C", at.C()}})
     if (auto reason = contradiction_of_columns(problem, name, columns); !reason.empty())
       return reason;
   if (problem.sizes.contains("ranks"))
-    return fmt::format("mixer=ssd with ranks={}: a norm of a group needs its heads of other ranks",
-                       problem.size("ranks"));
+    return fmt::format("mixer={} with ranks={}: a norm of a group needs its heads of other ranks",
+                       problem.option("mixer"), problem.size("ranks"));
   return "";
 }
 
@@ -127,10 +140,11 @@ const Mixer& ssd_mixer() {
       .name = "ssd",
       .summary = "state space duality behind short convolutions, as in Mamba-2",
       .needed = {"heads", "dim", "state-dim", "state-groups", "width"},
-      .fields = {"conv-bias", "conv-indices", "mixer-eps", "dt-min", "dt-max"},
+      .fields = {"conv-bias", "conv-indices", "mixer-eps", "mixer-norm", "dt-min", "dt-max",
+                 "in-scale"},
       .shared_inputs = {"state_indices"},
-      .inputs = {"w_in", "w_in_scale", "w_in_zero", "w_conv", "b_conv", "A_log", "dt_bias", "D",
-                 "mixer_norm", "conv_state", "states"},
+      .inputs = {"w_in", "w_in_scale", "w_in_zero", "in_scale", "w_conv", "b_conv", "A_log",
+                 "dt_bias", "D", "mixer_norm", "conv_state", "states"},
       .add_parts = add_ssd_parts,
       .part_kinds = ssd_part_kinds,
       .contradiction = ssd_contradiction,

@@ -416,6 +416,9 @@ std::vector<Hybrid> hybrids() {
                         {"dim", 16}, {"cache", 20}, {"vocab", 96}};
   const Sizes latent{{"d", 64},    {"h", 96},    {"heads", 2},  {"nope", 16}, {"rope", 8},
                      {"v-dim", 8}, {"rank", 32}, {"cache", 20}, {"vocab", 96}};
+  Sizes both = attention;
+  both.insert(
+      {{"ssm-heads", 6}, {"ssm-dim", 8}, {"state-dim", 16}, {"state-groups", 2}, {"width", 4}});
   const Sizes states{{"d", 64},    {"h", 96},   {"heads", 4}, {"dim", 16},
                      {"width", 3}, {"room", 5}, {"vocab", 96}};
   return {
@@ -446,7 +449,14 @@ std::vector<Hybrid> hybrids() {
        attention,
        {{"layers-b",
          "gated-delta-rule:dim=8,h=80,heads=2,qkv-weights=grouped,v-dim=16,v-heads=4,width=4"},
-        {"pattern", "bba"}}}};
+        {"pattern", "bba"}}},
+      {"falcon-h1",
+       both,
+       {{"mixer", "attention-ssd"},
+        {"conv-bias", "yes"},
+        {"mixer-norm", "none"},
+        {"residual-scale", "each"},
+        {"lengths", "ragged"}}}};
 }
 
 Problem hybrid_problem(const Hybrid& hybrid, DeviceKind kind, std::int64_t batch,

@@ -15,6 +15,12 @@ using namespace fftune::test;
 
 namespace {
 
+Sizes with_pages(Sizes sizes) {
+  sizes["page"] = 16;
+  sizes["cache"] = 40;
+  return sizes;
+}
+
 std::vector<SmallModel> models_with_states() {
   const Sizes conv{{"d", 72}, {"h", 136}, {"heads", 3}, {"dim", 20}, {"width", 3}};
   Sizes experts = conv;
@@ -37,6 +43,10 @@ std::vector<SmallModel> models_with_states() {
   mixture["dim"] = 11;
   mixture["state-dim"] = 20;
   mixture.insert({{"experts", 6}, {"top-k", 2}, {"shared-h", 40}});
+  Sizes both = ssd;
+  both.insert({{"ssm-heads", 6}, {"ssm-dim", 12}, {"kv-heads", 2}, {"cache", 20}});
+  both["heads"] = 4;
+  both["dim"] = 16;
   Sizes alone = ssd;
   alone.erase("h");
   const Sizes network{{"d", 72}, {"h", 104}};
@@ -99,7 +109,24 @@ std::vector<SmallModel> models_with_states() {
            {{"mixer", "gated-delta-rule"}, {"qkv-weights", "grouped"}, {"convention", "gemma"}}},
           {"qwen3-next with a value head for each head of k",
            as_many,
-           {{"mixer", "gated-delta-rule"}, {"qkv-weights", "grouped"}}}};
+           {{"mixer", "gated-delta-rule"}, {"qkv-weights", "grouped"}}},
+          {"falcon-h1",
+           both,
+           {{"mixer", "attention-ssd"},
+            {"conv-bias", "yes"},
+            {"mixer-norm", "none"},
+            {"in-scale", "yes"},
+            {"residual-scale", "each"},
+            {"gate-scale", "yes"},
+            {"rope-scale", "0.4"},
+            {"scale", "0.6"},
+            {"lengths", "ragged"}}},
+          {"falcon-h1 with a norm, and pages",
+           with_pages(both),
+           {{"mixer", "attention-ssd"}, {"dt-min", "0.25"}, {"out-bias", "yes"}}},
+          {"scales of a layer without ssd",
+           conv,
+           {{"mixer", "conv"}, {"residual-scale", "each"}, {"gate-scale", "yes"}}}};
 }
 
 Problem with_states(const SmallModel& model, DeviceKind kind, DType dtype, const Sizes& more) {
@@ -124,7 +151,9 @@ void verify_states(Backend& backend, DType dtype, int more) {
         several["layers"] = 3;
         verify_plan(backend, layer_op(), with_states(model, kind, dtype, several), 2);
       }
-      if (const std::string& mixer = model.options.at("mixer"); mixer != "ssd" && mixer != "none")
+      const std::string& mixer = model.options.at("mixer");
+      if (mixer.find("ssd") == std::string::npos && mixer != "none" &&
+          !model.options.contains("gate-scale"))
         verify_plan(backend, layer_op(),
                     with_states(model, kind, dtype, {{"batch", 2}, {"s", 3}, {"ranks", 2}}), 3);
     }
@@ -292,6 +321,51 @@ TEST_CASE("a layer may be its mixer alone, or its network") {
                  "act=gelu is of layers with"));
 }
 
+TEST_CASE("attention and ssd read one norm, and add to the residual one after the other") {
+  const auto models = models_with_states();
+  const SmallModel &falcon = models[19], &usual = models[20];
+  const auto parts =
+      layer_op().parts(with_states(falcon, DeviceKind::cuda, DType::bf16, {{"batch", 2}}));
+  Names names;
+  for (const OpPart& part : parts) names.push_back(part.name);
+  CHECK(names == Names{"attn_norm", "qkv", "attention", "out", "in", "conv", "ssd", "gated_norm",
+                       "ssm_out", "ffn_norm", "ffn_gate", "ffn_up", "ffn_gated", "ffn_down"});
+  CHECK(part_named(parts, "out")->tensor("y") == part_named(parts, "ssm_out")->tensor("residual"));
+  Names tensors;
+  for (const auto& tensor :
+       layer_op().tensors(with_states(falcon, DeviceKind::cuda, DType::bf16, {{"batch", 2}})))
+    if (tensor.role != Role::intermediate) tensors.push_back(tensor.name);
+  CHECK(tensors == Names{"x",         "positions", "slots",      "lengths",    "state_indices",
+                         "attn_norm", "w_q",       "w_k",        "w_v",        "w_in",
+                         "in_scale",  "w_conv",    "b_conv",     "A_log",      "dt_bias",
+                         "D",         "k_cache",   "v_cache",    "conv_state", "states",
+                         "w_o",       "ffn_norm",  "w_gate",     "w_up",       "w_down",
+                         "out_scale", "ssm_scale", "gate_scale", "ffn_scale",  "w_ssm_out",
+                         "y"});
+  Sizes sizes = usual.sizes;
+  sizes["batch"] = 2;
+  const Options both{{"mixer", "attention-ssd"}};
+  CHECK(layer_complaint(sizes, both) == "");
+  const auto with = [&](const char* name, const char* value) {
+    Options options = both;
+    options[name] = value;
+    return options;
+  };
+  CHECK(mentions(layer_complaint(sizes, with("output-gate", "heads")),
+                 "output-gate=heads is of mixer=attention"));
+  Options plain = with("gate-scale", "yes");
+  plain["ffn"] = "plain";
+  CHECK(mentions(layer_complaint(sizes, plain), "gate-scale=yes with ffn=plain"));
+  Options normless = with("mixer-norm", "none");
+  normless["mixer-eps"] = "1e-5";
+  CHECK(mentions(layer_complaint(sizes, normless), "with mixer-norm=none: it is of a norm"));
+  sizes["ssm-heads"] = 7;
+  CHECK(mentions(layer_complaint(sizes, both), "state-groups=3 do not divide ssm-heads=7"));
+  sizes.erase("ssm-heads");
+  CHECK(mentions(layer_complaint(sizes, both), "mixer=attention-ssd without ssm-heads"));
+  CHECK(mentions(layer_complaint(sizes, {}), "is of mixer="));
+}
+
 TEST_CASE("columns of one product are read by their rows, with one convolution behind it") {
   const auto models = models_with_states();
   const auto parts = [&](std::size_t model) {
@@ -362,6 +436,19 @@ TEST_CASE("one launch of whole layers has neither output gates nor states") {
 TEST_CASE("layers with states are right on the CPU, in decode and prefill") {
   const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
   for (const DType dtype : layer_op().dtypes(DeviceKind::cpu)) verify_states(*backend, dtype, 1);
+}
+
+TEST_CASE("attention beside ssd, and factors of parts, are right on the GPU", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const SmallModel& model : models_with_states()) {
+    if (!model.options.contains("gate-scale") && model.options.at("mixer") != "attention-ssd")
+      continue;
+    CAPTURE(model.name);
+    for (const Sizes& tokens : {Sizes{{"batch", 3}}, {{"batch", 2}, {"s", 5}}})
+      verify_plan(*backend, layer_op(), with_states(model, DeviceKind::cuda, DType::bf16, tokens),
+                  2);
+  }
 }
 
 TEST_CASE("layers with states are right on the GPU, in decode and prefill", "[gpu][states]") {

@@ -1274,6 +1274,10 @@
  *   state-dim       1 to 256, rare                        mixer=ssd: features of a group of B and C
  *   state-groups    1 to 1024, rare                       mixer=ssd: groups of heads that share B
  *                                                         and C, and have a norm
+ *   ssm-heads       1 to 1024, rare                       mixer=attention-ssd: heads of ssd; heads
+ *                                                         are those of attention
+ *   ssm-dim         1 to 512, rare                        mixer=attention-ssd: features of a head
+ *                                                         of ssd
  *   shared          1 to 8, rare                          experts that every token goes through;
  *                                                         left out: none
  *   own-experts     1 to 1024, rare                       experts in the weights, the slice of a
@@ -1317,8 +1321,12 @@
  *                                                         the feed-forward network are normalised
  *                                                         before they are added; only: their inputs
  *                                                         are not
- *   residual-scale  no, yes                               whether a vector multiplies what is added
- *                                                         to the residual; experts have route-scale
+ *   residual-scale  no, yes, each                         whether a vector multiplies what is added
+ *                                                         to the residual; each: one of each
+ *                                                         product; experts have route-scale
+ *   gate-scale      no, yes                               whether a vector multiplies the gates of
+ *                                                         the feed-forward network in front of
+ *                                                         their activation
  *   expert-norms    no, yes                               whether the router, the experts and the
  *                                                         network of shared-h, which is beside
  *                                                         them, each have norms of their own
@@ -1393,6 +1401,10 @@
  *                                                         sigmoids approach; 0: decays by softplus
  *   dt-min          a number from 0 to 1000000            mixer=ssd: the least step
  *   dt-max          a number from 0 to 1000000            mixer=ssd: the largest step; 0: no limit
+ *   mixer-norm      gated, none                           mixer=ssd: the norm of what its gate has
+ *                                                         multiplied, or none
+ *   in-scale        no, yes                               mixer=ssd: whether a vector multiplies
+ *                                                         the result of the product in front of it
  *   mixer-eps       a number from 0 to 1                  added to the mean square of a mixer's own
  *                                                         norm
  *   output-gate     no, features, heads, q-rows           sigmoids of a product of attention's
@@ -1457,195 +1469,208 @@
  *                                                         for each token and row of a weight, or
  *                                                         each 128 elements and block of 128 x 128
  *   mixer                                                 attention, conv, mla, gated-delta-rule,
- *                                                         kda, ssd, none: what mixes the tokens:
- *                                                         attention, attention over a cache of keys
- *                                                         and values; conv, a short convolution
- *                                                         with gates in front of it and behind it,
- *                                                         as in LFM2; mla, latent attention in the
- *                                                         absorbed form, over a cache of latents;
- *                                                         gated-delta-rule, linear attention by the
- *                                                         gated delta rule behind short
- *                                                         convolutions; kda, Kimi Delta Attention,
- *                                                         the gated delta rule with a decay of each
- *                                                         feature; ssd, state space duality behind
- *                                                         short convolutions, as in Mamba-2; none,
- *                                                         for layers that are a feed-forward
- *                                                         network alone
+ *                                                         kda, ssd, attention-ssd, none: what mixes
+ *                                                         the tokens: attention, attention over a
+ *                                                         cache of keys and values; conv, a short
+ *                                                         convolution with gates in front of it and
+ *                                                         behind it, as in LFM2; mla, latent
+ *                                                         attention in the absorbed form, over a
+ *                                                         cache of latents; gated-delta-rule,
+ *                                                         linear attention by the gated delta rule
+ *                                                         behind short convolutions; kda, Kimi
+ *                                                         Delta Attention, the gated delta rule
+ *                                                         with a decay of each feature; ssd, state
+ *                                                         space duality behind short convolutions,
+ *                                                         as in Mamba-2; attention-ssd, attention
+ *                                                         and ssd on the same input, as in
+ *                                                         Falcon-H1; none, for layers that are a
+ *                                                         feed-forward network alone
  *   cache-format    same, e4m3                            element type of cached keys and values:
  *                                                         that of q, or e4m3 with f32 scales
  *   cache-scales    tensor, head                          scales of keys and of values in e4m3: one
  *                                                         for the tensor, or each head's own
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
- *   0   x          input    T    [batch, d]
- *   1   positions  input    i32  [batch]
- *   2   slots      input    i32  [batch]
- *   3   lengths    input    i32  [batch]
- *   4   attn_norm  input    T    [d]
- *   5   w_q        input    T    [dim * heads, d]
- *   6   w_k        input    T    [dim * heads, d]
- *   7   w_v        input    T    [dim * heads, d]
- *   8   k_cache    updated  T    [batch * cache, heads, dim]
- *   9   v_cache    updated  T    [batch * cache, heads, dim]
- *   10  w_o        input    T    [d, dim * heads]
- *   11  ffn_norm   input    T    [d]
- *   12  w_gate     input    T    [h, d]
- *   13  w_up       input    T    [h, d]
- *   14  w_down     input    T    [d, h]
- *   15  y          output   T    [batch, d]
- * with kv-heads: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
- *   ffn_norm, w_gate, w_up, w_down, y
+ *   0   x               input    T    [batch, d]
+ *   1   positions       input    i32  [batch]
+ *   2   slots           input    i32  [batch]
+ *   3   lengths         input    i32  [batch]
+ *   4   attn_norm       input    T    [d]
+ *   5   w_q             input    T    [dim * heads, d]
+ *   6   w_k             input    T    [dim * heads, d]
+ *   7   w_v             input    T    [dim * heads, d]
+ *   8   k_cache         updated  T    [batch * cache, heads, dim]
+ *   9   v_cache         updated  T    [batch * cache, heads, dim]
+ *   10  residual_scale  input    f32  [d]
+ *   11  w_o             input    T    [d, dim * heads]
+ *   12  ffn_norm        input    T    [d]
+ *   13  w_gate          input    T    [h, d]
+ *   14  w_up            input    T    [h, d]
+ *   15  w_down          input    T    [d, h]
+ *   16  y               output   T    [batch, d]
+ * with kv-heads: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   6  w_k      input    T  [dim * kv-heads, d]
  *   7  w_v      input    T  [dim * kv-heads, d]
  *   8  k_cache  updated  T  [batch * cache, kv-heads, dim]
  *   9  v_cache  updated  T  [batch * cache, kv-heads, dim]
- * with s: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
- *   ffn_norm, w_gate, w_up, w_down, y
+ * with s: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   0   x          input   T    [batch * s, d]
  *   1   positions  input   i32  [batch * s]
  *   2   slots      input   i32  [batch * s]
- *   15  y          output  T    [batch * s, d]
+ *   16  y          output  T    [batch * s, d]
  * with layers: x, positions, slots, lengths, layers.0.attn_norm, layers.0.w_q, layers.0.w_k,
- *   layers.0.w_v, layers.0.k_cache, layers.0.v_cache, layers.0.w_o, layers.0.ffn_norm,
- *   layers.0.w_gate, layers.0.w_up, layers.0.w_down, layers.1.attn_norm, layers.1.w_q,
- *   layers.1.w_k, layers.1.w_v, layers.1.k_cache, layers.1.v_cache, layers.1.w_o,
- *   layers.1.ffn_norm, layers.1.w_gate, layers.1.w_up, layers.1.w_down, y
- *   4   layers.0.attn_norm  input    T  [d]
- *   5   layers.0.w_q        input    T  [dim * heads, d]
- *   6   layers.0.w_k        input    T  [dim * heads, d]
- *   7   layers.0.w_v        input    T  [dim * heads, d]
- *   8   layers.0.k_cache    updated  T  [batch * cache, heads, dim]
- *   9   layers.0.v_cache    updated  T  [batch * cache, heads, dim]
- *   10  layers.0.w_o        input    T  [d, dim * heads]
- *   11  layers.0.ffn_norm   input    T  [d]
- *   12  layers.0.w_gate     input    T  [h, d]
- *   13  layers.0.w_up       input    T  [h, d]
- *   14  layers.0.w_down     input    T  [d, h]
- *   15  layers.1.attn_norm  input    T  [d]
- *   16  layers.1.w_q        input    T  [dim * heads, d]
- *   17  layers.1.w_k        input    T  [dim * heads, d]
- *   18  layers.1.w_v        input    T  [dim * heads, d]
- *   19  layers.1.k_cache    updated  T  [batch * cache, heads, dim]
- *   20  layers.1.v_cache    updated  T  [batch * cache, heads, dim]
- *   21  layers.1.w_o        input    T  [d, dim * heads]
- *   22  layers.1.ffn_norm   input    T  [d]
- *   23  layers.1.w_gate     input    T  [h, d]
- *   24  layers.1.w_up       input    T  [h, d]
- *   25  layers.1.w_down     input    T  [d, h]
- * with input-h: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
- *   ffn_norm, w_gate, w_up, w_down, w_input_gate, layer_input, w_input_out, input_norm, y
- *   15  w_input_gate  input  T  [input-h, d]
- *   16  layer_input   input  T  [batch, input-h]
- *   17  w_input_out   input  T  [d, input-h]
- *   18  input_norm    input  T  [d]
- * with act=relu2: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
- *   ffn_norm, w_up, w_down, y
+ *   layers.0.w_v, layers.0.k_cache, layers.0.v_cache, layers.0.residual_scale, layers.0.w_o,
+ *   layers.0.ffn_norm, layers.0.w_gate, layers.0.w_up, layers.0.w_down, layers.1.attn_norm,
+ *   layers.1.w_q, layers.1.w_k, layers.1.w_v, layers.1.k_cache, layers.1.v_cache,
+ *   layers.1.residual_scale, layers.1.w_o, layers.1.ffn_norm, layers.1.w_gate, layers.1.w_up,
+ *   layers.1.w_down, y
+ *   4   layers.0.attn_norm       input    T    [d]
+ *   5   layers.0.w_q             input    T    [dim * heads, d]
+ *   6   layers.0.w_k             input    T    [dim * heads, d]
+ *   7   layers.0.w_v             input    T    [dim * heads, d]
+ *   8   layers.0.k_cache         updated  T    [batch * cache, heads, dim]
+ *   9   layers.0.v_cache         updated  T    [batch * cache, heads, dim]
+ *   10  layers.0.residual_scale  input    f32  [d]
+ *   11  layers.0.w_o             input    T    [d, dim * heads]
+ *   12  layers.0.ffn_norm        input    T    [d]
+ *   13  layers.0.w_gate          input    T    [h, d]
+ *   14  layers.0.w_up            input    T    [h, d]
+ *   15  layers.0.w_down          input    T    [d, h]
+ *   16  layers.1.attn_norm       input    T    [d]
+ *   17  layers.1.w_q             input    T    [dim * heads, d]
+ *   18  layers.1.w_k             input    T    [dim * heads, d]
+ *   19  layers.1.w_v             input    T    [dim * heads, d]
+ *   20  layers.1.k_cache         updated  T    [batch * cache, heads, dim]
+ *   21  layers.1.v_cache         updated  T    [batch * cache, heads, dim]
+ *   22  layers.1.residual_scale  input    f32  [d]
+ *   23  layers.1.w_o             input    T    [d, dim * heads]
+ *   24  layers.1.ffn_norm        input    T    [d]
+ *   25  layers.1.w_gate          input    T    [h, d]
+ *   26  layers.1.w_up            input    T    [h, d]
+ *   27  layers.1.w_down          input    T    [d, h]
+ * with input-h: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, w_input_gate, layer_input, w_input_out,
+ *   input_norm, y
+ *   16  w_input_gate  input  T  [input-h, d]
+ *   17  layer_input   input  T  [batch, input-h]
+ *   18  w_input_out   input  T  [d, input-h]
+ *   19  input_norm    input  T  [d]
+ * with act=relu2: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   residual_scale, w_o, ffn_norm, w_up, w_down, y
  * with norm=layer: x, positions, slots, lengths, attn_norm, attn_norm_bias, w_q, w_k, w_v,
- *   k_cache, v_cache, w_o, ffn_norm, ffn_norm_bias, w_gate, w_up, w_down, y
+ *   k_cache, v_cache, residual_scale, w_o, ffn_norm, ffn_norm_bias, w_gate, w_up, w_down, y
  *   5   attn_norm_bias  input  T  [d]
- *   13  ffn_norm_bias   input  T  [d]
+ *   14  ffn_norm_bias   input  T  [d]
  * with post-norms=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
- *   w_o, attn_post_norm, ffn_norm, w_gate, w_up, w_down, ffn_post_norm, y
+ *   residual_scale, w_o, attn_post_norm, ffn_norm, w_gate, w_up, w_down, ffn_post_norm, y
+ *   12  attn_post_norm  input  T  [d]
+ *   17  ffn_post_norm   input  T  [d]
+ * with post-norms=only: x, positions, slots, lengths, w_q, w_k, w_v, k_cache, v_cache,
+ *   residual_scale, w_o, attn_post_norm, w_gate, w_up, w_down, ffn_post_norm, y
  *   11  attn_post_norm  input  T  [d]
- *   16  ffn_post_norm   input  T  [d]
- * with post-norms=only: x, positions, slots, lengths, w_q, w_k, w_v, k_cache, v_cache, w_o,
- *   attn_post_norm, w_gate, w_up, w_down, ffn_post_norm, y
- *   10  attn_post_norm  input  T  [d]
- *   14  ffn_post_norm   input  T  [d]
- * with residual-scale=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
- *   v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
- *   10  residual_scale  input  f32  [d]
+ *   15  ffn_post_norm   input  T  [d]
+ * with residual-scale=each: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, out_scale, ffn_scale, y
+ *   15  out_scale  input  f32  [d]
+ *   16  ffn_scale  input  f32  [d]
+ * with gate-scale=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, gate_scale, y
+ *   16  gate_scale  input  f32  [h]
  * with layer-scalar=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
- *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, layer_scalar, y
- *   15  layer_scalar  input  f32  [1]
+ *   v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, layer_scalar, y
+ *   16  layer_scalar  input  f32  [1]
  * with block=parallel: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
- *   w_o, w_gate, w_up, w_down, y
- * with ffn=plain: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
- *   ffn_norm, w_up, w_down, y
- * with ffn=none: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o, y
+ *   residual_scale, w_o, w_gate, w_up, w_down, y
+ * with ffn=plain: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   residual_scale, w_o, ffn_norm, w_up, w_down, y
+ * with ffn=none: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   residual_scale, w_o, y
  * with qkv-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, b_q, b_k, b_v,
- *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   k_cache, v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   8   b_q  input  T  [dim * heads]
  *   9   b_k  input  T  [dim * heads]
  *   10  b_v  input  T  [dim * heads]
- * with qkv-weights=packed: x, positions, slots, lengths, attn_norm, w_qkv, k_cache, v_cache, w_o,
- *   ffn_norm, w_gate, w_up, w_down, y
+ * with qkv-weights=packed: x, positions, slots, lengths, attn_norm, w_qkv, k_cache, v_cache,
+ *   residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   5  w_qkv  input  T  [3 * dim * heads, d]
  * with qkv-weights=grouped: x, positions, slots, lengths, attn_norm, w_qkv, k_cache, v_cache,
- *   w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   5  w_qkv  input  T  [3 * dim * heads, d]
  * with qk-norm=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, q_norm, k_norm,
- *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   k_cache, v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   8  q_norm  input  T  [dim]
  *   9  k_norm  input  T  [dim]
  * with qk-norm=rows: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, q_norm, k_norm,
- *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   k_cache, v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   8  q_norm  input  T  [dim * heads]
  *   9  k_norm  input  T  [dim * heads]
  * with qk-norm=layer: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, q_norm, k_norm,
- *   q_norm_bias, k_norm_bias, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   q_norm_bias, k_norm_bias, k_cache, v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up,
+ *   w_down, y
  *   8   q_norm       input  T  [dim]
  *   9   k_norm       input  T  [dim]
  *   10  q_norm_bias  input  T  [dim]
  *   11  k_norm_bias  input  T  [dim]
- * with keys=shared: x, positions, lengths, attn_norm, w_q, k_cache, v_cache, w_o, ffn_norm,
- *   w_gate, w_up, w_down, y
+ * with keys=shared: x, positions, lengths, attn_norm, w_q, k_cache, v_cache, residual_scale, w_o,
+ *   ffn_norm, w_gate, w_up, w_down, y
  *   5  k_cache  input  T  [batch, cache, heads, dim]
  *   6  v_cache  input  T  [batch, cache, heads, dim]
  * with query-scale=rows: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
- *   v_cache, q_factors, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   v_cache, q_factors, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   10  q_factors  input  f32  [batch]
  * with sinks=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
- *   sinks, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   sinks, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   10  sinks  input  f32  [heads]
  * with output-gate=features: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
- *   v_cache, w_g, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   v_cache, w_g, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   10  w_g  input  T  [dim * heads, d]
  * with output-gate=heads: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
- *   v_cache, w_g, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   v_cache, w_g, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   10  w_g  input  T  [heads, d]
  * with output-gate=q-rows: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
- *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   5  w_q  input  T  [2 * dim * heads, d]
  * with out-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
- *   w_o, b_o, ffn_norm, w_gate, w_up, w_down, y
- *   11  b_o  input  T  [d]
+ *   residual_scale, w_o, b_o, ffn_norm, w_gate, w_up, w_down, y
+ *   12  b_o  input  T  [d]
  * with ffn-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
- *   w_o, ffn_norm, w_gate, w_up, w_down, b_down, y
- *   15  b_down  input  T  [d]
- * with rotation=none: x, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
- *   ffn_norm, w_gate, w_up, w_down, y
+ *   residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, b_down, y
+ *   16  b_down  input  T  [d]
+ * with rotation=none: x, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  * with angles=table: x, positions, angles, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
- *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   2  angles  input  f32  [4096, dim]
  * with quantise=token: x, positions, slots, lengths, attn_norm, w_qkv, w_qkv_scale, k_cache,
- *   v_cache, w_o, w_o_scale, ffn_norm, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
- *   w_down_scale, y
+ *   v_cache, residual_scale, w_o, w_o_scale, ffn_norm, w_gate, w_up, w_down, w_gate_scale,
+ *   w_up_scale, w_down_scale, y
  *   5   w_qkv         input  fp8  [3 * dim * heads, d]
  *   6   w_qkv_scale   input  f32  [3 * dim * heads]
- *   9   w_o           input  fp8  [d, dim * heads]
- *   10  w_o_scale     input  f32  [d]
- *   12  w_gate        input  fp8  [h, d]
- *   13  w_up          input  fp8  [h, d]
- *   14  w_down        input  fp8  [d, h]
- *   15  w_gate_scale  input  f32  [h]
- *   16  w_up_scale    input  f32  [h]
- *   17  w_down_scale  input  f32  [d]
+ *   10  w_o           input  fp8  [d, dim * heads]
+ *   11  w_o_scale     input  f32  [d]
+ *   13  w_gate        input  fp8  [h, d]
+ *   14  w_up          input  fp8  [h, d]
+ *   15  w_down        input  fp8  [d, h]
+ *   16  w_gate_scale  input  f32  [h]
+ *   17  w_up_scale    input  f32  [h]
+ *   18  w_down_scale  input  f32  [d]
  * with quantise=block: x, positions, slots, lengths, attn_norm, w_qkv, w_qkv_scale, k_cache,
- *   v_cache, w_o, w_o_scale, ffn_norm, w_gate, w_up, w_down, w_gate_scale, w_up_scale,
- *   w_down_scale, y
+ *   v_cache, residual_scale, w_o, w_o_scale, ffn_norm, w_gate, w_up, w_down, w_gate_scale,
+ *   w_up_scale, w_down_scale, y
  *   5   w_qkv         input  fp8  [3 * dim * heads, d]
  *   6   w_qkv_scale   input  f32  [ceil(3 * dim * heads / 128), ceil(d / 128)]
- *   9   w_o           input  fp8  [d, dim * heads]
- *   10  w_o_scale     input  f32  [ceil(d / 128), ceil(dim * heads / 128)]
- *   12  w_gate        input  fp8  [h, d]
- *   13  w_up          input  fp8  [h, d]
- *   14  w_down        input  fp8  [d, h]
- *   15  w_gate_scale  input  f32  [ceil(h / 128), ceil(d / 128)]
- *   16  w_up_scale    input  f32  [ceil(h / 128), ceil(d / 128)]
- *   17  w_down_scale  input  f32  [ceil(d / 128), ceil(h / 128)]
+ *   10  w_o           input  fp8  [d, dim * heads]
+ *   11  w_o_scale     input  f32  [ceil(d / 128), ceil(dim * heads / 128)]
+ *   13  w_gate        input  fp8  [h, d]
+ *   14  w_up          input  fp8  [h, d]
+ *   15  w_down        input  fp8  [d, h]
+ *   16  w_gate_scale  input  f32  [ceil(h / 128), ceil(d / 128)]
+ *   17  w_up_scale    input  f32  [ceil(h / 128), ceil(d / 128)]
+ *   18  w_down_scale  input  f32  [ceil(d / 128), ceil(h / 128)]
  * with cache-format=e4m3: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
- *   v_cache, k_scale, v_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   v_cache, k_scale, v_scale, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, y
  *   8   k_cache  updated  fp8  [batch * cache, heads, dim]
  *   9   v_cache  updated  fp8  [batch * cache, heads, dim]
  *   10  k_scale  input    f32  [1]
@@ -2005,6 +2030,10 @@
  *   state-dim       1 to 256, rare                        mixer=ssd: features of a group of B and C
  *   state-groups    1 to 1024, rare                       mixer=ssd: groups of heads that share B
  *                                                         and C, and have a norm
+ *   ssm-heads       1 to 1024, rare                       mixer=attention-ssd: heads of ssd; heads
+ *                                                         are those of attention
+ *   ssm-dim         1 to 512, rare                        mixer=attention-ssd: features of a head
+ *                                                         of ssd
  *   shared          1 to 8, rare                          experts that every token goes through;
  *                                                         left out: none
  *   own-experts     1 to 1024, rare                       experts in the weights, the slice of a
@@ -2055,8 +2084,12 @@
  *                                                         the feed-forward network are normalised
  *                                                         before they are added; only: their inputs
  *                                                         are not
- *   residual-scale  no, yes                               whether a vector multiplies what is added
- *                                                         to the residual; experts have route-scale
+ *   residual-scale  no, yes, each                         whether a vector multiplies what is added
+ *                                                         to the residual; each: one of each
+ *                                                         product; experts have route-scale
+ *   gate-scale      no, yes                               whether a vector multiplies the gates of
+ *                                                         the feed-forward network in front of
+ *                                                         their activation
  *   expert-norms    no, yes                               whether the router, the experts and the
  *                                                         network of shared-h, which is beside
  *                                                         them, each have norms of their own
@@ -2131,6 +2164,10 @@
  *                                                         sigmoids approach; 0: decays by softplus
  *   dt-min          a number from 0 to 1000000            mixer=ssd: the least step
  *   dt-max          a number from 0 to 1000000            mixer=ssd: the largest step; 0: no limit
+ *   mixer-norm      gated, none                           mixer=ssd: the norm of what its gate has
+ *                                                         multiplied, or none
+ *   in-scale        no, yes                               mixer=ssd: whether a vector multiplies
+ *                                                         the result of the product in front of it
  *   mixer-eps       a number from 0 to 1                  added to the mean square of a mixer's own
  *                                                         norm
  *   output-gate     no, features, heads, q-rows           sigmoids of a product of attention's
@@ -2192,20 +2229,22 @@
  *                                                         for each token and row of a weight, or
  *                                                         each 128 elements and block of 128 x 128
  *   mixer                                                 attention, conv, mla, gated-delta-rule,
- *                                                         kda, ssd, none: what mixes the tokens:
- *                                                         attention, attention over a cache of keys
- *                                                         and values; conv, a short convolution
- *                                                         with gates in front of it and behind it,
- *                                                         as in LFM2; mla, latent attention in the
- *                                                         absorbed form, over a cache of latents;
- *                                                         gated-delta-rule, linear attention by the
- *                                                         gated delta rule behind short
- *                                                         convolutions; kda, Kimi Delta Attention,
- *                                                         the gated delta rule with a decay of each
- *                                                         feature; ssd, state space duality behind
- *                                                         short convolutions, as in Mamba-2; none,
- *                                                         for layers that are a feed-forward
- *                                                         network alone
+ *                                                         kda, ssd, attention-ssd, none: what mixes
+ *                                                         the tokens: attention, attention over a
+ *                                                         cache of keys and values; conv, a short
+ *                                                         convolution with gates in front of it and
+ *                                                         behind it, as in LFM2; mla, latent
+ *                                                         attention in the absorbed form, over a
+ *                                                         cache of latents; gated-delta-rule,
+ *                                                         linear attention by the gated delta rule
+ *                                                         behind short convolutions; kda, Kimi
+ *                                                         Delta Attention, the gated delta rule
+ *                                                         with a decay of each feature; ssd, state
+ *                                                         space duality behind short convolutions,
+ *                                                         as in Mamba-2; attention-ssd, attention
+ *                                                         and ssd on the same input, as in
+ *                                                         Falcon-H1; none, for layers that are a
+ *                                                         feed-forward network alone
  *   cache-format    same, e4m3                            element type of cached keys and values:
  *                                                         that of q, or e4m3 with f32 scales
  *   cache-scales    tensor, head                          scales of keys and of values in e4m3: one
@@ -2342,6 +2381,15 @@
  *   w_k, w_v, k_cache, v_cache, residual_scale, w_o, ffn_norm, w_gate, w_up, w_down, final_norm,
  *   w_head, chosen, logit
  *   13  residual_scale  input  f32  [d]
+ * with residual-scale=each: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q,
+ *   w_k, w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, out_scale, ffn_scale,
+ *   final_norm, w_head, chosen, logit
+ *   18  out_scale  input  f32  [d]
+ *   19  ffn_scale  input  f32  [d]
+ * with gate-scale=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
+ *   w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, gate_scale, final_norm, w_head,
+ *   chosen, logit
+ *   18  gate_scale  input  f32  [h]
  * with layer-scalar=yes: ids, lengths, steps, ended, out, limits, embedding, attn_norm, w_q, w_k,
  *   w_v, k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, layer_scalar, final_norm, w_head,
  *   chosen, logit
