@@ -12,7 +12,7 @@ from ._library import Error
 # The tensors of one layer in the order of the op's buffers; those that a layer has not are left out.
 _BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_qkv",
                   "w_qkv_scale", "w_qkv_zero", "b_qkv", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias",
-                  "w_in", "b_in", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_kv_b",
+                  "w_in", "in_scale", "b_in", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_kv_b",
                   "w_qkvz", "w_ba", "w_z_low", "w_z", "w_b", "w_a_low", "w_a", "w_conv", "b_conv", "w_conv_q", "w_conv_k",
                   "w_conv_v", "A_log", "dt_bias", "D", "mixer_norm")
 _BEHIND_CACHES = ("k_scale", "v_scale", "sinks", "q_factors", "w_g", "residual_scale", "w_o", "w_o_scale", "w_o_zero",
@@ -22,7 +22,8 @@ _BEHIND_CACHES = ("k_scale", "v_scale", "sinks", "q_factors", "w_g", "residual_s
                   "w_gate_up", "w_down", "w_gate_scale", "w_gate_zero", "w_up_scale", "w_up_zero",
                   "w_gate_up_scale", "w_down_scale", "w_down_zero", "b_gate", "b_up", "b_gate_up", "b_down",
                   "w_shared_router", "w_shared_gate", "w_shared_up", "w_shared_down",
-                  "shared_post_norm", "experts_post_norm", "ffn_post_norm", "w_input_gate", "layer_input",
+                  "shared_post_norm", "experts_post_norm", "ffn_post_norm", "w_input_gate", "out_scale", "ssm_scale",
+                  "gate_scale", "ffn_scale", "w_ssm_out", "layer_input",
                   "w_input_out", "input_norm", "layer_scalar")
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
 # Mixers: attention, and others, which have other tensors in the place of caches. The weights that a mixer needs
@@ -44,15 +45,21 @@ _GATES_OF_DELTA = ("w_z", "w_b", "w_a")
 _PACKED_DELTA = ("w_qkv", "w_conv", *_GATES_OF_DELTA)
 _SEPARATE_DELTA = ("w_q", "w_k", "w_v", "w_conv_q", "w_conv_k", "w_conv_v", *_GATES_OF_DELTA)
 _GROUPED_DELTA = ("w_qkvz", "w_ba", "w_conv")
+# Attention and ssd on the same input: the weights that it needs.
+BOTH = "attention-ssd"
+_OF_HEADS = ("w_q", "w_k", "w_v")
+_OF_BOTH = ("w_in", "w_conv", "A_log", "dt_bias", "D", "w_ssm_out")
 _OF_MIXERS = {"conv": (("w_in", "w_conv"), ("b_in", "b_conv")),
               "mla": (("w_kv_a", "kv_a_norm", "w_kv_b"), ("w_q", "w_g", "q_factors", *_OF_LATENT)),
               "gated-delta-rule": (_OF_DELTA, (*_PACKED_DELTA, *_SEPARATE_DELTA, *_GROUPED_DELTA)),
               "kda": (_OF_DELTA, ("w_z_low", "w_a_low", *_PACKED_DELTA, *_SEPARATE_DELTA)),
-              "ssd": (("w_in", "w_conv", "A_log", "dt_bias", "D", "mixer_norm"), ("b_conv",)),
+              "ssd": (("w_in", "w_conv", "A_log", "dt_bias", "D", "mixer_norm"), ("in_scale", "b_conv")),
+              BOTH: ((*_OF_HEADS, *_OF_BOTH), ("in_scale", "b_conv", "mixer_norm", "b_q", "b_k", "b_v", "ssm_scale")),
               "none": ((), ())}
 # Mixers with a state of each head, in float32, beside those of convolutions.
 _DELTA = ("gated-delta-rule", "kda")
-_RECURRENT = (*_DELTA, "ssd")
+_SSD = ("ssd", BOTH)
+_RECURRENT = (*_DELTA, *_SSD)
 # Options that attention alone has, and those that latent attention has too.
 _ATTENTION_OPTIONS = ("kv-heads", "qkv-weights", "qkv-bias", "qk-norm", "qk-norm-order", "sinks", "softcap", "window",
                       "rotary", "cache-format", "cache-scales", "v-norm", "keys")
@@ -76,7 +83,7 @@ _CONSTANTS = ("attn_norm", "attn_norm_bias", "q_norm", "k_norm", "attn_post_norm
               "ffn_norm_bias", "ffn_post_norm")
 # As the kernels read them.
 FLOAT32 = ("k_scale", "v_scale", "sinks", "choice_bias", "residual_scale", "A_log", "dt_bias", "D", "layer_scalar",
-           "expert_scale", "q_factors")
+           "expert_scale", "q_factors", "in_scale", "out_scale", "ssm_scale", "gate_scale", "ffn_scale")
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,12 @@ class LayerForm:
     @property
     def attends(self) -> bool:
         """Whether its tokens have places in a cache."""
-        return self.mixer in ("attention", "mla")
+        return self.mixer in ("attention", "mla", BOTH)
+
+    @property
+    def has_both(self) -> bool:
+        """Whether it has keys and values, and states behind them."""
+        return self.mixer == BOTH
 
     @property
     def rotates(self) -> bool:
@@ -180,7 +192,9 @@ class LayerForm:
     @property
     def states(self) -> int:
         """How many tensors each layer writes in place: keys and values, latents with rotated keys, or states."""
-        return 0 if not self.mixes else 2 if self.mixer == "attention" or self.is_recurrent else 1
+        if not self.mixes:
+            return 0
+        return 4 if self.has_both else 2 if self.mixer == "attention" or self.is_recurrent else 1
 
     @property
     def is_recurrent(self) -> bool:
@@ -188,9 +202,15 @@ class LayerForm:
         return self.mixer in _RECURRENT
 
     @property
+    def state_heads(self) -> tuple[int, int]:
+        """The heads of a mixer with states, and their features."""
+        names = ("ssm-heads", "ssm-dim") if self.has_both else ("heads", "dim")
+        return self.get(names[0], 0), self.get(names[1], 0)
+
+    @property
     def features(self) -> tuple[int, int]:
         """The features of all heads of q, and of all heads of v."""
-        heads, dim = self.get("heads", 0), self.get("dim", 0)
+        heads, dim = self.state_heads
         return heads * dim, self.get("v-heads", heads) * self.get("v-dim", dim)
 
     @property
@@ -202,20 +222,20 @@ class LayerForm:
     def convolved(self) -> tuple[int, ...]:
         """Channels of the convolution of a mixer with states: of q, k and v, or of x, B and C."""
         keys, values = self.features
-        if self.mixer == "ssd":
+        if self.mixer in _SSD:
             shared = self.get("state-groups") * self.get("state-dim")
             return keys, shared, shared
         return (keys, keys, values) if self.is_recurrent else (keys,)
 
     def state_shapes(self, batch: int) -> list[tuple[int, ...]]:
-        """Those of a mixer's states; nothing where there are caches, which have any size."""
-        if self.attends or not self.mixes:
+        """Those of a mixer's states; nothing for caches, which have any size."""
+        if self.attends and not self.has_both or not self.mixes:
             return []
         shapes = [(batch, sum(self.convolved), self.get("width"))]
         if self.mixer in _DELTA:
             shapes.append((batch, self.get("v-heads"), self.get("dim"), self.get("v-dim")))
-        if self.mixer == "ssd":
-            shapes.append((batch, self.get("heads"), self.get("dim"), self.get("state-dim")))
+        if self.mixer in _SSD:
+            shapes.append((batch, *self.state_heads, self.get("state-dim")))
         return shapes
 
     def library_states(self, states: Sequence[Tensor]) -> list[Tensor]:
@@ -295,6 +315,12 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
                   (*(() if squares else ("w_shared_gate",)), "w_shared_up", "w_shared_down")):
         if 0 < sum(name in names for name in group) < len(group):
             raise Error(f"layer: give all of {', '.join(group)}, or none")
+    if "gate_scale" in names and ("w_gate" not in names or choice or names & {"b_up", "b_gate", "b_down"}):
+        raise Error("layer: gate_scale is of a network with a gate and without biases: give w_gate and w_up")
+    of_each = names & {"out_scale", "ssm_scale", "ffn_scale"}
+    if of_each and of_each != {"out_scale", "ffn_scale", *(("ssm_scale",) if mixer == BOTH else ())}:
+        raise Error("layer: each product that adds to the residual has a factor, or none: give out_scale, ffn_scale "
+                    "and with attention-ssd ssm_scale")
     if "q_norm_bias" in names and "q_norm" not in names:
         raise Error("layer: q_norm_bias without q_norm: give the norm's weights too")
     gated = "w_gate" in names or packed
@@ -340,7 +366,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             v_dim: int = 0, beta_scale: float = 1.0, mixer_eps: float = 1e-6, state_dim: int = 0,
             state_groups: int = 1, gate_rank: int = 0, gate_bound: float = 0.0,
             gated_rows: bool = False, v_norm: bool = False, network: bool = True,
-            dt_limit: tuple[float, float] = (0.0, float("inf"))) -> str:
+            dt_limit: tuple[float, float] = (0.0, float("inf")), state_heads: tuple[int, int] = (0, 0)) -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
     is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: format and
     groups of packed weights, "int4-128", and then `h`, which their shapes do not tell. `quantise`: "token" or
@@ -352,7 +378,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     kda has `gate_rank` and `gate_bound`, and no beta_scale. `gated_rows`: behind the rows of each head of w_q are
     those of its gates, in the place of w_g. `v_norm`: heads of v have a norm without
     weights. Without `network` layers
-    are their mixer alone, and with mixer="none" they are their network. `dt_limit`: of the steps of ssd."""
+    are their mixer alone, and with mixer="none" they are their network. `dt_limit`: of the steps of ssd. `state_heads`:
+    with mixer="attention-ssd" heads of ssd and their features, beside those of attention."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -416,7 +443,9 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             ("keys", shares_keys(names, mixer), "shared"), ("query-scale", "q_factors" in names, "rows"),
             ("qk-norm-order", norm_last, "after"), ("v-norm", v_norm, "yes"),
             ("layer-scalar", "layer_scalar" in names, "yes"),
-            ("residual-scale", "residual_scale" in names, "yes"),
+            ("residual-scale", {"residual_scale", "ffn_scale"} & names,
+             "yes" if "residual_scale" in names else "each"),
+            ("gate-scale", "gate_scale" in names, "yes"), ("in-scale", "in_scale" in names, "yes"),
             ("multiplier", multiplier != 1, float(multiplier)),
             ("sinks", "sinks" in names, "yes"), ("out-bias", "b_o" in names, "yes"),
             ("ffn-bias", "b_down" in names, "yes"),
@@ -449,7 +478,9 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
                 options[name] = value
     if not network:
         options.pop("act")
-    if mixer != "attention":
+    if mixer == BOTH:
+        options |= dict(zip(("ssm-heads", "ssm-dim"), state_heads)) | {"mixer": mixer}
+    elif mixer != "attention":
         others = (*_ATTENTION_OPTIONS, *(("dim",) if latent else _CACHE_OPTIONS),
                   *(("heads", "dim") if mixer == "none" else ()))
         options = {name: value for name, value in options.items() if name not in others} | {"mixer": mixer}
@@ -461,9 +492,10 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
                                                                             "gate-bound": float(gate_bound)}
         of_mixer |= {"qkv-weights": "grouped" if "w_qkvz" in names else "packed" if "w_qkv" in names else ""}
         options |= {name: value for name, value in of_mixer.items() if value}
-    if mixer == "ssd":
-        options |= {"width": width, "state-dim": state_dim, "state-groups": state_groups,
-                    "mixer-eps": float(mixer_eps)} | ({"conv-bias": "yes"} if "b_conv" in names else {})
+    if mixer in _SSD:
+        options |= {"width": width, "state-dim": state_dim, "state-groups": state_groups}
+        options |= {"mixer-eps": float(mixer_eps)} if "mixer_norm" in names else {"mixer-norm": "none"}
+        options |= {"conv-bias": "yes"} if "b_conv" in names else {}
         least, most = map(float, dt_limit)
         options |= ({"dt-min": least} if least else {}) | ({"dt-max": most} if most != float("inf") else {})
     if latent:

@@ -759,3 +759,51 @@ def test_small_weights_become_float32_together(monkeypatch):
     monkeypatch.setattr(torch, "_foreach_copy_", lambda to, given: copies.append(len(to)) or original(to, given))
     steps(own, ids(3))
     assert copies == [2 * 3, 3]  # A_log, dt_bias and D of two layers, and of one behind attention
+
+
+def both_shapes():
+    """4 heads of 6 features of attention, beside 3 heads of 8 of ssd, without a norm, and with factors of all parts."""
+    of_ssd = dict(w_in=(24 + 24 + 2 * 8 + 3, _D), in_scale=(67,), w_conv=(40, 4), b_conv=(40,), A_log=(3,), dt_bias=(3,),
+                  D=(3,), w_ssm_out=(_D, 24), ssm_scale=(_D,))
+    return dict(w_q=(24, _D), w_k=(12, _D), w_v=(12, _D), w_o=(_D, 24), out_scale=(_D,), ffn_scale=(_D,),
+                gate_scale=(_H,), **of_ssd)
+
+
+@pytest.mark.parametrize("s", (1, 2, 7))
+@pytest.mark.parametrize("normed", (False, True))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_attention_beside_ssd_is_its_reference(s, normed, dtype):
+    torch.manual_seed(1)
+    shapes = both_shapes() | _NETWORK | (dict(mixer_norm=(24,)) if normed else {})
+    form = form_of(tuple(shapes), heads=4, kv_heads=2, dim=6, act="silu", eps=1e-5, convention="llama", rotary=6,
+                   softcap=0.0, scale=0.7, rope_scale=0.4, rotates=True, mixer="attention-ssd", width=4, state_dim=8,
+                   state_groups=1, state_heads=(3, 8), mixer_eps=1e-5)
+    parsed = parse(form)
+    weights = [(torch.randn(*shapes[name]) * 0.3 + (len(shapes[name]) == 1)).to(
+        torch.float32 if name in FLOAT32 else dtype) for _ in range(2) for name in parsed.weights]
+    x = torch.randn(3, s, _D).to(dtype)
+    # Keys and values of 16 tokens, 5 of them before the call.
+    caches = [t for _ in range(2) for t in (
+        *(torch.randn(3, 16, 2, 6).to(dtype).transpose(1, 2) for _ in range(2)),
+        *(torch.randn(*shape).to(torch.float32 if at else dtype) for at, shape in enumerate(parsed.state_shapes(3))))]
+    places = torch.arange(5, 5 + s, dtype=torch.int32)
+    slots = places + 16 * torch.arange(3, dtype=torch.int32)[:, None]
+    angles, lengths = torch.randn(16, 3).repeat(1, 2), torch.full((3,), 5 + s, dtype=torch.int32)
+    given = places.expand(3, -1).contiguous(), angles, slots, lengths, None
+    mine = [t.clone() for t in caches]
+    y = call(OPS.layer, x, *given, weights, mine, form, None, None)
+    right_caches = [t.float() for t in caches]
+    right = reference.layer(x.float(), *given, [w.float() for w in weights], right_caches, form)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    for ours, theirs in zip((y, *mine), (right, *right_caches)):
+        assert (ours - theirs).norm() <= tolerance * theirs.norm()
+
+
+@pytest.mark.parametrize("left,words", (
+    ("ssm_scale", "each product that adds"), ("w_ssm_out", "no w_ssm_out"), ("w_gate", "gate_scale is of a network")))
+def test_weights_of_attention_beside_ssd(left, words):
+    names = [name for name in both_shapes() | _NETWORK if name != left]
+    with pytest.raises(fftune.Error, match=words):
+        form_of(names, heads=4, kv_heads=2, dim=6, act="silu", eps=1e-5, convention="llama", rotary=6, softcap=0.0,
+                scale=0.0, rope_scale=0.0, rotates=True, mixer="attention-ssd", width=4, state_dim=8, state_groups=1,
+                state_heads=(3, 8))

@@ -1,4 +1,5 @@
 """layer: whole transformer layers against a cache of keys and values, as one op."""
+import functools
 import re
 from typing import Callable, Mapping, Sequence
 
@@ -24,6 +25,7 @@ _KINDS = {"x": Kind(KINDS["data"], "[batch, tokens, features]"),
           "angles": Kind(KINDS["f32"], "[positions, rotary]"),
           "lengths": Kind(KINDS["i32"], "[batch]"),
           "pages": Kind(KINDS["i32"], "[batch, pages of a sequence]"),
+          "state_indices": Kind(KINDS["i32"], "[batch]"),
           "memory": Kind(KINDS["i64"], "the memory of a Group"),
           "first_expert": Kind(KINDS["i32"], "[1]"),
           **{name: Kind(KINDS["floats"] | KINDS["u8"] | FP8, "[...]") for name in ("weights", "tensors")},
@@ -43,9 +45,9 @@ def shown(buffer: str) -> str:
 def _expect_features(form: LayerForm, layers: int, count: int, tensors: Sequence[Tensor | None]) -> None:
     """That keys and values have the features of a head. The library knows the strides of views, and reads whole
     heads."""
-    before, states, dim = len(form.before), form.library_state_count, form.get("dim")
+    before, dim = len(form.before), form.get("dim")
     for at in range(layers):
-        for cache in tensors[at * count + before:at * count + before + states]:
+        for cache in tensors[at * count + before:at * count + before + 2]:
             if cache.shape[-1] != dim:
                 raise Error(f"layer: a cache of layer {at} is {list(cache.shape)}: give {dim} features of a head")
 
@@ -79,7 +81,19 @@ def _values(options, x, positions, angles, slots, lengths, pages, memory, first_
     return values_of_layers(parse(form), x.shape, angles, pages, tensors) | {"kv-head": kv_head} if x.numel() else None
 
 
+def _values_of_both(options, x, positions, angles, slots, lengths, pages, state_indices, memory, first_expert,
+                    *tensors):
+    return _values(options, x, positions, angles, slots, lengths, pages, memory, first_expert, *tensors)
+
+
 _LAYER = Form("layer", _KINDS, shown, _values)
+# Of layers whose tokens have places in caches, and whose sequences have states.
+_BOTH = Form("layer", _KINDS, lambda buffer: buffer if buffer == "state_indices" else shown(buffer), _values_of_both)
+
+
+@functools.cache  # for good, as constants are
+def _every_state(batch: int, device: torch.device) -> Tensor:
+    return torch.arange(batch, dtype=torch.int32, device=device)
 
 
 def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
@@ -97,14 +111,13 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
         like = tensors["w_o"] if parsed.mixes else tensors["w_down"]
         width = like.shape[-2]
     x = torch.empty(1, 1, width, dtype=like.dtype, device="meta")
-    of_states = parsed.state_shapes(1) or ([] if not parsed.mixes else
-        [(1, 64, parsed.get("rank") + parsed.get("rope"))] if parsed.is_latent else
-        [(1, 64, parsed.get("kv-heads"), parsed.get("dim"))] * 2)
+    of_states = ([] if not parsed.attends else [(1, 64, parsed.get("rank") + parsed.get("rope"))] if parsed.is_latent
+                 else [(1, 64, parsed.get("kv-heads"), parsed.get("dim"))] * 2) + parsed.state_shapes(1)
     caches = parsed.library_states([x.new_empty(shape, dtype=parsed.cache_dtype(x.dtype)) for shape in of_states])
     if parsed.is_recurrent:
         caches[-1] = caches[-1].float()
-    elif parsed.mixer == "attention":
-        caches = [t.transpose(1, 2) for t in caches]
+    if parsed.mixer == "attention" or parsed.has_both:
+        caches[:2] = [t.transpose(1, 2) for t in caches[:2]]
     tensors = with_constants(parsed, tensors, x)
     tensors = {name: w.float() if name in FLOAT32 else w for name, w in tensors.items()}
     rows = torch.empty(1, 1, dtype=torch.int32, device="meta")
@@ -114,9 +127,10 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
         rows[0] if parsed.is_recurrent else None, None)
     memory = torch.empty(Group.TABLE_WORDS, dtype=torch.int64, device="meta") if parsed.get("ranks") else None
     first = torch.empty(1, dtype=torch.int32, device="meta") if parsed.get("own-experts") else None
-    inputs = (x, rows if rotates else None, angles, *places, None, memory, first,
-              *map(tensors.get, parsed.before), *caches, *map(tensors.get, parsed.behind))
-    _LAYER.expect_fits(Plan(device, _LAYER.problem((form, None), inputs)), inputs)
+    inputs = (x, rows if rotates else None, angles, *places, None, *((rows[0],) if parsed.has_both else ()), memory,
+              first, *map(tensors.get, parsed.before), *caches, *map(tensors.get, parsed.behind))
+    kind = _BOTH if parsed.has_both else _LAYER
+    kind.expect_fits(Plan(device, kind.problem((form, None), inputs)), inputs)
 
 
 def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str, int]:
@@ -198,8 +212,8 @@ def expect_layers(op: str, parsed, weights: Sequence[Tensor], caches: Sequence[T
     layers = len(weights) // count
     if not layers or len(caches) != states * layers or len(weights) != count * layers:
         raise Error(f"{op}: {len(weights)} weights and {len(caches)} caches: give {count} and {states} of each layer")
-    for cache in caches:
-        if parsed.mixer != "attention":
+    for at, cache in enumerate(caches):
+        if parsed.mixer != "attention" and not (parsed.has_both and at % states < 2):
             if not cache.is_contiguous():
                 raise Error(f"{op}: a {'cache' if parsed.is_latent else 'state'} is not contiguous")
             continue
@@ -225,8 +239,9 @@ def _(x, positions, angles, slots, lengths, pages, weights, caches, form, memory
     table = None if pages is None else ready(pages)
     gap = pages is not None and not parsed.is_latent and caches[0].stride(2) != caches[0].shape[3]
     kv_head = caches[0].stride(2) if gap else None  # of the plan's key: shapes do not say it
-    run(_LAYER, (form, kv_head),
-        (x, positions, angles, slots, lengths, table, memory, first_expert, *tensors), (y,))
+    both = (_every_state(len(x), x.device),) if parsed.has_both else ()
+    run(_BOTH if both else _LAYER, (form, kv_head),
+        (x, positions, angles, slots, lengths, table, *both, memory, first_expert, *tensors), (y,))
     return y
 
 

@@ -138,16 +138,24 @@ def _delta_rule(x, w, states, slots, form):
 def _state_space(x, w, states, slots, form):
     """State space duality, normalised behind a gate, with the last inputs of its convolutions and its states."""
     conv, recurrent = states
-    heads, groups = form.get("heads"), form.get("state-groups")
+    heads, groups = form.state_heads[0], form.get("state-groups")
     features, channels = form.convolved[0], sum(form.convolved)
-    gates, rows, steps = F.linear(x, w["w_in"]).split((features, channels, heads), -1)
+    gates, rows, steps = _scaled(F.linear(x, w["w_in"]), w, "in_scale").split((features, channels, heads), -1)
     mixed = causal_conv1d_update(rows, w["w_conv"], w.get("b_conv"), None, None, None, None, conv, "silu", "channels",
                                  0)
     inputs, B, C = (t.unflatten(-1, (n, -1)) for t, n in zip(mixed.split(form.convolved, -1), (heads, groups, groups)))
     out = ssd_update(inputs, steps, None, w["A_log"], B, C, w["D"], w["dt_bias"], recurrent, slots,
                      None, None, True, form.get("dt-min", 0.0), form.get("dt-max", 0.0), -1)
+    if "mixer_norm" not in w:
+        return (_wide(out.flatten(2)) * F.silu(_wide(gates))).to(x.dtype)
     return gated_rmsnorm(out.flatten(2), gates, w["mixer_norm"], form.get("mixer-eps"), "before",
                          "silu", "t5", groups)
+
+
+def _scaled(y, w, *names):
+    """y times the first of these vectors that there is."""
+    scale = next((w[name] for name in names if name in w), None)
+    return y if scale is None else (_wide(y) * scale.to(_wide(y).dtype)).to(y.dtype)
 
 
 def _one_layer(x, positions, angles, slots, lengths, pages, w, caches, form):
@@ -166,10 +174,8 @@ def _unscaled(x, positions, angles, slots, lengths, pages, w, caches, form):
             return layernorm(t, w[name], w[f"{name}_bias"], eps)
         return rmsnorm(t, w[name], eps, form.get("convention"))
 
-    def scaled(y):
-        if "residual_scale" not in w:
-            return y
-        return (_wide(y) * w["residual_scale"].to(_wide(y).dtype)).to(x.dtype)
+    def scaled(y, own="ffn_scale"):
+        return _scaled(y, w, "residual_scale", own)
 
     def added(y, name, residual):
         return residual + (norm(y, name) if form.get("post-norms") else y)
@@ -179,7 +185,10 @@ def _unscaled(x, positions, angles, slots, lengths, pages, w, caches, form):
         mid = x
     else:
         mixed = _mixed(normed, positions, angles, slots, lengths, pages, w, caches, form)
-        mid = added(scaled(_product(mixed, w, "w_o", "b_o")), "attn_post_norm", x)
+        mid = added(scaled(_product(mixed, w, "w_o", "b_o"), "out_scale"), "attn_post_norm", x)
+        if form.has_both:
+            of_states = _state_space(normed, w, caches[2:], torch.arange(len(x), device=x.device), form)
+            mid = mid + scaled(_product(of_states, w, "w_ssm_out"), "ssm_scale")
     if form.get("ffn") == "none":
         return mid
     if "ffn_norm" in w:
@@ -191,7 +200,8 @@ def _unscaled(x, positions, angles, slots, lengths, pages, w, caches, form):
         if "router_norm" in w:
             normed = norm(mid, "router_norm"), norm(mid, "experts_norm")
         return added(_experts(inner, w, form, scaled, *normed, norm), "ffn_post_norm", mid)
-    hidden = _ACTIVATIONS[form.get("act")](_product(inner, w, "w_gate" if "w_gate" in w else "w_up", "b_up"))
+    gates = _scaled(_product(inner, w, "w_gate" if "w_gate" in w else "w_up", "b_up"), w, "gate_scale")
+    hidden = _ACTIVATIONS[form.get("act")](gates)
     if "w_gate" in w:
         hidden = hidden * _product(inner, w, "w_up")
     return added(scaled(_product(hidden, w, "w_down", "b_down")), "ffn_post_norm", mid)
@@ -207,7 +217,7 @@ def _mixed(normed, positions, angles, slots, lengths, pages, w, caches, form):
         return _state_space(normed, w, caches, slots, form)
     if form.is_latent:
         return _latent_attention(normed, positions, angles, slots, lengths, pages, w, *caches, form)
-    return _attended(normed, positions, angles, slots, lengths, pages, w, caches, form)
+    return _attended(normed, positions, angles, slots, lengths, pages, w, caches[:2], form)
 
 
 def _attended(x, positions, angles, slots, lengths, pages, w, caches, form):
