@@ -113,7 +113,23 @@ def nemotron_h(kinds="M-*E", **more):
                                         moe_shared_expert_intermediate_size=20, **more)
 
 
-MODELS = {"lfm2": lfm2, "lfm2-biased": lambda: lfm2(conv_bias=True, conv_L_cache=5), "lfm3": lfm3,
+# About those of Falcon-H1-0.5B.
+_FACTORS = dict(ssm_in_multiplier=1.25, ssm_out_multiplier=0.2357, attention_out_multiplier=0.9375,
+                key_multiplier=0.390625, mlp_multipliers=[0.8838, 0.5859],
+                ssm_multipliers=[0.35, 0.25, 0.36, 0.5, 0.37])
+
+
+def falcon_h1(**more):
+    """Attention and Mamba-2 on the same input, with factors of all parts."""
+    return transformers.FalconH1Config(**{**_SIZES, "num_hidden_layers": 4}, **_MAMBA, **{
+        "mamba_n_groups": 2, "mamba_d_ssm": 64, "head_dim": 8, "mamba_rms_norm": False, **_FACTORS, **more})
+
+
+MODELS = {"falcon-h1": falcon_h1, "falcon-h1-plain": lambda: falcon_h1(
+              mamba_n_groups=1, mamba_conv_bias=False, tie_word_embeddings=True, lm_head_multiplier=1.0,
+              mlp_multipliers=[1.0, 1.0], **dict.fromkeys(
+                  ("ssm_in_multiplier", "ssm_out_multiplier", "attention_out_multiplier", "key_multiplier"), 1.0)),
+          "lfm2": lfm2, "lfm2-biased": lambda: lfm2(conv_bias=True, conv_L_cache=5), "lfm3": lfm3,
           "lfm2-moe": lfm2_moe, "lfm2-moe-unbiased": lambda: lfm2_moe(use_expert_bias=False, norm_topk_prob=False),
           "qwen3.5": qwen3_5, "qwen3.5-moe": qwen3_5_moe, "qwen3-next": qwen3_next, "olmo-hybrid": olmo_hybrid,
           "bamba": bamba, "bamba-plain": lambda: bamba(mamba_conv_bias=False, mamba_n_groups=1),
@@ -121,7 +137,8 @@ MODELS = {"lfm2": lfm2, "lfm2-biased": lambda: lfm2(conv_bias=True, conv_L_cache
           "mamba2": mamba2, "nemotron-h": nemotron_h, "bailing-hybrid": bailing_hybrid,
           "bailing-hybrid-free": lambda: bailing_hybrid(kda_safe_gate=False)}
 # Their mixers, one for each run of equal layers.
-RUNS = {"mamba2": ["ssd"], "nemotron-h": ["ssd", "none", "attention", "none"],
+RUNS = {**dict.fromkeys(("falcon-h1", "falcon-h1-plain"), ["attention-ssd"]),
+        "mamba2": ["ssd"], "nemotron-h": ["ssd", "none", "attention", "none"],
         "lfm2": ["conv", "attention", "conv"], "lfm2-biased": ["conv", "attention", "conv"],
         "lfm3": ["conv", "attention"] * 2,
         **dict.fromkeys(("lfm2-moe", "lfm2-moe-unbiased"), ["conv", "attention", "conv"]),
@@ -393,7 +410,7 @@ def test_a_cache_that_was_reset_begins_anew(runs):
     assert (ours - right).abs().max() <= 1e-5 * right.abs().max()
 
 
-@pytest.mark.parametrize("name", ("lfm2", "bamba", "qwen3-next"))
+@pytest.mark.parametrize("name", ("lfm2", "bamba", "qwen3-next", "falcon-h1"))
 def test_padding_is_the_models(name, runs):
     model = make(name)
     own, _ = patched(model)
@@ -401,7 +418,7 @@ def test_padding_is_the_models(name, runs):
     mask = torch.zeros(2, 0, dtype=torch.long)
     right, _ = steps(model, given, mask)
     ours, _ = steps(own, given, mask)
-    assert len(runs) == 9  # a mask that masks nothing
+    assert runs == RUNS[name] * 3  # a mask that masks nothing
     assert (ours - right).abs().max() <= 1e-5 * right.abs().max()
     runs.clear()
     mask = torch.tensor([[1, 1], [0, 1]])
@@ -436,7 +453,7 @@ def scaled_elsewhere(parameter):
 
 
 @pytest.mark.parametrize("change", (scaled_in_place, scaled_elsewhere))
-@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "qwen3-next", "olmo-hybrid", "bamba"))
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "qwen3-next", "olmo-hybrid", "bamba", "falcon-h1"))
 def test_a_weight_that_changed_unseen_is_read_anew(name, change, runs):
     """No version of a parameter counts what goes through its .data, and a new tensor may get an old one's address."""
     model = make(name)
@@ -488,7 +505,7 @@ def test_layers_run_after_the_model_was_saved(tmp_path, runs):
 
 
 @pytest.mark.parametrize("name", ("qwen3.5", "mamba2", *(pytest.param(name, marks=pytest.mark.further)
-                                                         for name in ("lfm2", "bamba"))))
+                                                         for name in ("lfm2", "bamba", "falcon-h1"))))
 def test_compiled(name):
     torch._dynamo.reset()  # whatever other tests have compiled
     model = make(name)
@@ -501,7 +518,7 @@ def test_compiled(name):
 
 @pytest.mark.parametrize("options", ({}, dict(cache_implementation="static"), dict(num_beams=2),
                                      dict(prompt_lookup_num_tokens=3)), ids=str)
-@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "qwen3-next", "bamba", "mamba2", "nemotron-h"))
+@pytest.mark.parametrize("name", ("lfm2", "qwen3.5", "qwen3-next", "bamba", "mamba2", "nemotron-h", "falcon-h1"))
 def test_generate(options, name):
     model = make(name)
     if model._is_stateful and "prompt_lookup_num_tokens" in options:
@@ -763,8 +780,8 @@ def test_small_weights_become_float32_together(monkeypatch):
 
 def both_shapes():
     """4 heads of 6 features of attention, beside 3 heads of 8 of ssd, without a norm, and with factors of all parts."""
-    of_ssd = dict(w_in=(24 + 24 + 2 * 8 + 3, _D), in_scale=(67,), w_conv=(40, 4), b_conv=(40,), A_log=(3,), dt_bias=(3,),
-                  D=(3,), w_ssm_out=(_D, 24), ssm_scale=(_D,))
+    of_ssd = dict(w_in=(24 + 24 + 2 * 8 + 3, _D), in_scale=(67,), w_conv=(40, 4), b_conv=(40,), A_log=(3,),
+                  dt_bias=(3,), D=(3,), w_ssm_out=(_D, 24), ssm_scale=(_D,))
     return dict(w_q=(24, _D), w_k=(12, _D), w_v=(12, _D), w_o=(_D, 24), out_scale=(_D,), ffn_scale=(_D,),
                 gate_scale=(_H,), **of_ssd)
 
@@ -807,3 +824,53 @@ def test_weights_of_attention_beside_ssd(left, words):
         form_of(names, heads=4, kv_heads=2, dim=6, act="silu", eps=1e-5, convention="llama", rotary=6, softcap=0.0,
                 scale=0.0, rope_scale=0.0, rotates=True, mixer="attention-ssd", width=4, state_dim=8, state_groups=1,
                 state_heads=(3, 8))
+
+
+@pytest.mark.parametrize("factor", (("self_attn", "key_multiplier"), ("mamba", "ssm_in_multiplier"),
+                                    ("feed_forward", "gate_multiplier"), ("", "attn_out_multiplier")), ids=str)
+def test_a_changed_factor_is_the_models(factor, runs):
+    model = make("falcon-h1")
+    own, _ = patched(model)
+    part, name = factor
+    given = ids(3, 1)
+    before, _ = steps(own, given)
+    for each in (model, own):
+        setattr(each.model.layers[2].get_submodule(part), name, 0.75)
+    runs.clear()
+    right, _ = steps(model, given)
+    ours, _ = steps(own, given)
+    assert not runs and (ours - right).abs().max() <= 1e-5 * right.abs().max()
+    assert (before - right).abs().max() > 1e-3 * right.abs().max()
+
+
+def test_factors_of_columns_are_read_anew(runs):
+    model = make("falcon-h1")
+    own, _ = patched(model)
+    for each in (model, own):
+        columns = each.model.layers[1].mamba.mup_vector
+        columns.mul_(torch.linspace(0.5, 2, columns.numel()))
+    given = ids(3, 1)
+    right, _ = steps(model, given)
+    ours, _ = steps(own, given)
+    assert runs == ["attention-ssd"] * 2 and (ours - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+@pytest.mark.parametrize("more,words", (
+    (dict(attention_in_multiplier=0.5), "a factor in front of its attention"),
+    (dict(key_multiplier=-0.5), "has a factor of keys, -0.5"),
+    (dict(attention_bias=True), "has attention, biases or limits"),
+    (dict(mamba_proj_bias=True), "has a bias of its projection"),
+    (dict(time_step_limit=(0.001, 0.1)), "has attention, biases or limits"),
+    (dict(mamba_rms_norm=True), "was not replaced")), ids=str)
+def test_other_layers_of_attention_beside_ssd_are_left_alone(more, words):
+    _, report = patched(transformers.AutoModelForCausalLM.from_config(falcon_h1(**more)).eval())
+    assert any(words in reason for _, reason in report.left), report
+
+
+def test_roundings_of_factors_are_no_greater_than_the_models(runs):
+    wide, model = make("falcon-h1"), make("falcon-h1", torch.bfloat16)
+    own, _ = patched(model)
+    given = ids(9, 1, 1, 2)
+    right, _ = steps(wide, given)
+    errors = [(steps(each, given)[0].float() - right).norm() / right.norm() for each in (own, model)]
+    assert runs == ["attention-ssd"] * 4 and errors[0] <= 1.2 * errors[1]

@@ -28,7 +28,7 @@ from .._ops.head import _draw
 from .._ops.packed import packed_word
 from .._versions import CACHE_NAMES, as_option, cache_of, pytree, take_cache
 from .analytic import PATCHED
-from .attention import FLOAT8_LAYERS, format_of
+from .attention import BOTH_LAYERS, FLOAT8_LAYERS, format_of
 from .caches import with_growing_cache
 from .graphs import _tensors_of, warn_of_capture
 from .layer_mixers import STATE_LAYERS, can_write
@@ -156,7 +156,8 @@ class Whole:
                 if spec.states:
                     if not can_write(kv, spec, batch, weight) or not kv.is_conv_states_initialized[0]:
                         return None
-                    continue
+                    if not spec.has_both:
+                        continue
                 if not kv.is_initialized or not group.reads(kv, spec, weight):
                     return None
                 dtype = torch.float8_e4m3fn if format_of(kv) in ("tensor", "head") else weight.dtype
@@ -691,7 +692,7 @@ def _cache_of_all_keys(model: nn.Module, kind: type, places: int):
     from transformers import StaticCache
 
     cache = kind(config=model.config.get_text_config(), max_cache_len=places)
-    known = ("StaticLayer", *(STATE_LAYERS if kind is StaticCache else ()))
+    known = ("StaticLayer", *((*STATE_LAYERS, *BOTH_LAYERS) if kind is StaticCache else ()))
     return cache if all(type(layer).__name__ in known for layer in cache.layers) else None
 
 

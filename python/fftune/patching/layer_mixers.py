@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .._versions import name_of_cache
+from .attention import BOTH_LAYERS
 from .recognise import Unfit
 
 STATE_LAYERS = ("LinearAttentionLayer",)  # of transformers' caches
@@ -156,7 +157,7 @@ class StateSpace:
 
     inner: str
     conv: str
-    norm: str
+    norm: str  # "" without one
     outer: str
     heads: int
     dim: int
@@ -183,19 +184,21 @@ def state_space_of(module: nn.Module) -> StateSpace | None:
     """Whether the module has the parts of one; what it computes is compared later."""
     children = {name: child for name, child in module.named_children() if next(child.parameters(), None) is not None}
     convs = [name for name, child in children.items() if isinstance(child, nn.Conv1d)]
-    if len(convs) != 1 or {*children} != {*convs, "in_proj", "norm", "out_proj"} \
+    if len(convs) != 1 or {*children} | {"norm"} != {*convs, "in_proj", "norm", "out_proj"} \
             or {*module._parameters} != {"A_log", "dt_bias", "D"}:
         return None
-    conv, norm = children[convs[0]], children["norm"]
+    conv, norm = children[convs[0]], children.get("norm")
     heads, groups = module.A_log.numel(), getattr(module, "n_groups", 0)
-    features = norm.weight.numel() if isinstance(getattr(norm, "weight", None), Tensor) else 0
+    weight = getattr(norm, "weight", None)
+    features = getattr(children["out_proj"], "in_features", 0) if norm is None else \
+        weight.numel() if isinstance(weight, Tensor) else 0
     shared = conv.weight.shape[0] - features
     if not isinstance(groups, int) or groups < 1 or features < 1 or features % heads or heads % groups or shared < 1 \
             or shared % (2 * groups) or conv.groups != conv.weight.shape[0] or conv.weight.shape[1] != 1 \
             or conv.stride != (1,) or conv.dilation != (1,):
         return None
-    found = StateSpace("in_proj", convs[0], "norm", "out_proj", heads, features // heads, groups,
-                       shared // (2 * groups), conv.weight.shape[2])
+    found = StateSpace("in_proj", convs[0], "" if norm is None else "norm", "out_proj", heads, features // heads,
+                       groups, shared // (2 * groups), conv.weight.shape[2])
     return found if getattr(children["in_proj"], "out_features", None) == sum(found.rows.values()) else None
 
 
@@ -240,7 +243,8 @@ def mark_as_written(kv) -> None:
 
 def can_write(kv, spec, batch: int, like: Tensor) -> bool:
     """Whether the op can read and write the states of a cache's layer: those that it has, and those of a new one."""
-    if type(kv).__name__ not in STATE_LAYERS or kv.number_of_states != 1 or kv.record_past:
+    known = BOTH_LAYERS if spec.has_both else STATE_LAYERS
+    if type(kv).__name__ not in known or kv.number_of_states != 1 or kv.record_past:
         return False
     made = [kv.is_conv_states_initialized[0], kv.is_recurrent_states_initialized[0]]
     types = (like.dtype, torch.float32)
@@ -249,13 +253,15 @@ def can_write(kv, spec, batch: int, like: Tensor) -> bool:
         and len({*made[:len(spec.states)]}) == 1
 
 
-def new_cache_layer(spec, states: list[Tensor] | None):
-    """A layer of a cache with these states, or a new one."""
-    try:
-        from transformers.cache_utils import LinearAttentionLayer
-    except ImportError:
-        raise Unfit("layers: this transformers has no cache of states: install 5.23 or newer") from None
-    kv = LinearAttentionLayer()
+def new_cache_layer(spec, states: list[Tensor] | None, places: int):
+    """A layer of a cache with these states, or a new one, and with room for so many tokens."""
+    from transformers import cache_utils
+
+    name = BOTH_LAYERS[0] if spec.has_both else STATE_LAYERS[0]
+    kind = getattr(cache_utils, name, None)
+    if kind is None:
+        raise Unfit("layers: this transformers has no cache of states: install 5.23 or newer")
+    kv = kind(*((places,) if spec.has_both else ()))
     if states is not None:
         for own, given in zip(states_of(kv, spec, len(states[0]), states[0]), states):
             own.copy_(given)

@@ -38,7 +38,7 @@ from .layer_mixers import (DeltaNet, ShortConv, StateSpace, delta_net_of, expect
 from .fp8_linear import MERGED, expect_scales_of_op, is_rounded_fp8, merge_fp8
 from .mxfp4 import LAYER_WEIGHTS, DenseExperts, DenseMixture, is_packed_mixture
 from .mlps import (GatedMLP, fp8_mlp_forward, gated_mlp_forward, gated_of, packed_mlp_forward, plain_mlp_forward,
-                   squared_mlp_of)
+                   scaled_mlp_of, squared_mlp_of)
 from .norms import gated_norm_forward, gated_settings_of, norm_forward, settings_of
 from .quantised import is_quantised, merge, numbers_of, packed_of
 from .recognise import (CUDA_TYPES, SCALES, SETTINGS, Elsewhere, Numbers, Uncertain, Unfit, cast, expect_no_hooks,
@@ -61,6 +61,8 @@ class Weight:
     flat: bool = False  # the module has a dimension more
     taps: bool = False  # of a convolution of each channel by itself, which has a dimension more
     factor: float = 1.0  # of its elements
+    value: float | None = None  # of all elements of a vector as long as the module's weight has rows, in its place
+    wide: bool = False  # whether its product with that is float32
     given: tuple[int, ...] | None = None  # of a call's tokens: the shape of one; here zeros or ones in the place of it
 
     def of(self, layer: nn.Module) -> Tensor:
@@ -74,6 +76,9 @@ class Weight:
         if self.zeros:
             like = module._parameters["weight"]
             return constant(0.0, self.zeros, like.dtype, like.device)
+        if self.value is not None:
+            like = module._parameters["weight"]
+            return constant(self.value, like.shape[0], torch.float32, like.device)
         tensor = module._parameters.get(self.name)
         tensor = module._buffers[self.name] if tensor is None else tensor
         if self.transposed and tensor.dim() > 1:
@@ -83,7 +88,7 @@ class Weight:
         if self.taps:
             tensor = tensor.squeeze(1)
         if self.factor != 1:
-            tensor = tensor.detach() * self.factor
+            tensor = (tensor.detach().float() if self.wide else tensor.detach()) * self.factor
         return tensor if self.rows is None else tensor[self.rows[0]:self.rows[1]]
 
 
@@ -158,6 +163,7 @@ class Spec:
     factors: QueryFactors | None = None
     prompt_form: str = ""  # with the limits of steps that a model has in all calls but those of a token behind a state
     wide: bool = False  # whether the layer adds in float32, as the op does where x is that alone
+    has_both: bool = False  # whether it has keys and values, and states of a mixer beside attention
 
     @property
     def takes_keys(self) -> bool:
@@ -181,7 +187,7 @@ class Spec:
     @property
     def attends(self) -> bool:
         """Whether it has keys and values, or latents, in a cache."""
-        return self.mixes and not self.states
+        return self.mixes and (not self.states or self.has_both)
 
 
 # the order of its parts
@@ -223,6 +229,9 @@ class _Order:
     beside: str = ""  # another MLP, whose result is added to the first one's
     scalar: str = ""  # a buffer of one number, which multiplies the layer's output
     extras: Extras = Extras()
+    mixer: str = ""  # another one on the same input, whose result is added to attention's
+    factors: tuple[float, float] = (1.0, 1.0)  # of attention's result, and of that
+    of_input: float = 1.0  # of attention's input
 
 
 # The roles of norms; and y of x by the norms n, attention, MLP, and what adds to a residual.
@@ -288,12 +297,13 @@ def _order_of(layer: nn.Module) -> _Order:
     orders = {k: order for k, order in _HALVES.items() if (k == "mlp") != bool(attentions_)} \
         if not mlps or not attentions_ else _ORDERS
     factors = dict.fromkeys((1.0, *(v for v in vars(layer).values() if isinstance(v, float) and v)))
+    spaces = [name for name in attentions_ if len(attentions_) == 2 and state_space_of(children[name])]
     parameters = list(inspect.signature(type(layer).forward).parameters.values())[2:]
     given = [None for p in parameters if p.default is p.empty
              and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for count, pair in itertools.product((2, 1, 3), (1, 2)):
         stubs: dict[str, nn.Module] = {name: _Affine() for name in norms}
-        stubs |= {name: _Affine(count if name in attentions_ else pair) for name in large}
+        stubs |= {name: _Affine(1 if name in spaces else count if name in attentions_ else pair) for name in large}
         stubs |= {INLINE: _Affine()} if chain else {}
         stubs |= {name: _Affine() for name in (*extras.norms, *extras.input[:1], *extras.input[2:])}
         stubs |= dict(zip(extras.experts, (AffineRouter(), AffineExperts())))
@@ -318,6 +328,16 @@ def _order_of(layer: nn.Module) -> _Order:
             x, *of_layer = inputs
             y = own(x, *given, **{INPUT_ARGUMENT: own_input for own_input in of_layer})
             return y[0] if isinstance(y, tuple) else y
+
+        def beside(chosen: tuple, attention: str, mixer: str, mlp: str, own: tuple[float, ...]):
+            n, before, behind, of_mixer = [stubs[name] for name in chosen], *own
+
+            def of(inputs: tuple[Tensor, ...]) -> Tensor:
+                x, = inputs
+                t = n[0](x)
+                mid = x + _first(stubs[attention](t * before)) * behind + stubs[mixer](t) * of_mixer
+                return mid + _first(stubs[mlp](n[1](mid)))
+            return of
 
         def whole(kind: str, compute: Callable, chosen: tuple, attention: str, mlps: tuple, c: float, by: str):
             n = [stubs[name] for name in chosen]
@@ -349,7 +369,13 @@ def _order_of(layer: nn.Module) -> _Order:
         if not isinstance(y, Tensor):
             continue
         known = {}
-        for kind, (roles, compute) in orders.items():
+        if len(spaces) == 1 and len(norms) == 2 and len(mlps) == 1 and not extras.names and not scalars:
+            (mixer,), (attention,) = spaces, {*attentions_} - {*spaces}
+            for chosen, *own_factors in itertools.product(itertools.permutations(norms), factors, factors, factors):
+                order = _Order("sequential", chosen, attention, mlps[0], mixer=mixer, factors=tuple(own_factors[1:]),
+                               of_input=own_factors[0])
+                known[order] = beside(chosen, attention, mixer, mlps[0], tuple(own_factors))
+        for kind, (roles, compute) in orders.items() if not known else ():
             for chosen in itertools.permutations(norms, len(roles)):
                 for attention, own_mlps, factor, scalar in itertools.product(
                         attentions_ or [NONE], [(mlp,) for mlp in mlps or [NONE]] + [*itertools.combinations(mlps, 2)],
@@ -806,6 +832,8 @@ class Recogniser:
         if order.attention == NONE:
             return {(): self._network_form(layer, order)}
         attention = layer._modules[order.attention]
+        if order.mixer:
+            return self._candidates_of_both(layer, attention, order, at)
         conv, space = short_conv_of(attention), state_space_of(attention)
         delta = delta_net_of(attention) or kimi_delta_of(attention)
         for grouped in (False, True) if conv is delta is space is None else (False,):
@@ -825,6 +853,36 @@ class Recogniser:
                 found[key, grouped] = spec
         return found
 
+    def _candidates_of_both(self, layer: nn.Module, attention: nn.Module, order: _Order, at: int) -> dict[tuple, Spec]:
+        """The forms of a layer that has attention and a state space on the same input."""
+        mixer = layer._modules[order.mixer]
+        expect_not_on_gpu(layer, f"{type(mixer).__name__} beside attention")
+        if order.of_input != 1:
+            raise Unfit(f"layers: {type(layer).__name__} has a factor in front of its attention, for which there is no "
+                        "kernel")
+        parts = self._norms(layer, order)
+        if any(getattr(m, "is_causal", True) is not True for m in attention.modules()):
+            raise Unfit(f"layers: {type(attention).__name__} is not causal")
+        space = self._state_space(parts, order.mixer, mixer, state_space_of(mixer), beside=True)
+        heads = self._attention(parts, order.attention, attention, False)
+        if heads is None or "latent" in heads or {"w_g", "sinks", "b_o", "b_ssm_out"} & {*parts.weights} \
+                or heads["gated_rows"] or len(space["limits"]) > 1:
+            raise Unfit(f"layers: {type(layer).__name__} has attention, biases or limits of steps that the op has not "
+                        f"beside {type(mixer).__name__}")
+        ffn = self._network(parts, layer, order)
+        scales = dict(zip(("o", "ssm_out", "down"), (*order.factors, ffn.pop("factor", 1.0))))
+        if {*scales.values()} != {1.0}:
+            for (own, value), name in zip(scales.items(), ("out_scale", "ssm_scale", "ffn_scale")):
+                parts.weights[name] = replace(parts.weights[f"w_{own}"], value=value)
+        parts.module((order.attention,)), parts.module((order.mixer,))
+        found, sizes = {}, {name: own for name, own in space.items() if name not in ("limits", "factors")}
+        for factor in space["factors"]:
+            if factor != 1:
+                parts.weights["in_scale"] = replace(parts.weights["in_scale"], factor=factor)
+            for key, spec in self._forms(parts, attention, order, at, {**heads, "beside": sizes}, ffn).items():
+                found[key, factor] = spec
+        return found
+
     def _norms(self, layer: nn.Module, order: _Order) -> _Parts:
         """The tensors of the layer that are in no attention and MLP of it."""
         parts = _Parts(layer)
@@ -842,11 +900,12 @@ class Recogniser:
             self._inline(parts) if order.mlp == INLINE else \
             self._normed_experts(parts, layer, order) if order.extras.experts else \
             self._mixture_beside(parts, layer, order) if order.beside else \
-            self._mlp(parts, (order.mlp,), layer._modules[order.mlp])
+            self._mlp(parts, (order.mlp,), layer._modules[order.mlp], bool(order.mixer))
         if len(parts.norms) > 1:
             raise Unfit("layers: norms that differ in their eps, or in how they round")
         dtypes = {weight.of(layer).dtype for name, weight in parts.weights.items()
-                  if name not in ("sinks", "choice_bias", "A_log", "dt_bias", "D", "layer_scalar", "q_factors")}
+                  if name not in ("sinks", "choice_bias", "A_log", "dt_bias", "D", "layer_scalar", "q_factors",
+                                  "in_scale", "gate_scale")}
         if len(dtypes) > 1:
             raise Unfit("layers: weights of several types")
         if getattr(layer, _WIDE, False) and self.dtype != torch.float32:
@@ -871,6 +930,8 @@ class Recogniser:
     def _forms(self, parts: _Parts, attention: nn.Module, order: _Order, at: int, heads: dict,
                ffn: dict) -> dict[tuple, Spec]:
         norm, = parts.norms
+        beside = dict(heads.pop("beside", {}))
+        states = beside.pop("states", ())
         if "latent" in heads:
             return self._latent_forms(parts, attention, order, at, heads, ffn)
         if "mixer" in heads:
@@ -908,21 +969,30 @@ class Recogniser:
         # Without weights the root mean square of a head is the same before and behind a rotation.
         orders = (False, True) if rotary and "q_norm" in parts.weights and not heads["norm_rows"] \
             else (False,)
+        # One of keys is that of both in RoPE, and its inverse that of scores.
+        factor = getattr(attention, "key_multiplier", 1.0)
+        if factor != 1 and (not isinstance(factor, float) or factor <= 0 or rotary != dim):
+            raise Unfit(f"layers: {type(attention).__name__} has a factor of keys, {factor}, and does not rotate all "
+                        "of their features, or it is not positive")
         found = {}
         for rotation, scale, last in itertools.product(rotations, scales, orders):
             if last and rotation is None:
                 continue
+            of_rope = self._rope_scale(angles) if rotation else 0.0
+            of_scores = scale
+            if factor != 1 and rotation:
+                of_rope, of_scores = (of_rope or 1.0) * factor, (scale or dim ** -0.5) / factor
             form = form_of(tuple(parts.weights), convention=norm.convention, eps=norm.eps,
                            rotary=rotary, rotates=rotation is not None, rotation=rotation or "halves",
-                           softcap=self._softcap(attention), scale=scale,
-                           rope_scale=self._rope_scale(angles) if rotation else 0.0,
+                           softcap=self._softcap(attention), scale=of_scores, rope_scale=of_rope,
                            constants=tuple(parts.constants), norm_last=last, multiplier=order.factor,
-                           parallel=order.kind.startswith("parallel"), **heads, **ffn)
+                           parallel=order.kind.startswith("parallel"), **heads, **beside, **ffn)
             weights = tuple(parts.weights[name] for name in parse(form).weights)
             found[rotation, scale, last] = Spec(form, (heads["kv_heads"], dim), rotation, weights,
                                                 _parts_of(parts.layer), index, window, angles,
                                                 not rotary or self.calls[at].get("position_ids") is not None,
-                                                sharing=sharing, factors=factors)
+                                                sharing=sharing, factors=factors, states=states,
+                                                has_both=bool(states))
         return found
 
     def _query_factors(self, parts: _Parts, at: int) -> QueryFactors | None:
@@ -1113,20 +1183,34 @@ class Recogniser:
                    for eps in dict.fromkeys((*own_eps, 1e-5, 1e-6))]
         return sizes | dict(numbers=numbers)
 
-    def _state_space(self, parts: _Parts, at: str, mixer: nn.Module, space: StateSpace) -> dict:
+    def _state_space(self, parts: _Parts, at: str, mixer: nn.Module, space: StateSpace, beside: bool = False) -> dict:
         limits = [tuple(dict(dt_limit=own) for own in both) for both in limits_of(mixer)]
-        if mixer._buffers:
+        columns = sum(space.rows.values())
+        scales = [name for name, own in mixer._buffers.items() if own.numel() == own.shape[-1] == columns]
+        if mixer._buffers and not (beside and len(scales) == len(mixer._buffers) == 1):
             raise Unfit(f"layers: {type(mixer).__name__} has tensors of its own: {', '.join(sorted(mixer._buffers))}")
         parts.linear((at, space.inner), ("in",))
         if "b_in" in parts.weights:
             raise Unfit(f"layers: {type(mixer).__name__} has a bias of its projection, for which there is no kernel")
-        parts.linear((at, space.outer), ("o",))
+        parts.linear((at, space.outer), ("ssm_out" if beside else "o",))
         module = parts.module((at, space.conv))
         parts.weights["w_conv"] = Weight((at, space.conv), "weight", taps=True)
         if module.bias is not None:
             parts.weights["b_conv"] = Weight((at, space.conv), "bias")
         for name in ("A_log", "dt_bias", "D"):
             parts.weights[name] = Weight((at,), name)
+        for name in scales:
+            parts.weights["in_scale"] = Weight((at,), name, flat=True, wide=True)
+        sizes = dict(width=space.width, state_dim=space.state_dim, state_groups=space.groups, limits=limits,
+                     states=((sum(space.channels.values()), space.width), (space.heads, space.dim, space.state_dim)))
+        sizes |= dict(mixer="attention-ssd", state_heads=(space.heads, space.dim), factors=dict.fromkeys(
+            (1.0, *(v for v in vars(mixer).values() if scales and isinstance(v, float) and v)))) if beside else dict(
+                mixer="ssd", heads=space.heads, kv_heads=space.heads, dim=space.dim)
+        if not space.norm:
+            if not beside:
+                raise Unfit(f"layers: {type(mixer).__name__} has no norm")
+            parts.module((at, "norm"))
+            return sizes
         norm = parts.module((at, space.norm))
         parts.weights["mixer_norm"] = Weight((at, space.norm), "weight")
         if not is_patched(norm, gated_norm_forward):
@@ -1135,10 +1219,7 @@ class Recogniser:
         order, gate, _, groups, eps = gated_settings_of(norm)
         if (order, gate, groups) != ("before", "silu", space.groups):
             raise Unfit(f"layers: {type(norm).__name__} is no norm of {space.groups} groups behind a gate with SiLU")
-        return dict(mixer="ssd", heads=space.heads, kv_heads=space.heads, dim=space.dim, width=space.width,
-                    state_dim=space.state_dim, state_groups=space.groups,
-                    mixer_eps=eps, limits=limits,
-                    states=((sum(space.channels.values()), space.width), (space.heads, space.dim, space.state_dim)))
+        return sizes | dict(mixer_eps=eps)
 
     def _convolution(self, parts: _Parts, at: str, mixer: nn.Module, conv: ShortConv) -> dict:
         if mixer._buffers:
@@ -1293,7 +1374,7 @@ class Recogniser:
         parts.linear(paths[2], (names[2],))
         return dict(act=gated.act)
 
-    def _mlp(self, parts: _Parts, at: tuple[str, ...], mlp: nn.Module) -> dict:
+    def _mlp(self, parts: _Parts, at: tuple[str, ...], mlp: nn.Module, of_factors: bool = False) -> dict:
         if (gated := gated_of(mlp)) is not None:
             return self._gated(parts, at, mlp, gated)
         if is_patched(mlp, plain_mlp_forward):
@@ -1305,6 +1386,12 @@ class Recogniser:
             return self._mixture(parts, at, mlp)
         if (squared := squared_mlp_of(mlp, self.known)) is not None:
             return self._squared(parts, at, squared)
+        if of_factors and (scaled := scaled_mlp_of(mlp, self.known)) is not None:
+            for name in ("gate", "up", "down"):
+                parts.linear((*at, getattr(scaled, name)), (name,))
+            if scaled.factor != 1:
+                parts.weights["gate_scale"] = replace(parts.weights["w_gate"], value=scaled.factor)
+            return dict(act=scaled.act, factor=scaled.factor_of_result)
         raise Unfit(f"layers: {type(mlp).__name__} is no MLP that was replaced")
 
     def _squared(self, parts: _Parts, at: tuple[str, ...], layers: tuple[str, str], prefix: str = "") -> dict:
@@ -1438,6 +1525,11 @@ class Recogniser:
             of_call["layer_input"] = [numbers(2, 2, *w.given) for w in spec.weights if w.name == "layer_input"]
             if not spec.mixes:
                 return numbers(2, 1 + numbers.seed % 2, like.shape[-1]), None
+            if spec.has_both:
+                x = numbers(2, 1 + numbers.seed % 2, like.shape[-1])
+                first = (0, most, most // 9)[numbers.seed % 3]
+                return x, (*(numbers(2, _PLACES, *spec.heads) for _ in range(2)), *(
+                    numbers(2, *shape) for shape in spec.states), first)
             if spec.states:  # one token or two, in every other pair for sequences without a state
                 x = numbers(2, 1 + numbers.seed % 2, like.shape[-1])
                 past = [numbers(2, *shape) * (numbers.seed % 4 > 1) for shape in spec.states]
@@ -1457,8 +1549,9 @@ class Recogniser:
                          draw, subject=f"layers: {type(layer).__name__}", agrees=agrees, free=None)
         for dtype in CUDA_TYPES if spec.mixes else ():
             with of_type(own, dtype):
-                _expect_analytic(own._modules[order.attention], dtype, lambda: run(cast(draw(Numbers(0)), dtype)),
-                                 () if spec.factors is None else ("floor", "log"))
+                for name in filter(None, (order.attention, order.mixer)):
+                    _expect_analytic(own._modules[name], dtype, lambda: run(cast(draw(Numbers(0)), dtype)),
+                                     () if spec.factors is None else ("floor", "log"))
         return found
 
 
@@ -1516,18 +1609,16 @@ def _run_token(spec: Spec, weights: list[Tensor], dtype: torch.dtype) -> None:
     if not spec.mixes:
         call(OPS.network, x, weights, spec.form)
         return
-    if spec.states:
-        caches = [torch.zeros(1, *shape, dtype=dtype) for shape in spec.states]
-        if len(caches) > 1:
-            caches[1] = caches[1].float()
-        call(OPS.layer, x, None, None, slots_of(spec, 1, x.device), None, None, weights, caches, spec.form, None, None)
+    states = [torch.zeros(1, *shape, dtype=torch.float32 if at else dtype) for at, shape in enumerate(spec.states)]
+    if spec.states and not spec.has_both:
+        call(OPS.layer, x, None, None, slots_of(spec, 1, x.device), None, None, weights, states, spec.form, None, None)
         return
     caches = [torch.zeros(1, 8, heads + dim, dtype=dtype)] if spec.is_latent else \
         [torch.zeros(1, 8, heads, dim, dtype=dtype).transpose(1, 2) for _ in range(2)]
     place = torch.zeros(1, 1, dtype=torch.int32)
     rows, angles = (None, None) if spec.rotation is None else (place, torch.zeros(1, form.rotary))
     slots = None if spec.takes_keys else place
-    call(OPS.layer, x, rows, angles, slots, place[0] + 1, None, weights, caches, spec.form, None, None)
+    call(OPS.layer, x, rows, angles, slots, place[0] + 1, None, weights, caches + states, spec.form, None, None)
 
 
 _PLACES, _BEFORE = 8, 3
@@ -1552,18 +1643,18 @@ def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, lay
     if not spec.mixes:
         options = {"attention_mask": None, "use_cache": True, "position_embeddings": None}
         return _first(own(x, **_accepted(own, options))), x
-    if spec.states:
+    if spec.states and not spec.has_both:
         cache = StaticCache(config=config, max_cache_len=_PLACES)
-        kv = cache.layers[spec.index] = new_cache_layer(spec, past)
+        kv = cache.layers[spec.index] = new_cache_layer(spec, past, _PLACES)
         options = {"attention_mask": None, "use_cache": True, "position_embeddings": None, **as_option(cache, own)}
         y = _first(own(x, **_accepted(own, options)))
         return y, *states_of(kv, spec, batch, x), x
-    kv = StaticLayer(_PLACES)
+    kv = new_cache_layer(spec, past[2:-1], _PLACES) if spec.has_both else StaticLayer(_PLACES)
     if not hasattr(kv, "cumulative_length"):
         raise Unfit("the static cache of this transformers does not count its tokens: whole layers need "
                     "version 5")
     *past, first = past  # the position of the cache's first row
-    keys, values = (t.clone().transpose(1, 2) for t in past)
+    keys, values = (t.clone().transpose(1, 2) for t in past[:2])
     kv.lazy_initialization(keys, values)
     kv.keys, kv.values = keys, values
     kv.cumulative_length.fill_(_BEFORE)
@@ -1586,7 +1677,7 @@ def _run_layer(own: nn.Module, rotary: nn.Module | None, spec: Spec, config, lay
             x, position_ids, *(() if spec.angles.kind is None else (spec.angles.kind,)))
     y = _first(own(x, **_accepted(own, options)))
     states.expect_as_known(type(own).__name__)
-    return y, kv.keys, kv.values, x
+    return y, kv.keys, kv.values, *(states_of(kv, spec, batch, x) if spec.has_both else ()), x
 
 
 def _accepted(own: nn.Module, options: dict) -> dict:
@@ -1603,15 +1694,16 @@ def _run_reference(own: nn.Module, rotary: nn.Module | None, spec: Spec, of_call
         batch, s = x.shape[:2]
         if not spec.mixes:
             return (reference.layer(x, None, None, None, None, None, [w.of(own) for w in spec.weights], [], spec.form),)
-        if spec.states:
+        if spec.states and not spec.has_both:
             states = [x.new_zeros(batch, *shape) for shape in spec.states] if past is None else \
                 [t.clone() for t in past]
             y = reference.layer(x, None, None, slots_of(spec, batch, x.device), None, None,
                                 [w.of(own) for w in spec.weights], states, spec.form_in(s, past is None))
             return y, *states
         *past, first = past
+        states = [t.clone() for t in past[2:]]
         caches = [torch.cat([t[:, :, 0] for t in past], -1)] if spec.is_latent else \
-            [t.clone().transpose(1, 2) for t in past]
+            [*(t.clone().transpose(1, 2) for t in past[:2]), *states]
         places = torch.arange(_BEFORE, _BEFORE + s, dtype=torch.int32)
         rows = angles = None
         if spec.rotation is not None:

@@ -101,7 +101,7 @@ class _Group:
         if not first.mixes:
             weights = [w.of(layer) for layer, spec in zip(self.layers, self.specs) for w in spec.weights]
             return call(OPS.network, x, weights, first.form)
-        if first.states:
+        if first.states and not first.has_both:
             return self._run_with_states(x, [kv[spec.index] for spec in self.specs])
         rows, angles = self._angles(x, embeddings, position_ids, first)
         caches = [kv[spec.index] for spec in self.specs]
@@ -125,13 +125,15 @@ class _Group:
             for cache in own:
                 if hasattr(cache, "cumulative_length_int"):
                     cache.cumulative_length_int += s
+                if first.has_both:
+                    mark_as_written(cache)
         return x
 
     def given(self, start: int, caches: list, of_call: dict[str, Tensor] | None = None) -> tuple[str, list[Tensor]]:
         """The form and the weights of the layers from `start` on that have these caches, all of one format. `of_call`:
         what a call gives in the place of weights."""
         form, scales, weights = self.specs[start].form, None, []
-        if not self.specs[start].states:
+        if self.specs[start].attends:
             scales = attentions.format_of(caches[0])
         form, at = self.float8[scales] if scales else (form, 0)
         for layer, spec, cache in zip(self.layers[start:], self.specs[start:], caches):
@@ -142,6 +144,8 @@ class _Group:
     def states(self, caches: list, batch: int, like: Tensor) -> list[Tensor]:
         """The tensors of these caches as the op reads and writes them: keys and values, rows of latents, or states."""
         first = self.specs[0]
+        if first.has_both:  # all of them have one shape
+            return [t for own in caches for t in (own.keys, own.values, *states_of(own, first, batch, like))]
         if first.states:
             return [t for own, spec in zip(caches, self.specs) for t in states_of(own, spec, batch, like)]
         return [_rows_of(cache) for cache in caches] if first.is_latent else \
@@ -153,7 +157,7 @@ class _Group:
         scales = attentions.format_of(cache)
         if not scales:
             return scales is not None
-        if spec.is_latent or spec.takes_keys or spec.given or like.is_cuda or not cache.has_scales:
+        if spec.is_latent or spec.has_both or spec.takes_keys or spec.given or like.is_cuda or not cache.has_scales:
             return False
         if scales not in self.float8 and not torch.compiler.is_compiling():
             self.float8[scales] = self._float8_form(scales, like)
@@ -497,6 +501,8 @@ def _masks_of(decoder: nn.Module, name: str, recogniser: Recogniser) -> tuple[st
     """The kinds of layers by which a decoder takes masks that it hands to its layers as they are; None if it hands them
     other arguments that it does not know."""
     kinds = tuple(dict.fromkeys(getattr(decoder.config, "layer_types", None) or ()))
+    if {*kinds} == {"hybrid"}:  # each layer is given both masks
+        kinds = "full_attention", "linear_attention"
     mark = torch.empty(_MARK, dtype=torch.int32)
     if attentions.makes_causal_mask(decoder):
         calls, *_ = calls_of_layers(decoder, name, recogniser.rotaries, attention_mask=dict.fromkeys(kinds, mark))

@@ -1,5 +1,6 @@
 """MLPs by ffn: with a gate, and of two layers with an activation between them."""
 import inspect
+import itertools
 from dataclasses import dataclass, replace
 
 import torch
@@ -352,6 +353,50 @@ def squared_mlp_of(module: nn.Module, known: dict) -> tuple[str, str] | None:
 
 
 SQUARES = "relu2"
+
+
+@dataclass(frozen=True)
+class ScaledMLP:
+    """The layers of an MLP with a gate, and the factors in front of its activation and of its result."""
+
+    gate: str
+    up: str
+    down: str
+    act: str
+    factor: float
+    factor_of_result: float
+
+
+def scaled_mlp_of(module: nn.Module, known: dict) -> ScaledMLP | None:
+    """An MLP with a gate and such factors; None of others. No module is replaced by it: `ffn` has no factors."""
+    linears = {name: child for name, child in module.named_children() if next(child.parameters(), None) is not None}
+    if len(linears) != 3 or any(type(child) is not nn.Linear or child.bias is not None for child in linears.values()) \
+            or next(iter(module._parameters), None) or "forward" in module.__dict__ or required_arguments(module) != 1:
+        return None
+    if not (roles := _roles(linears)):
+        return None
+    expect_no_hooks(*module.modules())
+    try:
+        return remembered(known, ("factors", kind_of(module)), lambda: _scaled_form(module, linears, roles))
+    except Unfit:
+        return None
+
+
+def _scaled_form(module: nn.Module, linears: dict, roles: list) -> ScaledMLP:
+    own = stand_in(module, _small_sizes(*linears[roles[0][2]].weight.shape))
+    layers = own._modules
+
+    def computed(gate, up, down, act, factor, factor_of_result):
+        return lambda x: layers[down](layers[up](x) * act(layers[gate](x) * factor)) * factor_of_result
+
+    factors = dict.fromkeys((1.0, *(v for v in vars(module).values() if isinstance(v, float) and v)))
+    known = {}
+    for role, (name, act), *both in itertools.product(roles, KNOWN_ACTIVATIONS.items(), factors, factors):
+        form = ScaledMLP(*role, name, *both)
+        known[Foreign(f"an MLP with {name.name}", form) if isinstance(name, Foreign) else form] = computed(
+            *role, act, *both)
+    return identify(own, known, _draw(own, layers[roles[0][0]].in_features), subject=type(module).__name__,
+                    elsewhere=_elsewhere(own))
 
 
 def _activation_between(module: nn.Module, first: str, second: str) -> str:
