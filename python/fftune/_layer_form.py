@@ -318,9 +318,10 @@ def _expect_names(names: set[str], choice: Choice | None, parallel: bool, mixer:
     if "gate_scale" in names and ("w_gate" not in names or choice or names & {"b_up", "b_gate", "b_down"}):
         raise Error("layer: gate_scale is of a network with a gate and without biases: give w_gate and w_up")
     of_each = names & {"out_scale", "ssm_scale", "ffn_scale"}
-    if of_each and of_each != {"out_scale", "ffn_scale", *(("ssm_scale",) if mixer == BOTH else ())}:
+    if of_each and (choice or not network or mixer == "none" or of_each != {
+            "out_scale", "ffn_scale", *(("ssm_scale",) if mixer == BOTH else ())}):
         raise Error("layer: each product that adds to the residual has a factor, or none: give out_scale, ffn_scale "
-                    "and with attention-ssd ssm_scale")
+                    "and with attention-ssd ssm_scale, in layers with a mixer and a network without experts")
     if "q_norm_bias" in names and "q_norm" not in names:
         raise Error("layer: q_norm_bias without q_norm: give the norm's weights too")
     gated = "w_gate" in names or packed

@@ -874,3 +874,39 @@ def test_roundings_of_factors_are_no_greater_than_the_models(runs):
     right, _ = steps(wide, given)
     errors = [(steps(each, given)[0].float() - right).norm() / right.norm() for each in (own, model)]
     assert runs == ["attention-ssd"] * 4 and errors[0] <= 1.2 * errors[1]
+
+
+@pytest.mark.parametrize("name", ("bamba", "falcon-h1"))
+def test_the_model_goes_on_with_states_of_the_op(name, runs):
+    model = make(name)
+    own, _ = patched(model)
+    given = ids(3, 33, 2)  # 66 tokens are the model's
+    right, right_cache = steps(model, given)
+    ours, cache = steps(own, given)
+    assert runs == RUNS[name] * 2 and (ours - right).abs().max() <= 3e-5 * right.abs().max()
+    for state, other in zip(states_of(cache), states_of(right_cache)):
+        assert (state - other).abs().max() <= 3e-5 * other.abs().max()
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_factors_of_a_layer_of_attention(dtype):
+    torch.manual_seed(2)
+    shapes = _NETWORK | dict(w_q=(24, _D), w_k=(12, _D), w_v=(12, _D), w_o=(_D, 24), out_scale=(_D,), ffn_scale=(_D,),
+                             gate_scale=(_H,))
+    weights = {name: (torch.randn(*shape) * 0.3 + (len(shape) == 1)).to(torch.float32 if name in FLOAT32 else dtype)
+               for name, shape in shapes.items()}
+    caches = [torch.randn(3, 16, 2, 6).to(dtype).transpose(1, 2) for _ in range(2)]
+    x, lengths = torch.randn(3, 2, _D).to(dtype), torch.tensor([2, 9, 16], dtype=torch.int32)
+    y = fftune.ops.layer(x, [weights], [[t.clone() for t in caches]], lengths, 4, 2)
+    form = form_of(tuple(weights), heads=4, kv_heads=2, dim=6, act="silu", eps=1e-6, convention="llama", rotary=0,
+                   softcap=0.0, scale=0.0, rope_scale=0.0, rotates=False)
+    slots = (lengths[:, None] - 2 + torch.arange(2) + 16 * torch.arange(3)[:, None]).int()
+    right = reference.layer(x.float(), None, None, slots, lengths, None, [weights[name].float() for name in
+                            parse(form).weights], [t.float() for t in caches], form)
+    assert (y - right).norm() <= (1e-5 if dtype == torch.float32 else 2e-2) * right.norm()
+    for more in (dict(network=False), dict(choice=Choice(4, 2))):
+        with pytest.raises(fftune.Error):
+            form_of(("attn_norm", "ffn_norm", "w_q", "w_k", "w_v", "w_o", "out_scale", "ffn_scale", "w_gate", "w_up",
+                     "w_down", *(("w_router",) if "choice" in more else ())), heads=4, kv_heads=2, dim=6, act="silu",
+                    eps=1e-6, convention="llama", rotary=0, softcap=0.0, scale=0.0, rope_scale=0.0, rotates=False,
+                    **more)

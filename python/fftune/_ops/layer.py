@@ -425,7 +425,10 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
 
     * q_factors: float32 [batch, tokens], a factor of the queries of each token.
 
-    * residual_scale: float32 [d], a factor per feature of what is added to the residual.
+    * residual_scale: float32 [d], a factor per feature of what is added to the residual; or out_scale and ffn_scale,
+      those of attention's and of the MLP's result.
+
+    * gate_scale: float32 [h], factors of the gates of an MLP in front of `act`, without biases.
 
     * layer_scalar: float32 [1], a factor of the layer's output.
 
