@@ -475,6 +475,7 @@ TEST_CASE("a search says how the library comes to its result, and install makes 
   const Finished after = sandbox.fftune("devices");
   CHECK(after.out.find("would load " + sandbox.folder().string() +
                        "/.local/share/fftune/presets") != std::string::npos);
+  CHECK(after.out.find(": 1 problem, ") != std::string::npos);
   CHECK(after.out.find("presets install") == std::string::npos);
   CHECK(after.out.find("would not load") == std::string::npos);
   // Until there is something else to install.

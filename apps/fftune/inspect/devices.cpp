@@ -40,10 +40,10 @@ std::string match_text(DeviceMatch match) {
 }
 
 // File and relation -> how many of all presets' problems it would serve here.
-using Served = std::map<std::pair<std::string, DeviceMatch>, int>;
+using Served = std::map<std::pair<std::string, DeviceMatch>, std::size_t>;
 
 Served served_by(const PresetLibrary& presets, const Catalog& catalog, const DeviceFacts& facts,
-                 int& unserved) {
+                 std::size_t& unserved) {
   Served served;
   const auto records =
       checked_records(presets, catalog, facts.kind, 0, [](const Problem&) { return true; });
@@ -103,7 +103,8 @@ Json served_json(const Served& served) {
 void print_served(const Served& served, const std::string& what, const Output& output) {
   for (const auto& [key, count] : served) {
     const auto& [path, match] = key;
-    output.line(fmt::format("{} {}: {} problems, {}", what, path, count, match_text(match)));
+    output.line(
+        fmt::format("{} {}: {}, {}", what, path, counted(count, "problem"), match_text(match)));
   }
 }
 
@@ -113,18 +114,18 @@ Json device_report(const DeviceListing& device, const PresetLibrary& presets,
   print_facts(device, session.output);
   Json json = to_json(device.facts);
   json["device"] = device.spec;
-  int unserved = 0;
+  std::size_t unserved = 0;
   const Served served = served_by(presets, session.catalog, device.facts, unserved);
   print_served(served, "would load", session.output);
   if (served.empty())
     session.output.line("no preset serves this device: the ops' defaults would be used");
   else if (unserved > 0)
-    session.output.line(
-        fmt::format("{} problems of other devices' presets would use the ops' defaults", unserved));
+    session.output.line(fmt::format("{} of other devices' presets would use the ops' defaults",
+                                    counted(unserved, "problem")));
   json["presets"] = served_json(served);
   json["unserved_problems"] = unserved;
   if (here) {
-    int unserved_here = 0;
+    std::size_t unserved_here = 0;
     const Served in_here = served_by(*here, session.catalog, device.facts, unserved_here);
     print_served(in_here, "would not load", session.output);
     json["presets_here"] = served_json(in_here);

@@ -53,11 +53,12 @@ bool replaces_input(const std::string& out, const std::vector<std::string>& path
 
 int run(const Options& options, const Session& session) {
   if (replaces_input(options.out, options.paths))
-    throw Error(ErrorKind::invalid_input,
-                fmt::format("-o {} is there, and is what a report is made of: give another name, "
-                            "such as report.html",
-                            options.out));
-  require_writable_file(options.out, "-o");
+    throw Error(
+        ErrorKind::invalid_input,
+        fmt::format("--out {} is there, and is what a report is made of: give another name, "
+                    "such as report.html",
+                    options.out));
+  require_writable_file(options.out, "--out");
   ReportInput input = read_report_input(or_presets_folder(options.paths), session.catalog);
   Json data = report_data(input, session.catalog, utc_now());
   if (data["records"].size() + data["searches"].size() + data["benches"].size() == 0 &&
