@@ -244,7 +244,7 @@ TEST_CASE("a parameter that was added later is completed, any other that is miss
   CHECK(added == std::set<std::string>{"a_reuse", "ahead_kb", "around", "cluster", "divided",
                                        "gather_warps", "group", "head_groups", "held", "keep",
                                        "l2_prefetch", "l2_prefetch_rows", "pack_heads",
-                                       "pre_permute", "split_keys", "vector"});
+                                       "pre_permute", "prefetch", "split_keys", "vector"});
 }
 
 TEST_CASE("a default configuration has the order of its space, as what is enumerated has") {
