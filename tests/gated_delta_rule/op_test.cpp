@@ -77,17 +77,6 @@ Problem random_chunks(DeviceKind kind, Draw& draw, std::int64_t) {
   }
 }
 
-/// A problem of one token of each sequence.
-Problem random_decode(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
-  for (;;) {
-    Problem problem = random_delta(kind, draw, most_elements);
-    if (problem.pass != "fwd" || problem.has("layout", "thd") || problem.sizes.contains("slots"))
-      continue;
-    problem.sizes["s"] = 1;
-    return canonical(gated_delta_rule_op(), problem, kind);
-  }
-}
-
 ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
   return test::run_reference(gated_delta_rule_op(), problem, std::move(tensors));
 }
@@ -337,17 +326,11 @@ TEST_CASE("a few problems with chunks of gated-delta-rule are right on the GPU",
 }
 
 TEST_CASE("a few problems with slots of gated-delta-rule are right on the GPU", "[gpu][small]") {
-  const auto with_slots = [](DeviceKind kind, Draw& draw, std::int64_t) {
-    for (;;)
-      if (Problem problem = random_delta(kind, draw, std::int64_t{1} << 12);
-          problem.sizes.contains("slots"))
-        return problem;
-  };
-  verify_on_gpu(gated_delta_rule_op(), with_slots, 8);
+  verify_on_gpu(gated_delta_rule_op(), with_slots<random_delta>, 8);
 }
 
 TEST_CASE("single tokens of gated-delta-rule are right on the GPU", "[gpu][small]") {
-  verify_on_gpu(gated_delta_rule_op(), random_decode, 40, 13);
+  verify_on_gpu(gated_delta_rule_op(), single_tokens<gated_delta_rule_op, random_delta>, 40, 13);
 }
 
 TEST_CASE("states of gated-delta-rule of single tokens are prefetched in whole 16 bytes") {

@@ -35,6 +35,27 @@ inline void draw_states(Draw& draw, const std::string& pass, bool is_cached, std
     options["has-state"] = draw.of({"no", "yes"});
 }
 
+/// A problem of one token of each sequence, among those that `draw_problem` draws.
+template <const Op& (*op)(), DrawProblem draw_problem>
+Problem single_tokens(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
+  for (;;) {
+    Problem problem = draw_problem(kind, draw, most_elements);
+    if (problem.pass != "fwd" || problem.has("layout", "thd") || problem.sizes.contains("slots"))
+      continue;
+    problem.sizes["s"] = 1;
+    return canonical(op(), problem, kind);
+  }
+}
+
+/// A small problem with slots, likewise.
+template <DrawProblem draw_problem>
+Problem with_slots(DeviceKind kind, Draw& draw, std::int64_t) {
+  for (;;)
+    if (Problem problem = draw_problem(kind, draw, std::int64_t{1} << 12);
+        problem.sizes.contains("slots"))
+      return problem;
+}
+
 /// Every gradient {input, gradient} of the sum of d_out ⊙ out and d_final_state ⊙ final_state.
 inline void check_differences(const Op& op, const Problem& forward, const Problem& backward,
                               const std::vector<std::pair<std::string, std::string>>& gradients,

@@ -60,17 +60,6 @@ Problem random_ssd(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   return ssd_problem(kind, pass, draw.of(ssd_op().dtypes(kind)), sizes, options);
 }
 
-/// A problem of one token of each sequence.
-Problem random_decode(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
-  for (;;) {
-    Problem problem = random_ssd(kind, draw, most_elements);
-    if (problem.pass != "fwd" || problem.has("layout", "thd") || problem.sizes.contains("slots"))
-      continue;
-    problem.sizes["s"] = 1;
-    return canonical(ssd_op(), problem, kind);
-  }
-}
-
 ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
   return test::run_reference(ssd_op(), problem, std::move(tensors));
 }
@@ -377,17 +366,11 @@ TEST_CASE("gradients of chunks of ssd are right on the GPU at their edges", "[gp
 }
 
 TEST_CASE("single tokens of ssd are right on the GPU", "[gpu][small]") {
-  verify_on_gpu(ssd_op(), random_decode, 40, 13);
+  verify_on_gpu(ssd_op(), single_tokens<ssd_op, random_ssd>, 40, 13);
 }
 
 TEST_CASE("a few problems with slots of ssd are right on the GPU", "[gpu][small]") {
-  const auto with_slots = [](DeviceKind kind, Draw& draw, std::int64_t) {
-    for (;;)
-      if (Problem problem = random_ssd(kind, draw, std::int64_t{1} << 12);
-          problem.sizes.contains("slots"))
-        return problem;
-  };
-  verify_on_gpu(ssd_op(), with_slots, 8);
+  verify_on_gpu(ssd_op(), with_slots<random_ssd>, 8);
 }
 
 const FuzzCases<ssd_op, random_ssd, FuzzCounts{.small = 1500, .larger = 30, .gpu = 400}> ssd_cases;
