@@ -254,8 +254,8 @@ struct recurrent_tile {
       sums[held + row] += element * token.k[i];
       sums[read + row] += element * token.q[i];
     }
-    // Sets `delta` of the rows, which k multiplies in the state, and `out`. `decay`: of the elements
-    // that were added.
+    // Sets `delta` of the rows, which k multiplies in the state, and `out`. `decay`: of the
+    // elements that were added.
     __device__ __forceinline__ void finish(const values& token, float decay, float scale,
                                            float (&delta)[c.rows], float (&out)[c.rows]) {
       sum_over_row(sums, form.normed ? squares + 2 : squares);
