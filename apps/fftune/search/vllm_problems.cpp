@@ -827,8 +827,9 @@ void add_layers(const Config& config, const Quantisation& quantisation,
 /// Whether some layers are Mamba-2's or have a gated delta rule, by the fields of configurations of
 /// transformers.
 bool has_recurrent_states(const Config& model) {
-  return model.first({"linear_num_key_heads", "mamba_n_heads", "mamba_num_heads", "ssm_state_size",
-                      "state_size"})
+  return model
+             .first({"linear_num_key_heads", "mamba_n_heads", "mamba_num_heads", "ssm_state_size",
+                     "state_size"})
              .second != nullptr;
 }
 
