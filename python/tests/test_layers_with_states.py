@@ -756,6 +756,18 @@ def test_states_that_a_graph_cannot_use():
     assert _tensors_of(cache) is None
 
 
+def test_steps_over_states_of_another_transformers_run_as_before():
+    model, (given,) = make("lfm2"), ids(1)
+    _, cache = steps(model, ids(3))
+    for layer in cache.layers:
+        if hasattr(layer, "conv_states"):
+            layer.recurrent_states = None
+    runner = graphs.Steps(model, None)
+    with torch.no_grad():
+        assert runner(input_ids=given, past_key_values=cache).logits.shape[:2] == given.shape
+    assert not runner._steps
+
+
 @pytest.mark.parametrize("name", ("mamba2", "nemotron-h", "qwen3-next"))
 def test_steps_by_layers_can_be_captured(name, monkeypatch):
     """A graph would have all tensors that such a step reads and writes."""

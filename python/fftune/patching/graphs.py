@@ -186,7 +186,9 @@ class Steps(ModelState):
 
     def __call__(self, **options):
         cache = take_cache(options)
-        tensors_of_cache = None if _has_convolutions_alone(cache) else _tensors_of(cache)
+        tensors_of_cache = _tensors_of(cache)
+        if tensors_of_cache is not None and _has_convolutions_alone(cache):
+            tensors_of_cache = None
         if self._modules is None and not self._slots:
             self.look()
         if tensors_of_cache is None or self._failed or self._modules is None \
@@ -294,9 +296,9 @@ def _tensors_of(cache) -> list[Tensor] | None:
 
 
 def _has_convolutions_alone(cache) -> bool:
-    """Whether a layer on a GPU has states of convolutions and no recurrent ones, as in LFM2. On an H200, ids by graphs of
-    the steps of such a model in bfloat16 were others than those without graphs, for a reason that is not known. Those of
-    Qwen3-Next, and of steps by layers, were the same."""
+    """Whether a layer of a cache that _tensors_of() knows has states of convolutions on a GPU and no recurrent ones, as
+    in LFM2. On an H200, ids by graphs of such a model's steps in bfloat16 were others than those without graphs. The
+    reason is not known. Those of Qwen3-Next, and of steps by layers, were the same."""
     return any(type(layer).__name__ in STATE_LAYERS
                and all(state is None for state in layer.recurrent_states.values())
                and any(state is not None and state.is_cuda for state in layer.conv_states.values())
