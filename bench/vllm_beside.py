@@ -26,9 +26,10 @@ check    --check: greedy tokens of requests that come and go, some of them abort
          prefill, prefix caching, and a cache that is too small for all. Tokens of both engines are
          compared up to a request's first difference. That difference is fine if the two best logits
          of vLLM lie within twice the largest deviation of log-probabilities before it. Batches run by
-         fftune where they are slower, too. Both engines start at once, with small caches. Tiny models (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3,
-         tiny-qwen3-moe, tiny-qwen3-next, tiny-gpt-oss, tiny-gpt-oss-bf16, tiny-gemma2, tiny-gemma3, and those
-         with quantised weights, such as tiny-llama-fp8) are for this
+         fftune where they are slower, too. Both engines start at once, with small caches. Tiny models
+         (tiny-llama, tiny-mistral, tiny-qwen2, tiny-qwen3, tiny-qwen3-moe, tiny-qwen3-next, tiny-gpt-oss,
+         tiny-gpt-oss-bf16, tiny-gemma2, tiny-gemma3, and those with quantised weights, such as
+         tiny-llama-fp8) are for this
 
 With --drafts K vLLM verifies K drafts of each sequence, found by n-grams.
 

@@ -74,11 +74,11 @@
 //              s being what ssd gives. ssm-heads and ssm-dim are the sizes of its heads. It has
 //              caches and states.
 //
-// Factors of one layer's parts, as in Falcon-H1, are vectors in f32: with residual-scale=each
-// out_scale, ssm_scale and ffn_scale multiply what a product adds to the residual, with
-// in-scale=yes in_scale multiplies n·w_inᵀ of ssd, and with gate-scale=yes gate_scale the gates of
-// the network in front of their activation. mixer-norm=none leaves out the norm of ssd behind its
-// gate.
+// Factors of one layer's parts, as in Falcon-H1, are vectors in f32. With residual-scale=each
+// out_scale, ssm_scale and ffn_scale multiply the results that products add to the residual. With
+// in-scale=yes in_scale multiplies n·w_inᵀ of ssd. With gate-scale=yes gate_scale multiplies the
+// gates of the network in front of their activation. mixer-norm=none leaves out the norm of ssd
+// behind its gate.
 //
 // A layer may have one of its halves alone (Mamba-2, Nemotron-H): with ffn=none y is the sum behind
 // the mixer, and with mixer=none the network takes x, as in

@@ -87,7 +87,7 @@ def _values_of_both(options, x, positions, angles, slots, lengths, pages, state_
 
 
 _LAYER = Form("layer", _KINDS, shown, _values)
-# Of layers whose tokens have places in caches, and whose sequences have states.
+# The layers of this form have caches for their tokens and states for their sequences.
 _BOTH = Form("layer", _KINDS, lambda buffer: buffer if buffer == "state_indices" else shown(buffer), _values_of_both)
 
 

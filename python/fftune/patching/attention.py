@@ -25,7 +25,7 @@ SDPA = "fftune_sdpa"  # PyTorch's attention, which patch() chooses where it was 
 LAYERS = "fftune_layers"
 EAGER = "fftune_eager"
 OURS = (NAME, SDPA, LAYERS)
-# Of transformers' caches; the last one has states of a mixer beside attention too.
+# Layers of transformers' caches. The last one has states of a mixer beside attention too.
 BOTH_LAYERS = ("LinearAttentionAndStaticFullAttentionLayer",)
 STATIC_LAYERS = ("StaticLayer", "StaticSlidingWindowLayer", *BOTH_LAYERS)
 FLOAT8_LAYERS = ("Float8StaticLayer", "Float8StaticSlidingWindowLayer")  # of fftune.Float8StaticCache
