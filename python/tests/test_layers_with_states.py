@@ -11,6 +11,7 @@ from fftune import reference
 from fftune._custom import OPS, call
 from fftune._layer_form import FLOAT32, Choice, form_of, parse
 from fftune.patching import decoding, graphs, layers as patched_layers
+from fftune.patching.caches import with_growing_cache
 from fftune.patching.graphs import _has_convolutions_alone, _tensors_of
 from models import RELEASE
 
@@ -766,6 +767,8 @@ def test_steps_over_states_of_another_transformers_run_as_before():
     with torch.no_grad():
         assert runner(input_ids=given, past_key_values=cache).logits.shape[:2] == given.shape
     assert not runner._steps
+    outputs = {"past_key_values": cache}
+    assert with_growing_cache(outputs, model.config)["past_key_values"] is cache
 
 
 @pytest.mark.parametrize("name", ("mamba2", "nemotron-h", "qwen3-next"))

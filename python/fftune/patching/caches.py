@@ -7,7 +7,7 @@ import torch
 
 from .._versions import CACHE_NAMES, cache_of
 from .attention import STATIC_LAYERS
-from .layer_mixers import STATE_LAYERS
+from .layer_mixers import STATE_LAYERS, has_known_states
 
 _ALIKE = (*STATE_LAYERS, "DummyLayer")  # in static and in growing caches
 
@@ -24,7 +24,7 @@ def with_growing_cache(outputs, config):
 
 
 def _growing(cache, config):
-    """The same cache where it has layers of other kinds."""
+    """The same cache where it has layers of other kinds, or states that are not known."""
     from transformers import DynamicCache, EncoderDecoderCache
 
     if isinstance(cache, EncoderDecoderCache):
@@ -34,11 +34,13 @@ def _growing(cache, config):
     if len(own.layers) != len(cache.layers) or not all(
             _kind_of(layer) == _kind_of(static) if _kind_of(static) in _ALIKE else _kind_of(static) in STATIC_LAYERS
             and _kind_of(layer) in ("DynamicLayer", "DynamicSlidingWindowLayer")
-            for layer, static in zip(own.layers, cache.layers)):
+            for layer, static in zip(own.layers, cache.layers)) \
+            or not all(has_known_states(static) for static in cache.layers if _kind_of(static) in STATE_LAYERS):
         return cache
     for layer, static in zip(own.layers, cache.layers):
         if _kind_of(static) in _ALIKE:
-            _copy_states(layer, static)
+            if _kind_of(static) in STATE_LAYERS:
+                _copy_states(layer, static)
             continue
         length = int(static.get_seq_length())
         kept = min(length, static.keys.shape[2])  # of a full window the last, in their order
@@ -50,7 +52,7 @@ def _growing(cache, config):
 
 def _copy_states(layer, static) -> None:
     for name in ("conv_states", "recurrent_states"):
-        for at, state in getattr(static, name, {}).items():
+        for at, state in getattr(static, name).items():
             if state is not None:
                 layer.lazy_initialization(**{name: state}, state_idx=at)
                 getattr(layer, name)[at].copy_(state)

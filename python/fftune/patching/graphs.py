@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from .._versions import as_option, cache_of, pytree, take_cache
 from .attention import count_causal
 from .caches import with_growing_cache
-from .layer_mixers import STATE_LAYERS
+from .layer_mixers import STATE_LAYERS, has_known_states
 from .recognise import Unfit, are_plain, expect_methods, has_hooks, undoable
 
 _KEPT = 4  # graphs of a model, those used last
@@ -316,8 +316,7 @@ def _tensors_of_keys(layer) -> list[Tensor] | None:
 def _tensors_of_states(layer) -> list[Tensor] | None:
     """Those of convolutions and recurrent ones, if a call before has written them: the first one takes another way. A
     layer that records its past replaces them."""
-    parts = [getattr(layer, name, None) for name in ("has_previous_state", "conv_states", "recurrent_states")]
-    if not all(isinstance(part, dict) for part in parts) or not all(parts[0].values()) \
-            or getattr(layer, "record_past", True):
+    if not has_known_states(layer) or not all(layer.has_previous_state.values()) or getattr(layer, "record_past", True):
         return None
-    return [state for part in parts[1:] for state in part.values() if state is not None]
+    states = *layer.conv_states.values(), *layer.recurrent_states.values()
+    return [state for state in states if state is not None]

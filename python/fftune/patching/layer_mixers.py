@@ -11,6 +11,7 @@ from .attention import BOTH_LAYERS
 from .recognise import Unfit
 
 STATE_LAYERS = ("LinearAttentionLayer",)  # of transformers' caches
+_STATES = ("has_previous_state", "conv_states", "recurrent_states")  # of such a layer, by their numbers
 _INPUTS, _OUTPUTS = ("in_proj",), ("out_proj",)
 
 
@@ -239,6 +240,11 @@ def slots_of(spec, batch: int, device: torch.device) -> Tensor | None:
 def mark_as_written(kv) -> None:
     """Marks the states of the cache's layer as written, as a call that renews them does."""
     kv.has_previous_state[0] = True
+
+
+def has_known_states(kv) -> bool:
+    """Whether a layer of a cache has its states by their numbers. In another transformers it may have one of each."""
+    return all(isinstance(getattr(kv, name, None), dict) for name in _STATES)
 
 
 def can_write(kv, spec, batch: int, like: Tensor) -> bool:
