@@ -30,6 +30,7 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
        1 / std::sqrt(static_cast<double>(layer.k))},
       {"y", layer.dtype, {layer.m, layer.heads, layer.n}, Role::output, 1}};
   tensors[0].behind = layer.x_head - layer.k;
+  tensors[1].behind = (layer.w_rows - layer.w_skip - layer.rows()) * layer.columns();
   return tensors;
 }
 
