@@ -24,8 +24,8 @@ constexpr const char *pattern_option = "pattern", *usual_pattern = "a", *no_kind
 constexpr std::array common_sizes{"batch", "d", "cache", "page", "pages"};
 constexpr std::array common_options{"lengths"};
 /// A decode step has one token of each sequence. Ranks have slices of layers that are all alike.
-constexpr std::array sizes_of_no_kind{"s", "layers", "ranks", "own-experts"};
-constexpr std::array options_of_no_kind{"conv-indices", "link"};
+constexpr std::array sizes_of_no_kind{"s", "layers", "ranks", "own-experts", "states"};
+constexpr std::array options_of_no_kind{"conv-indices", "null-index", "link"};
 
 [[noreturn]] void reject(const std::string& what) {
   throw Error(ErrorKind::invalid_input, what);

@@ -533,7 +533,9 @@ void launch_behind_embed(const Family& family, const Problem& problem, const Dev
 
 std::vector<SizeField> size_fields() {
   std::vector<SizeField> fields = layer_op().sizes();
-  std::erase_if(fields, [](const SizeField& field) { return field.name == "s"; });
+  // Sequence i has state i.
+  std::erase_if(fields,
+                [](const SizeField& field) { return field.name == "s" || field.name == "states"; });
   for (SizeField& field : fields)
     if (field.name == "cache")
       field.help += ": there tokens that a sequence may have, any number if left out";
@@ -551,7 +553,9 @@ std::vector<SizeField> size_fields() {
 
 std::vector<OptionField> option_fields() {
   std::vector<OptionField> fields = layer_op().options();
-  std::erase_if(fields, [](const OptionField& field) { return field.name == "conv-indices"; });
+  std::erase_if(fields, [](const OptionField& field) {
+    return field.name == "conv-indices" || field.name == "null-index";
+  });
   for (OptionField& field : kind_options()) fields.push_back(std::move(field));
   for (OptionField field : head_op().options())
     for (const auto& [name, here] : head_options)

@@ -26,15 +26,9 @@ void add_conv_parts(PartList& parts, const MixerPlace& place) {
                         {"bias", "b_conv"},
                         {"state", "conv_state"},
                         {"y", "mixed"}};
-  add_conv_indices(problem, sizes, names);
-  parts.add("conv", causal_conv1d_op(), std::move(sizes),
-            {{"layout", "bsc"},
-             {"act", "none"},
-             {"bias", bias},
-             {"gates", "yes"},
-             {"state", "update"},
-             {"state-order", "channels"}},
-            std::move(names));
+  PartList::Options options{{"layout", "bsc"}, {"act", "none"}, {"bias", bias}, {"gates", "yes"}};
+  add_conv_states(problem, channels, sizes, options, names);
+  parts.add("conv", causal_conv1d_op(), std::move(sizes), std::move(options), std::move(names));
   add_out_product(parts, place, "mixed", channels);
 }
 
@@ -49,7 +43,7 @@ const Mixer& conv_mixer() {
       .name = "conv",
       .summary = "a short convolution with gates in front of it and behind it, as in LFM2",
       .needed = {"heads", "dim", "width"},
-      .fields = {"conv-bias", "conv-indices"},
+      .fields = with_fields({"conv-bias"}, conv_state_fields()),
       .shared_inputs = {"state_indices"},
       .inputs = {"w_in", "w_in_scale", "w_in_zero", "b_in", "w_conv", "b_conv", "conv_state"},
       .add_parts = add_conv_parts,

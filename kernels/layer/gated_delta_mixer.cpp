@@ -77,8 +77,10 @@ constexpr StateConv grouped_conv{"conv", "qkvz_projected", "w_conv", "", "conv_s
 constexpr StateConv v_conv{"conv_v", "v_projected", "w_conv_v", "", "conv_v_state", "v"};
 
 PartList::Options rule_options(const Problem& problem, bool of_features) {
-  PartList::Options rule{{"gate", "softplus"}, {"beta", "sigmoid"},    {"qk-norm", "l2"},
-                         {"indices", "yes"},   {"state-layout", "kv"}, {"null-index", "-1"}};
+  PartList::Options rule{{"gate", "softplus"},
+                         {"beta", "sigmoid"},
+                         {"qk-norm", "l2"},
+                         {"state-layout", option_or(problem, "state-layout", "kv")}};
   if (problem.options.contains("beta-scale")) rule["beta-scale"] = problem.option("beta-scale");
   if (of_features) rule["decay"] = "channel";
   if (problem.options.contains("gate-bound")) {
@@ -116,8 +118,7 @@ void add_delta_parts(PartList& parts, const MixerPlace& place, bool of_features)
                         {"heads", heads},
                         {"v-heads", v_heads},
                         {"dim", dim},
-                        {"v-dim", v_dim},
-                        {"states", batch}};
+                        {"v-dim", v_dim}};
   PartList::Names names{{"a", "decay_inputs"}, {"out", "mixed"}};
   if (blocks.is_grouped) {
     add_state_conv(parts, grouped_conv, channels, channels, "no",
@@ -139,8 +140,10 @@ void add_delta_parts(PartList& parts, const MixerPlace& place, bool of_features)
     sizes["gate-block"] = blocks.gates();
     names["a"] = names["beta_logits"] = "ba_projected";
   }
-  OpPart& rule = parts.add("rule", gated_delta_rule_op(), std::move(sizes),
-                           rule_options(problem, of_features), std::move(names));
+  PartList::Options options = rule_options(problem, of_features);
+  add_head_states(problem, sizes, options);
+  OpPart& rule = parts.add("rule", gated_delta_rule_op(), std::move(sizes), std::move(options),
+                           std::move(names));
   if (packed) {
     set_first(rule, "k", keys);
     set_first(rule, "v", 2 * keys);
@@ -186,7 +189,12 @@ std::vector<PartKind> delta_part_kinds() {
 }
 
 std::string delta_contradiction(const Problem& problem) {
-  if (!is_packed(problem)) return "";
+  if (!is_packed(problem)) {
+    if (problem.has("conv-order", "entries"))
+      return "conv-order=entries with qkv-weights=separate: states of q, k and v are channels of "
+             "one";
+    return "";
+  }
   if (const Blocks blocks(problem); blocks.is_grouped) {
     if (problem.has("mixer", "kda"))
       return "qkv-weights=grouped with mixer=kda: q, k and v are separate, or packed";
@@ -207,7 +215,8 @@ const Mixer& gated_delta_mixer() {
       .name = "gated-delta-rule",
       .summary = "linear attention by the gated delta rule behind short convolutions",
       .needed = {"heads", "dim", "v-dim", "width"},
-      .fields = {"v-heads", "qkv-weights", "beta-scale", "conv-indices", "mixer-eps"},
+      .fields = with_fields({"v-heads", "qkv-weights", "beta-scale", "mixer-eps", "state-layout"},
+                            head_state_fields()),
       .shared_inputs = {"state_indices"},
       .inputs = {"w_q",        "w_k",        "w_v",          "w_qkv",        "w_qkvz",
                  "w_ba",       "w_z",        "w_b",          "w_a",          "w_conv",
@@ -226,7 +235,9 @@ const Mixer& kimi_delta_mixer() {
       .name = "kda",
       .summary = "Kimi Delta Attention, the gated delta rule with a decay of each feature",
       .needed = {"heads", "dim", "v-dim", "width"},
-      .fields = {"v-heads", "qkv-weights", "gate-rank", "gate-bound", "conv-indices", "mixer-eps"},
+      .fields = with_fields(
+          {"v-heads", "qkv-weights", "gate-rank", "gate-bound", "mixer-eps", "state-layout"},
+          head_state_fields()),
       .shared_inputs = {"state_indices"},
       .inputs = {"w_q",        "w_k",        "w_v",          "w_qkv",        "w_z_low",
                  "w_z",        "w_b",        "w_a_low",      "w_a",          "w_conv",

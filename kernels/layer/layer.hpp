@@ -95,8 +95,13 @@
 // + v-heads · v-dim, width]. With separate weights views of it, conv_q_state, conv_k_state and
 // conv_v_state, have their channels. ssd has `states` [batch, heads, dim, state-dim], and
 // conv_state of the channels of x, B and C. Such layers have no positions, slots and lengths. With
-// conv-indices=yes state_indices find the states of convolutions too: a sequence whose index is -1
-// keeps all its states.
+// conv-indices=yes state_indices find the states of convolutions too: a sequence whose index is at
+// most null-index, -1 or 0, keeps all its states.
+//
+// Caches of states may have more entries than there are sequences (`states`), which are parts of
+// pages: state-block and conv-block are the elements from one to the next. With state-layout=vk a
+// state of gated-delta-rule or kda is [v-heads, v-dim, dim], and with conv-order=entries that of a
+// convolution [conv-entries, channels]: so vLLM keeps them, with conv-entries = width - 1.
 //
 // A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, the mixer's,
 // linear, all-reduce, ffn, or moe-route and moe-ffn. It has no kernels of its own, and no

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <numeric>
+#include <random>
+#include <span>
 #include <utility>
 
 #include "kernels/causal_conv1d/causal_conv1d.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/common/test_data.hpp"
 #include "kernels/gated_rmsnorm/gated_rmsnorm.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/scale/scale.hpp"
@@ -15,6 +18,11 @@
 
 namespace fftune::layer {
 namespace {
+
+/// Entries of the caches of states.
+std::int64_t entries_of_states(const Problem& problem) {
+  return size_or(problem, "states", problem.size("batch"));
+}
 
 bool lists_field(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -182,32 +190,69 @@ std::string contradiction_of_columns(const Problem& problem, const char* name,
                      problem.option("mixer"), name, columns.first, columns.row);
 }
 
-void add_conv_indices(const Problem& problem, PartList::Sizes& sizes, PartList::Names& names) {
+std::vector<std::string> conv_state_fields() {
+  return {"states", "null-index", "conv-indices", "conv-entries", "conv-order", "conv-block"};
+}
+
+std::vector<std::string> head_state_fields() {
+  return with_fields(conv_state_fields(), {"state-block", "state-dtype"});
+}
+
+std::vector<std::string> with_fields(std::vector<std::string> fields,
+                                     const std::vector<std::string>& more) {
+  fields.insert(fields.end(), more.begin(), more.end());
+  return fields;
+}
+
+void add_conv_states(const Problem& problem, std::int64_t channels, PartList::Sizes& sizes,
+                     PartList::Options& options, PartList::Names& names) {
+  const std::int64_t entries = size_or(problem, "conv-entries", problem.size("width"));
+  sizes["entries"] = entries;
+  sizes["state-row"] = size_or(problem, "conv-block", channels * entries);
+  options["state"] = "update";
+  options["state-order"] = option_or(problem, "conv-order", "channels");
   if (!problem.has("conv-indices", "yes")) return;
-  sizes["slots"] = problem.size("batch");
+  sizes["slots"] = entries_of_states(problem);
   names["indices"] = "state_indices";
+  options["first-slot"] = problem.has("null-index", "0") ? "1" : "0";
+}
+
+void add_head_states(const Problem& problem, PartList::Sizes& sizes, PartList::Options& options) {
+  sizes["states"] = entries_of_states(problem);
+  if (problem.sizes.contains("state-block")) sizes["state-block"] = problem.size("state-block");
+  options["indices"] = "yes";
+  options["state-dtype"] = option_or(problem, "state-dtype", "f32");
+  options["null-index"] = option_or(problem, "null-index", "-1");
+}
+
+void set_index_draw(const Problem& problem, TensorSpec& tensor) {
+  if (tensor.name != "state_indices" || !problem.has("conv-indices", "yes")) return;
+  const std::int64_t null = problem.has("null-index", "0") ? 0 : -1;
+  tensor.draw = [null, states = entries_of_states(problem)](std::uint64_t seed,
+                                                            std::span<double> values) {
+    std::mt19937_64 random(seed);
+    const std::vector<double> order = shuffled(null + 1, states, random);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const bool is_sequence = i < order.size() && (i == 0 || random() % 8 != 0);
+      values[i] = is_sequence ? order[i] : static_cast<double>(null);
+    }
+  };
 }
 
 void add_state_conv(PartList& parts, const StateConv& conv, std::int64_t channels,
                     std::int64_t state_channels, const std::string& has_bias, const Columns& of_x) {
   const Problem& problem = parts.problem();
-  const std::int64_t width = problem.size("width");
   PartList::Sizes sizes{{"s", size_or(problem, "s", 1)},
                         {"b", problem.size("batch")},
                         {"channels", channels},
-                        {"width", width},
-                        {"x-row", of_x.row == 0 ? channels : of_x.row},
-                        {"state-row", state_channels * width}};
+                        {"width", problem.size("width")},
+                        {"x-row", of_x.row == 0 ? channels : of_x.row}};
+  PartList::Options options{{"layout", "bsc"}, {"act", "silu"}, {"bias", has_bias}};
   PartList::Names names{
       {"x", conv.x}, {"w", conv.w}, {"bias", conv.bias}, {"state", conv.state}, {"y", conv.y}};
   if (of_x.groups > 0) sizes["x-groups"] = of_x.groups, sizes["x-keys"] = of_x.keys;
-  add_conv_indices(problem, sizes, names);
-  OpPart& part = parts.add(conv.name, causal_conv1d_op(), std::move(sizes),
-                           {{"layout", "bsc"},
-                            {"act", "silu"},
-                            {"bias", has_bias},
-                            {"state", "update"},
-                            {"state-order", "channels"}},
+  add_conv_states(problem, state_channels, sizes, options, names);
+  OpPart& part = parts.add(conv.name, causal_conv1d_op(), std::move(sizes), std::move(options),
                            std::move(names));
   set_first(part, "x", of_x.first);
 }

@@ -131,8 +131,20 @@ void add_state_conv(PartList& parts, const StateConv& conv, std::int64_t channel
                     std::int64_t state_channels, const std::string& has_bias,
                     const Columns& of_x = {});
 
-/// Lets state_indices find the states of a convolution, where the problem says so.
-void add_conv_indices(const Problem& problem, PartList::Sizes& sizes, PartList::Names& names);
+/// The fields of states of a convolution, and those of mixers that have states of heads too.
+std::vector<std::string> conv_state_fields();
+std::vector<std::string> head_state_fields();
+std::vector<std::string> with_fields(std::vector<std::string> fields,
+                                     const std::vector<std::string>& more);
+
+/// How the states of a convolution lie in memory, with `channels` of a sequence, and whether
+/// state_indices find them.
+void add_conv_states(const Problem& problem, std::int64_t channels, PartList::Sizes& sizes,
+                     PartList::Options& options, PartList::Names& names);
+/// The same for `states`, which state_indices always find.
+void add_head_states(const Problem& problem, PartList::Sizes& sizes, PartList::Options& options);
+/// Test data of state_indices that serve both.
+void set_index_draw(const Problem& problem, TensorSpec& tensor);
 
 /// Test data of such a convolution's taps, bias and state, by which its results are about as large
 /// as each other. What a token adds to a state is a product of them: otherwise a few elements would

@@ -109,6 +109,7 @@ Problem one_layer(const Problem& problem) {
 void set_draw(const Problem& problem, TensorSpec& tensor) {
   if (const Mixer& mixer = mixer_of(problem); mixer.set_draw != nullptr)
     mixer.set_draw(problem, tensor);
+  set_index_draw(problem, tensor);
   if (has_experts(problem)) set_routed_draw(problem, tensor);
 }
 
@@ -187,6 +188,15 @@ std::optional<std::int64_t> usual_pages(const Problem& problem) {
   const std::int64_t page = size_or(problem, "page", 0);
   if (page == 0) return std::nullopt;
   return size_or(problem, "batch", 0) * ceil_div(size_or(problem, "cache", 0), page);
+}
+
+std::optional<std::int64_t> states_of_batch(const Problem& problem) {
+  if (!mixer_needs(problem, "width")) return std::nullopt;
+  return size_or(problem, "batch", 0);
+}
+std::optional<std::int64_t> usual_conv_entries(const Problem& problem) {
+  if (!mixer_needs(problem, "width")) return std::nullopt;
+  return size_or(problem, "width", 0);
 }
 
 /// A size that must be given where the mixer needs it, and that others do without.
@@ -447,8 +457,19 @@ std::vector<OptionField> norm_and_attention_options() {
                   {"no", "yes"}),
       rare_option("conv-indices",
                   "whether state_indices find the states of a mixer's convolutions too: a sequence "
-                  "whose index is -1 keeps them",
+                  "whose index is null-index keeps them",
                   {"no", "yes"}),
+      rare_option("conv-order",
+                  "order of a convolution's state: [channels, entries] or [entries, channels]",
+                  {"channels", "entries"}),
+      rare_option("state-layout",
+                  "mixer=gated-delta-rule and kda: states [dim, v-dim] or [v-dim, dim]",
+                  {"kv", "vk"}),
+      rare_option("state-dtype", "element type of states of heads", {"f32", "bf16"}),
+      rare_option("null-index",
+                  "the index of a sequence that is padding and keeps its states: lower ones are "
+                  "padding too",
+                  {"-1", "0"}),
       rare_option("out-bias", "whether the output product has a bias", {"no", "yes"}),
       rare_option("ffn-bias", "whether the feed-forward network has biases", {"no", "yes"}),
       rare_option("rotation", "RoPE of q and k: pairs rotary/2 apart, neighbours, or none",
@@ -560,6 +581,18 @@ OpFacts facts() {
                      "mixer=kda: features between two products to the decays, and to the gates of "
                      "the output; one product each if left out",
                      1 << 24, 128),
+           neutral(rare_size("states", "entries of the caches of states; batch if left out",
+                             1 << 24, 65, states_of_batch)),
+           rare_size("state-block",
+                     "elements from an entry of the cache of states of heads to the next, for a "
+                     "part of a page; contiguous if left out",
+                     std::int64_t{1} << 34, 1 << 20),
+           rare_size("conv-block", "as state-block, for states of a convolution",
+                     std::int64_t{1} << 34, 1 << 21),
+           rare_size("conv-entries",
+                     "inputs that a convolution's state holds, width - 1 or more; width if left "
+                     "out",
+                     causal_conv1d::most_entries, 3, usual_conv_entries),
            rare_size("state-dim", "mixer=ssd: features of a group of B and C", ssd::most_dim, 128),
            rare_size("state-groups",
                      "mixer=ssd: groups of heads that share B and C, and have a norm", 1024, 8),

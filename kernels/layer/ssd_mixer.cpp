@@ -53,23 +53,21 @@ void add_ssd_parts(PartList& parts, const MixerPlace& place) {
   add_in_product(parts, place, at.columns(), "no");
   add_state_conv(parts, conv, at.channels(), at.channels(), option_or(problem, "conv-bias", "no"),
                  at.of_conv());
-  PartList::Options options{
-      {"dt-bias", "yes"}, {"skip", "yes"}, {"indices", "yes"}, {"null-index", "-1"}};
+  PartList::Options options{{"dt-bias", "yes"}, {"skip", "yes"}};
   for (const char* name : {"dt-min", "dt-max"})
     if (problem.options.contains(name)) options[name] = problem.option(name);
-  OpPart& core = parts.add("ssd", ssd_op(),
-                           {{"s", size_or(problem, "s", 1)},
-                            {"b", batch},
-                            {"heads", heads},
-                            {"dim", dim},
-                            {"state-dim", state_dim},
-                            {"groups", groups},
-                            {"states", batch},
-                            {"x-row", at.channels()},
-                            {"b-row", at.channels()},
-                            {"c-row", at.channels()},
-                            {"dt-row", at.columns()}},
-                           std::move(options),
+  PartList::Sizes sizes{{"s", size_or(problem, "s", 1)},
+                        {"b", batch},
+                        {"heads", heads},
+                        {"dim", dim},
+                        {"state-dim", state_dim},
+                        {"groups", groups},
+                        {"x-row", at.channels()},
+                        {"b-row", at.channels()},
+                        {"c-row", at.channels()},
+                        {"dt-row", at.columns()}};
+  add_head_states(problem, sizes, options);
+  OpPart& core = parts.add("ssd", ssd_op(), std::move(sizes), std::move(options),
                            {{"x", "convolved"},
                             {"B", "convolved"},
                             {"C", "convolved"},
@@ -140,8 +138,9 @@ const Mixer& ssd_mixer() {
       .name = "ssd",
       .summary = "state space duality behind short convolutions, as in Mamba-2",
       .needed = {"heads", "dim", "state-dim", "state-groups", "width"},
-      .fields = {"conv-bias", "conv-indices", "mixer-eps", "mixer-norm", "dt-min", "dt-max",
-                 "in-scale"},
+      .fields =
+          with_fields({"conv-bias", "mixer-eps", "mixer-norm", "dt-min", "dt-max", "in-scale"},
+                      head_state_fields()),
       .shared_inputs = {"state_indices"},
       .inputs = {"w_in", "w_in_scale", "w_in_zero", "in_scale", "w_conv", "b_conv", "A_log",
                  "dt_bias", "D", "mixer_norm", "conv_state", "states"},

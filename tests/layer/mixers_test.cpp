@@ -21,6 +21,15 @@ Sizes with_pages(Sizes sizes) {
   return sizes;
 }
 
+/// States as vLLM keeps them, of convolutions of width 4.
+Sizes in_pages(Sizes sizes, std::int64_t state_block, std::int64_t conv_block) {
+  sizes.insert({{"states", 7},
+                {"state-block", state_block},
+                {"conv-block", conv_block},
+                {"conv-entries", 3}});
+  return sizes;
+}
+
 std::vector<SmallModel> models_with_states() {
   const Sizes conv{{"d", 72}, {"h", 136}, {"heads", 3}, {"dim", 20}, {"width", 3}};
   Sizes experts = conv;
@@ -47,6 +56,8 @@ std::vector<SmallModel> models_with_states() {
   both.insert({{"ssm-heads", 6}, {"ssm-dim", 12}, {"kv-heads", 2}, {"cache", 20}});
   both["heads"] = 4;
   both["dim"] = 16;
+  Sizes conv_in_pages = conv;
+  conv_in_pages.insert({{"states", 6}, {"conv-block", 60 * 5 + 8}, {"conv-entries", 5}});
   Sizes alone = ssd;
   alone.erase("h");
   const Sizes network{{"d", 72}, {"h", 104}};
@@ -126,7 +137,36 @@ std::vector<SmallModel> models_with_states() {
            {{"mixer", "attention-ssd"}, {"dt-min", "0.25"}, {"out-bias", "yes"}}},
           {"scales of a layer without ssd",
            conv,
-           {{"mixer", "conv"}, {"residual-scale", "each"}, {"gate-scale", "yes"}}}};
+           {{"mixer", "conv"}, {"residual-scale", "each"}, {"gate-scale", "yes"}}},
+          {"qwen3-next with states in pages",
+           in_pages(delta, 4 * 24 * 16 + 40, 160 * 3 + 24),
+           {{"mixer", "gated-delta-rule"},
+            {"qkv-weights", "grouped"},
+            {"conv-indices", "yes"},
+            {"conv-order", "entries"},
+            {"state-layout", "vk"},
+            {"null-index", "0"}}},
+          {"qwen3.5 with states in pages",
+           in_pages(delta, 4 * 24 * 16 + 8, 160 * 3),
+           {{"mixer", "gated-delta-rule"},
+            {"qkv-weights", "packed"},
+            {"conv-indices", "yes"},
+            {"state-layout", "vk"},
+            {"state-dtype", "bf16"}}},
+          {"olmo hybrid with states in pages",
+           in_pages(delta, 4 * 24 * 16, 160 * 3 + 3),
+           {{"mixer", "gated-delta-rule"}, {"conv-indices", "yes"}, {"null-index", "0"}}},
+          {"bamba with states in pages",
+           in_pages(ssd, 6 * 12 * 24 + 16, (72 + 2 * 72) * 3 + 5),
+           {{"mixer", "ssd"},
+            {"conv-bias", "yes"},
+            {"conv-indices", "yes"},
+            {"conv-order", "entries"},
+            {"state-dtype", "bf16"},
+            {"null-index", "0"}}},
+          {"lfm2 with states in pages",
+           conv_in_pages,
+           {{"mixer", "conv"}, {"conv-indices", "yes"}, {"conv-order", "entries"}}}};
 }
 
 Problem with_states(const SmallModel& model, DeviceKind kind, DType dtype, const Sizes& more) {
@@ -321,6 +361,54 @@ TEST_CASE("a layer may be its mixer alone, or its network") {
                  "act=gelu is of layers with"));
 }
 
+TEST_CASE("states may be parts of pages, in the order of vLLM's") {
+  const auto models = models_with_states();
+  const auto in_pages = models[22];
+  const auto tensors =
+      layer_op().tensors(with_states(in_pages, DeviceKind::cuda, DType::bf16, {{"batch", 2}}));
+  const auto shape = [&](const char* name) { return tensors[tensor_index(tensors, name)].shape; };
+  CHECK(shape("states") == std::vector<std::int64_t>{7, 4 * 24 * 16 + 40});
+  CHECK(shape("conv_state") == std::vector<std::int64_t>{7, 160 * 3 + 24});
+  CHECK(shape("state_indices") == std::vector<std::int64_t>{2});
+  const auto parts =
+      layer_op().parts(with_states(in_pages, DeviceKind::cuda, DType::bf16, {{"batch", 2}}));
+  const Problem &conv = part_named(parts, "conv")->problem,
+                &rule = part_named(parts, "rule")->problem;
+  CHECK(conv.size("slots") == 7);
+  CHECK(conv.number("first-slot") == 1);
+  CHECK_FALSE(conv.has("state-order", "channels"));
+  CHECK_FALSE(rule.has("state-layout", "kv"));
+  CHECK_FALSE(rule.has("null-index", "-1"));
+  const auto of_bf16 =
+      layer_op().parts(with_states(models[23], DeviceKind::cuda, DType::bf16, {{"batch", 2}}));
+  CHECK(part_named(of_bf16, "conv")->problem.has("state-order", "channels"));
+  CHECK(part_named(of_bf16, "rule")->problem.has("null-index", "-1"));
+  CHECK(part_named(of_bf16, "rule")->problem.has("state-dtype", "bf16"));
+  Sizes sizes = in_pages.sizes;
+  sizes["batch"] = 2;
+  Options options = in_pages.options;
+  CHECK(layer_complaint(sizes, options) == "");
+  options.erase("qkv-weights");
+  CHECK(mentions(layer_complaint(sizes, options), "conv-order=entries with qkv-weights=separate"));
+  options = in_pages.options;
+  const auto with = [&](const char* name, std::int64_t size) {
+    Sizes changed = sizes;
+    changed[name] = size;
+    return layer_complaint(changed, options);
+  };
+  CHECK(mentions(with("state-block", 100), "state-block=100 is less than"));
+  CHECK(mentions(with("conv-block", 100), "state-row=100 is less than"));
+  CHECK(mentions(with("conv-entries", 2), "entries=2 is less than width - 1"));
+  CHECK(mentions(with("states", 1), "slots=1 is less than b=2"));
+  const Sizes llama{{"batch", 1}, {"d", 64},     {"h", 96},    {"heads", 4},
+                    {"dim", 16},  {"cache", 24}, {"states", 4}};
+  CHECK(mentions(layer_complaint(llama), "states=4 is of mixer=conv"));
+  Sizes bamba = models[5].sizes;
+  bamba["batch"] = 2;
+  CHECK(mentions(layer_complaint(bamba, {{"mixer", "ssd"}, {"state-layout", "vk"}}),
+                 "state-layout=vk is of mixer=gated-delta-rule"));
+}
+
 TEST_CASE("attention and ssd read one norm, and add to the residual one after the other") {
   const auto models = models_with_states();
   const SmallModel &falcon = models[19], &usual = models[20];
@@ -438,11 +526,13 @@ TEST_CASE("layers with states are right on the CPU, in decode and prefill") {
   for (const DType dtype : layer_op().dtypes(DeviceKind::cpu)) verify_states(*backend, dtype, 1);
 }
 
-TEST_CASE("attention beside ssd, and factors of parts, are right on the GPU", "[gpu][small]") {
+TEST_CASE("attention beside ssd, factors of parts, and states in pages are right on the GPU",
+          "[gpu][small]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const SmallModel& model : models_with_states()) {
-    if (!model.options.contains("gate-scale") && model.options.at("mixer") != "attention-ssd")
+    if (!model.options.contains("gate-scale") && model.options.at("mixer") != "attention-ssd" &&
+        !model.sizes.contains("states"))
       continue;
     CAPTURE(model.name);
     for (const Sizes& tokens : {Sizes{{"batch", 3}}, {{"batch", 2}, {"s", 5}}})

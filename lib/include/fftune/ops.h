@@ -1271,6 +1271,15 @@
  *   gate-rank       1 to 16777216, rare                   mixer=kda: features between two products
  *                                                         to the decays, and to the gates of the
  *                                                         output; one product each if left out
+ *   states          1 to 16777216, rare                   entries of the caches of states; batch if
+ *                                                         left out
+ *   state-block     1 to 17179869184, rare                elements from an entry of the cache of
+ *                                                         states of heads to the next, for a part
+ *                                                         of a page; contiguous if left out
+ *   conv-block      1 to 17179869184, rare                as state-block, for states of a
+ *                                                         convolution
+ *   conv-entries    1 to 24, rare                         inputs that a convolution's state holds,
+ *                                                         width - 1 or more; width if left out
  *   state-dim       1 to 256, rare                        mixer=ssd: features of a group of B and C
  *   state-groups    1 to 1024, rare                       mixer=ssd: groups of heads that share B
  *                                                         and C, and have a norm
@@ -1417,7 +1426,16 @@
  *                                                         of it
  *   conv-indices    no, yes                               whether state_indices find the states of
  *                                                         a mixer's convolutions too: a sequence
- *                                                         whose index is -1 keeps them
+ *                                                         whose index is null-index keeps them
+ *   conv-order      channels, entries                     order of a convolution's state:
+ *                                                         [channels, entries] or [entries,
+ *                                                         channels]
+ *   state-layout    kv, vk                                mixer=gated-delta-rule and kda: states
+ *                                                         [dim, v-dim] or [v-dim, dim]
+ *   state-dtype     f32, bf16                             element type of states of heads
+ *   null-index      -1, 0                                 the index of a sequence that is padding
+ *                                                         and keeps its states: lower ones are
+ *                                                         padding too
  *   out-bias        no, yes                               whether the output product has a bias
  *   ffn-bias        no, yes                               whether the feed-forward network has
  *                                                         biases
@@ -2027,6 +2045,13 @@
  *   gate-rank       1 to 16777216, rare                   mixer=kda: features between two products
  *                                                         to the decays, and to the gates of the
  *                                                         output; one product each if left out
+ *   state-block     1 to 17179869184, rare                elements from an entry of the cache of
+ *                                                         states of heads to the next, for a part
+ *                                                         of a page; contiguous if left out
+ *   conv-block      1 to 17179869184, rare                as state-block, for states of a
+ *                                                         convolution
+ *   conv-entries    1 to 24, rare                         inputs that a convolution's state holds,
+ *                                                         width - 1 or more; width if left out
  *   state-dim       1 to 256, rare                        mixer=ssd: features of a group of B and C
  *   state-groups    1 to 1024, rare                       mixer=ssd: groups of heads that share B
  *                                                         and C, and have a norm
@@ -2178,6 +2203,12 @@
  *   conv-bias       no, yes                               whether a mixer's convolution has a bias,
  *                                                         and with mixer=conv the product in front
  *                                                         of it
+ *   conv-order      channels, entries                     order of a convolution's state:
+ *                                                         [channels, entries] or [entries,
+ *                                                         channels]
+ *   state-layout    kv, vk                                mixer=gated-delta-rule and kda: states
+ *                                                         [dim, v-dim] or [v-dim, dim]
+ *   state-dtype     f32, bf16                             element type of states of heads
  *   out-bias        no, yes                               whether the output product has a bias
  *   ffn-bias        no, yes                               whether the feed-forward network has
  *                                                         biases
