@@ -27,6 +27,7 @@ FP8 = frozenset((torch.float8_e4m3fn,))
 DATA = frozenset(DTYPE_NAMES) - FP8
 _FLOATS = DATA | {torch.float64}
 _INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
+_INT32 = torch.iinfo(torch.int32)
 _MASKS = frozenset((torch.bool, torch.uint8))
 # The element types of tensors, by the words of declarations: "row" and "floats" are cast to float32
 # where they are of another type than the problem's, "ints" to int32.
@@ -137,11 +138,14 @@ def expect_given(op: str, **arguments) -> None:
 
 
 def int32(op: str, name: str, tensor: Tensor | None) -> Tensor | None:
-    """Ids, places or lengths as the kernels take them. A cast would make some of anything."""
+    """Ids, places or lengths as the kernels take them. A cast would make some of anything: other types are
+    refused, and an int64 that is out of range becomes the nearest int32, which stays invalid."""
     if tensor is None or tensor.dtype is torch.int32:
         return tensor
     if tensor.dtype not in _INTEGERS:
         raise Error(f"{op}: {name} are {tensor.dtype}: give int32 or int64")
+    if tensor.dtype is torch.int64:
+        tensor = tensor.clamp(_INT32.min, _INT32.max)
     return tensor.to(torch.int32)
 
 

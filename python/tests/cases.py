@@ -400,7 +400,7 @@ def _qkv(r, tokens=(2, 5), *, packed=False, bias=False, norm=False, rule=None, c
     if cache:
         count = positions.numel() if rule else torch.Size(tokens).numel()
         slots = torch.randperm(14)[:count].view(tokens)
-        slots[0] = -1
+        slots[0], slots[-1] = -1, 14  # nowhere
         caches = r(2, 7, kv_heads, dim), r(2, 7, kv_heads, dim), slots
     return (r(*tokens, d), *weights, *biases, *norms, positions, angles, *caches, heads, kv_heads,
             1e-6, rotation, rotary, rule or "base", NUMBERS)

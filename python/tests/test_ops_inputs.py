@@ -4,7 +4,10 @@ import torch
 import torch.nn.functional as F
 
 import fftune
+from cases import CASES, representative
 from fftune import ops, reference
+from fftune._checks import KINDS
+from fftune._custom import OPS
 
 
 def refuses(call, words):
@@ -131,6 +134,35 @@ def test_ids_beyond_int32_are_no_experts():
     assert not y[:2].any() and y[2].any()
     for small in (torch.uint8, torch.int16, torch.int32):
         assert torch.equal(ops.moe_ffn(x[2:], ids[2:].to(small), torch.ones(1, 2), *experts), y[2:])
+
+
+def _cast_to_int32(case):
+    """The places of arguments that the op casts, without those that leave rows to no sequence."""
+    arguments = getattr(OPS, case.op).overload._schema.arguments
+    kinds = getattr(OPS, case.op).kinds
+    return [i for i, (argument, value) in enumerate(zip(arguments, case.arguments()))
+            if isinstance(value, torch.Tensor) and "offsets" not in argument.name
+            and kinds[argument.name].types is KINDS["ints"]]
+
+
+@pytest.mark.parametrize("case", representative([c for c in CASES if "preact" not in c.op and _cast_to_int32(c)]),
+                         ids=str)
+def test_int64_out_of_range_is_the_nearest_int32(case):
+    call = getattr(OPS, case.op).overload
+    for place in _cast_to_int32(case):
+        for beyond, nearest in ((2**32, 2**31 - 1), (-2**32, -2**31)):
+            results = []
+            for dtype, value in ((torch.int64, None), (torch.int32, nearest)):
+                torch.manual_seed(1)
+                arguments = list(case.arguments())
+                given = arguments[place].long().flatten()
+                given[0] = given[0] + beyond if value is None else value
+                arguments[place] = given.view(arguments[place].shape).to(dtype)
+                result = call(*arguments)
+                results.append([*(result if isinstance(result, (tuple, list)) else (result,)),
+                                *(arguments[i] for i in case.updated)])
+            for wide, near in zip(*results):
+                torch.testing.assert_close(wide, near, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.complex64])

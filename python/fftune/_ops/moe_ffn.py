@@ -19,13 +19,6 @@ _SEPARATE = "w_gate=w_gate|w_gate_up, w_up?, w_down"
 _BIASES = "b_gate_up?, b_down?"
 _OPTIONS = "act, packing=gate-up:str, weigh, shared, routing"
 _SHARED = "moe-ffn: shared is {} beside experts of other ranks: every rank would add those"
-_INT32 = torch.iinfo(torch.int32)
-
-
-def _ids(ids: Tensor) -> Tensor:
-    # An invalid id must stay invalid, which a cast alone would not ensure.
-    return int32("moe-ffn", "ids", ids.clamp(_INT32.min, _INT32.max)
-                 if ids.dtype is torch.int64 else ids)
 
 
 def _expect_experts(w_gate, w_up, packing="halves", shared=0, gate=None, up=None, b_gate_up=None,
@@ -52,19 +45,18 @@ def _expect_scales(w_up, w_up_scale, **others):
         raise Error("moe-ffn: give w_up and its scale, or neither")
 
 
-_RULES = dict(prepare={"ids": _ids}, loose=("gate-up",))
 _FORWARD, _ = (
     declare(name, "moe-ffn", f"{_CHOICES}, {_SEPARATE}, {_BIASES}, {_OPTIONS}", results,
-            check=_expect_biases, casts=True, keeps=("weights",), by_row=by_row, **_RULES)
+            check=_expect_biases, casts=True, keeps=("weights",), by_row=by_row, loose=("gate-up",))
     for name, results, by_row in (("moe_ffn", "y", True), ("moe_ffn_preact", "y, gate, up", False)))
 # Whole experts of a rank: ids are those of all experts, which first_expert makes its own.
 declare("moe_ffn_slice", "moe-ffn", f"x, ids:ints, first_expert, weights:floats, {_SEPARATE}, {_BIASES}, "
         "experts, act, packing=gate-up:str, weigh, routing", "y", check=_expect_biases, casts=True,
-        by_row=True, fixed={"shared": "", "own-experts": "given"}, **_RULES)
+        by_row=True, fixed={"shared": "", "own-experts": "given"}, loose=("gate-up",))
 # The kernels read only the biases that a gradient depends on, and for frozen experts x only where they
 # compute gate and up again or d_weights from it.
 _BACKWARD = dict(back=True, check=_expect_experts, loose=("gate-up",))
-_READ = {"ids": _ids, "b_gate_up": lambda b, gate: b if gate is None else None,
+_READ = {"b_gate_up": lambda b, gate: b if gate is None else None,
          "b_down": lambda b, weigh: b if weigh == "after" else None}
 declare("moe_ffn_backward", "moe-ffn", f"dy, {_CHOICES}, gate?, up?, {_SEPARATE}, {_BIASES}, "
         f"{_OPTIONS}", "dx, d_weights, dw_gate=dw_gate|dw_gate_up:w_gate, dw_up:w_up?w_up, "
@@ -75,17 +67,17 @@ declare("moe_ffn_frozen_backward", "moe-ffn", f"dy, x?, ids:ints, weights:floats
             **_READ, "x": lambda x, gate, weigh: x if gate is None or weigh == "before" else None})
 declare("moe_ffn_backward_into", "moe-ffn", f"dy, {_CHOICES}, gate?, up?, w_gate, w_up, w_down, "
         "d_gate=dw_gate_before!, d_up=dw_up_before!, d_down=dw_down_before!, act, routing",
-        "dx, d_weights", back=True, check=_expect_experts, prepare={"ids": _ids})
+        "dx, d_weights", back=True, check=_expect_experts)
 _FP8 = declare(
     "moe_ffn_fp8", "moe-ffn", f"{_CHOICES}, {_SEPARATE}, x_scale, "
         "w_gate_scale=w_gate_scale|w_gate_up_scale, w_up_scale?, hidden_scale?, w_down_scale, "
         "act, packing=gate-up:str, shared, routing", "y", fixed={"dtype": "fp8", "weights": "dense"},
-        check=_expect_scales, **_RULES)
+        check=_expect_scales, loose=("gate-up",))
 for _scales in ("token", "block"):
     declare(f"moe_ffn_fp8_{_scales}", "moe-ffn", f"{_CHOICES}, {_SEPARATE}, "
             "w_gate_scale=w_gate_scale|w_gate_up_scale, w_up_scale?, w_down_scale, act, packing=gate-up:str, "
             "shared, routing", "y", fixed={"quantise": _scales, "weights": "dense"}, label="moe_ffn_fp8",
-            by_row=True, check=_expect_scales, **_RULES)
+            by_row=True, check=_expect_scales, loose=("gate-up",))
 
 for _format in FORMATS:
     _zeros = ("gate_zero=w_gate_zero?, up_zero=w_up_zero?, down_zero=w_down_zero?, "
@@ -93,7 +85,7 @@ for _format in FORMATS:
     declare(f"moe_ffn_packed{suffix(_format)}", "moe-ffn",
             f"{_CHOICES}, w_gate, w_up, w_down, gate_scale=w_gate_scale, up_scale=w_up_scale, "
             f"down_scale=w_down_scale, {_zeros}b_gate?, b_up?, b_down?, experts, h, act, weigh, shared, "
-            "group, routing", "y", fixed={"weights": _format}, by_row=True, prepare={"ids": _ids},
+            "group, routing", "y", fixed={"weights": _format}, by_row=True,
             **autocasts(_format, "gate_scale", "up_scale", "down_scale", keeps=("weights",)))
 
 
@@ -258,7 +250,7 @@ def moe_ffn_into(y: Tensor, x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: 
                 moe_ffn_fp8(x, ids, weights, w_gate_up, None, w_down, scales[0], scales[1], None,
                             scales[2], act=act))
         return
-    given = (ready(x), ready(_ids(ids)), ready(float32("moe-ffn", "weights", weights)),
+    given = (ready(x), ready(int32("moe-ffn", "ids", ids)), ready(float32("moe-ffn", "weights", weights)),
              w_gate_up, None, w_down)
     if scales is None:
         run_into(_FORWARD, (*given, None, None, act, "halves", "after", 0, ""), (y,))

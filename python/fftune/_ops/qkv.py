@@ -140,7 +140,7 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor] | PackedWeight, hea
         caches: Tensors (k_cache, v_cache) that k and v are written to in place, [..., kv_heads, dim] with
             any leading dimensions, contiguous, or both views of one contiguous [..., kv_heads, 2 · dim].
         slots: With caches, the row of all leading dimensions that a token's k and v are written to,
-            int32 or int64 [...]. A negative slot writes nothing.
+            int32 or int64 [...]. A slot out of range writes nothing.
         k_scale, v_scale: float32 [1], or [kv_heads] both, for caches of float8_e4m3fn, which get
             ``k / k_scale`` and ``v / v_scale`` to nearest even. Magnitudes beyond 448, ∞ too, become 448,
             and NaN stays NaN; PyTorch's own cast makes NaN from 464 on.

@@ -60,6 +60,7 @@ def _into_caches(written, parts, k_stored, v_stored):
     k_cache, v_cache, slots = written
     q, k, v = parts
     for cache, rows in ((k_cache, k_stored(k)), (v_cache, v_stored(v))):
-        there = slots.flatten() >= 0
-        cache.flatten(0, -3)[slots.flatten()[there].long()] = rows.flatten(0, -3)[there]
+        own, to = cache.flatten(0, -3), slots.flatten().long()
+        there = (to >= 0) & (to < own.shape[0])
+        own[to[there]] = rows.flatten(0, -3)[there]
     return q
