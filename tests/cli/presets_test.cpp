@@ -356,6 +356,39 @@ TEST_CASE("of many files the good ones are taken, the others named, and the exit
   }
 }
 
+TEST_CASE("records of problems that this version does not know are named in one line") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1,4");
+  json file = json_of(text_of(path));
+  json& problem = file.at("records").at(0).at("problem");
+  problem["unheard-of"] = "yes";
+  write_text(path, file.dump());
+  const auto warned = [&](const std::string& words, const char* said) {
+    CAPTURE(words);
+    const Finished done = sandbox.fftune(words);
+    INFO(done.err << done.out);
+    CHECK(done.code == 0);
+    std::size_t lines = 0;
+    for (std::size_t at = 0;
+         (at = done.err.find("there is no option 'unheard-of'", at)) != std::string::npos; ++at)
+      ++lines;
+    CHECK(lines == 1);
+    CHECK(done.err.find(said) != std::string::npos);
+  };
+  const auto every = [&](const char* said) {
+    warned("presets show presets", said);
+    warned("check --device cpu --seeds 1 --presets presets", said);
+    warned("check --device cpu --quick --presets presets", said);
+    warned("devices --presets presets", said);
+    warned("devices", said);
+    warned("bench ffn --device cpu --d 8 --h 8 --m 1 --presets presets", said);
+  };
+  every("the library skips the record\n");
+  file.at("records").at(1).at("problem")["unheard-of"] = "yes";
+  write_text(path, file.dump());
+  every("the library skips the record, and 1 more: fftune presets validate names all\n");
+}
+
 TEST_CASE("a damaged file is named and skipped, and the others serve") {
   const Sandbox sandbox;
   const auto path = sandbox.tuned("1");

@@ -151,11 +151,15 @@ int run(const DevicesOptions& options, const Session& session) {
   const PresetLibrary presets = options.presets.empty()
                                     ? load_presets(searched_folders(session.environment))
                                     : load_presets(options.presets, session);
+  if (options.presets.empty()) warn_of_unknown(presets.files(), session.catalog);
   std::string hint;
   if (options.presets.empty() && presets_are_here())
     hint = how_to_install("presets", session.environment);
   std::optional<PresetLibrary> here;
-  if (!hint.empty()) here = load_presets(std::vector<std::filesystem::path>{"presets"});
+  if (!hint.empty()) {
+    here = load_presets(std::vector<std::filesystem::path>{"presets"});
+    warn_of_unknown(here->files(), session.catalog);
+  }
   Json document = {{"devices", Json::Array()}, {"unavailable", devices.unavailable}};
   for (const DeviceListing& device : devices.found)
     document["devices"].push_back(device_report(device, presets, here ? &*here : nullptr, session));

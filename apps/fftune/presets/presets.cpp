@@ -98,16 +98,43 @@ std::optional<DeviceFacts> facts_for(const PresetDevice& device, const Devices& 
   return std::nullopt;
 }
 
-std::string fault_of(const PresetRecord& record, const DeviceFacts& facts, const Catalog& catalog) {
-  // A record of a file is a candidate: an error in it is a finding, and the next follows.
+namespace {
+
+/// Why no plan is made for a record's problem on any device of the kind; empty if one is.
+std::string fault_of_problem(const Problem& problem, DeviceKind kind, const Catalog& catalog) {
   try {
-    const Op& op = catalog.op(record.problem.op);
-    std::string illegal = fault_of_recorded(op, record.problem, facts.kind);
-    if (illegal.empty()) illegal = record_illegality(op, record.problem, facts, record);
-    return illegal;
+    return fault_of_recorded(catalog.op(problem.op), problem, kind);
   } catch (const Error& error) {
     return error.what();
   }
+}
+
+}  // namespace
+
+std::string fault_of(const PresetRecord& record, const DeviceFacts& facts, const Catalog& catalog) {
+  if (std::string fault = fault_of_problem(record.problem, facts.kind, catalog); !fault.empty())
+    return fault;
+  // A record of a file is a candidate: an error in it is a finding, and the next follows.
+  try {
+    return record_illegality(catalog.op(record.problem.op), record.problem, facts, record);
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+void warn_of_unknown(const std::vector<PresetFile>& files, const Catalog& catalog) {
+  std::string first;
+  std::size_t count = 0;
+  for (const PresetFile& file : files)
+    for (const PresetRecord& record : file.records)
+      if (const std::string fault = fault_of_problem(record.problem, file.device.kind, catalog);
+          !fault.empty() && count++ == 0)
+        first = fmt::format("{}:{}: {}", file.path.string(), record.problem.text(), fault);
+  if (count == 1) logging::warn("{}; the library skips the record", first);
+  if (count > 1)
+    logging::warn(
+        "{}; the library skips the record, and {} more: fftune presets validate names all", first,
+        count - 1);
 }
 
 std::string problem_without_op(const Problem& problem) {
@@ -195,6 +222,7 @@ PresetLibrary load_presets(const std::string& value, const Session& session) {
                 fmt::format("--presets {} holds no <device>/<op>.json: give the folder that the "
                             "devices' folders are in, or one of them",
                             value));
+  warn_of_unknown(library.files(), session.catalog);
   return library;
 }
 

@@ -53,6 +53,10 @@ std::optional<DeviceFacts> facts_for(const PresetDevice& device, const Devices& 
 /// Why the library would skip a record on the device; empty if it would not.
 std::string fault_of(const PresetRecord& record, const DeviceFacts& facts, const Catalog& catalog);
 
+/// Warns in one line of records whose problems this version does not know, by an option of a newer
+/// one for example.
+void warn_of_unknown(const std::vector<PresetFile>& files, const Catalog& catalog);
+
 /// "ffn/fwd bf16 act=silu d=1024 h=2048" without the op: for a table of one file.
 std::string problem_without_op(const Problem& problem);
 
@@ -72,8 +76,8 @@ bool presets_are_here();
 /// there, or where every record of it is installed already.
 std::string how_to_install(const std::filesystem::path& folder, const Environment& environment);
 
-/// Loads them, and logs every complaint, and that ./presets is read where the library does not
-/// look.
+/// Loads them, and logs every complaint. The first also warns of unknown records, and says that
+/// ./presets is read where the library does not look.
 PresetLibrary load_presets(const std::string& value, const Session& session);
 PresetLibrary load_presets(const std::vector<std::filesystem::path>& folders);
 

@@ -73,6 +73,7 @@ void print_file(const PresetFile& file, const Session& session) {
 int run(const ShowOptions& options, const Session& session) {
   const std::vector<PresetFile> files = preset_files(or_presets_folder(options.paths));
   expect_readable(files, "show");
+  warn_of_unknown(files, session.catalog);
   Json document = Json::Array();
   for (const PresetFile& file : files) {
     for (const std::string& complaint : file.complaints)
