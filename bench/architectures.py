@@ -4,7 +4,7 @@ decoders, and models of pictures and sound (media.py), in every mode.
 
 usage: architectures.py [--names a,b] [--modes patch,generate] [--sample N] [--vary N] [--seed S]
                         [--dtype float32|bfloat16] [--device cpu|cuda] [--jobs N] [--out FILE.json]
-                        [--least-layers N] [--least-mlps N] [--thorough] [--quiet]
+                        [--least-layers N] [--least-tokens N] [--least-mlps N] [--thorough] [--quiet]
 
 Each architecture of MODEL_FOR_CAUSAL_LM_MAPPING is built from its configuration with small sizes
 and random weights. The modes patch one copy in turn, run it and the original, and compare the results:
@@ -13,7 +13,7 @@ and random weights. The modes patch one copy in turn, run it and the original, a
   projections  the same with patch(projections=True)
   attention    the same with patch(attention=True)
   generate     12 tokens by generate() with the cache that it makes itself
-  layers       12 tokens over a static cache with patch(whole_layers=True)
+  layers       12 tokens over a static cache with patch(whole_layers=True), and 12 by fftune.generate()
   graphs       12 tokens with patch(graphs=True), hidden states included
   train        loss and gradients, with patch(recompute=True)
   compile      logits with torch.compile(dynamic=True); not run unless named in --modes
@@ -26,8 +26,8 @@ of experts, biases, scalings. They run in the modes patch, layers and train, and
 modes; with --thorough in all. --sample N takes N architectures by --seed. In bfloat16 an error may
 be twice that of the original model against float32.
 
-The last line counts the architectures that run whole layers, that have fused MLPs, and that are
-left alone. The exit status is 1 if a result is wrong or patch() raises.
+The last line counts the architectures that run whole layers, that fftune.generate() serves, that have fused MLPs,
+and that are left alone. The exit status is 1 if a result is wrong or patch() raises.
 """
 import argparse
 import contextlib
@@ -57,7 +57,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import media
 import fftune
-from fftune.patching import layers as patched_layers, patch_knowing
+from fftune.patching import decoding, layers as patched_layers, patch_knowing
 from fftune.patching.recognise import Options
 
 MODES = ("patch", "projections", "attention", "generate", "layers", "graphs", "train", "compile")
@@ -362,6 +362,27 @@ def _compare_generation(original: Original, patched, device: str, seed: int, cac
                 _expect_close("hidden states", a, b)
 
 
+@torch.no_grad()
+def _compare_tokens(original: Original, patched, device: str, seed: int) -> str:
+    """fftune.generate()'s ids, each a best one of the original's logits for the ids before it. Gives what ran the
+    steps, or why nothing did."""
+    ids = _calls(device, seed)["a batch"]["input_ids"]
+    loops, run = [], decoding.Loop.run
+    decoding.Loop.run = lambda loop, given: (loops.append(loop), run(loop, given))[1]
+    try:
+        ours = fftune.generate(patched, ids, NEW_TOKENS, stop=[])
+    except fftune.Error as error:
+        return str(error)
+    finally:
+        decoding.Loop.run = run
+    for at in range(TOKENS, ours.shape[1]):
+        logits = original.model(input_ids=ours[:, :at], use_cache=False).logits[:, -1].double()
+        lost = logits.max(-1).values - logits.gather(-1, ours[:, at:at + 1])[:, 0]
+        if not (lost <= (1e-3 if original.wide is None else 0.1) * logits.std(-1)).all():
+            raise Wrong(f"fftune.generate: id {at - TOKENS} is not the best one")
+    return "decode" if loops[-1].whole is not None else "layers and head"
+
+
 def _compare_training(original: torch.nn.Module, patched, device: str, seed: int) -> None:
     ids = _calls(device, seed)["a batch"]["input_ids"]
     results = []
@@ -458,6 +479,7 @@ class Result:
     overrides: dict = field(default_factory=dict)
     whole_layers: bool = False
     ran_layers: bool = False
+    tokens: str = ""  # what ran the steps of fftune.generate(), or why nothing did
     mlps: bool = False
     replaced: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -519,6 +541,8 @@ def _run_mode(mode: str, original: Original, own: Patched, device: str, seed: in
             _compare_generation(original, patched, device, seed, "static")
         result.ran_layers = bool(calls)
         window = original.model.config.get_text_config().__dict__.get("sliding_window")
+        if result.whole_layers:
+            result.tokens = _compare_tokens(original, patched, device, seed)
         if result.whole_layers and not calls and not (window and window < TOKENS + NEW_TOKENS):
             raise Wrong("whole layers were replaced, and never ran")
     elif mode == "graphs":
@@ -594,6 +618,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--out", default="")
     parser.add_argument("--least-layers", type=int, default=0, help="fail with fewer architectures")
+    parser.add_argument("--least-tokens", type=int, default=0)
     parser.add_argument("--least-mlps", type=int, default=0)
     parser.add_argument("--thorough", action="store_true", help="run variations in every mode")
     parser.add_argument("--quiet", action="store_true", help="print wrong results and counts alone")
@@ -628,21 +653,22 @@ def main() -> int:
                      else "whole layers" if result.ran_layers else "MLPs" if result.mlps
                      else "other parts" if result.replaced else "nothing")
             if result.wrong or not options.quiet:
-                print(f"{result.name:24} {state}  {result.overrides or ''}", flush=True)
+                print(f"{result.name:24} {state}  {result.overrides or ''}  {result.tokens}", flush=True)
     if options.out:
         with open(options.out, "w") as file:
             json.dump([asdict(result) for result in results], file, indent=1)
     plain = [r for r in results if not r.overrides and not r.skipped]
     layers, mlps = (sum(getattr(r, name) for r in plain) for name in ("ran_layers", "mlps"))
+    tokens = sum(r.tokens in ("decode", "layers and head") for r in plain)
     wrong = sum(bool(r.wrong) for r in results)
     print(f"{len(plain)} architectures, {len(results)} configurations: whole layers in {layers}, "
-          f"fused MLPs in {mlps}, nothing in {sum(not r.replaced for r in plain)}; {wrong} wrong, "
+          f"tokens by fftune.generate in {tokens}, fused MLPs in {mlps}, nothing in {sum(not r.replaced for r in plain)}; {wrong} wrong, "
           f"{sum(bool(r.skipped) for r in results)} not built")
     if wrong or not plain:
         return 1
-    if layers < options.least_layers or mlps < options.least_mlps:
-        print(f"expected whole layers in {options.least_layers} and fused MLPs in "
-              f"{options.least_mlps}")
+    if layers < options.least_layers or tokens < options.least_tokens or mlps < options.least_mlps:
+        print(f"expected whole layers in {options.least_layers}, tokens in {options.least_tokens} and fused MLPs "
+              f"in {options.least_mlps}")
         return 1
     return 0
 

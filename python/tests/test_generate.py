@@ -1,5 +1,6 @@
 """fftune.generate() beside transformers' generate(): the same ids, in one graph for all steps on a GPU."""
 import copy
+import functools
 
 import pytest
 import torch
@@ -169,11 +170,30 @@ def test_what_is_not_known_is_refused_in_one_line():
     hook = own.lm_head.register_forward_hook(lambda *_: None)
     assert "hooks" in refused(own, ids, 4)
     hook.remove()
-    _, scaled = patched("cohere")  # logits times a factor
-    scaled.logit_scale = 0.25
+    _, scaled = patched("cohere")
+    scaled.logit_scale = -0.25  # the best id is then the least of the product
     assert "not those of a linear layer" in refused(scaled, ids, 4)
     own.train()
     assert "model.eval()" in refused(own, ids, 4)
+
+
+@pytest.mark.parametrize("name, attribute, value, factor", [
+    ("cohere", "logit_scale", 0.25, 0.25), ("granite", "config.logits_scaling", 8.0, 1 / 8),
+    ("cohere", "logit_scale", 3, 3)])
+def test_logits_times_a_number(name, attribute, value, factor, monkeypatch):
+    model, own = patched(name)
+    *path, last = attribute.split(".")
+    for one in (model, own):
+        setattr(functools.reduce(getattr, path, one), last, value)
+    assert decoding.head_of(own).factor == pytest.approx(factor)
+    ids = inputs(name, 2, 9, DEVICE)["input_ids"]
+    assert torch.equal(fftune.generate(own, ids, 12), right(model, ids, 12))
+    seen, wanted = loops(monkeypatch), dict(cache_implementation="static", disable_compile=True)
+    assert torch.equal(right(own, ids, 12, **wanted), right(model, ids, 12, **wanted)) and len(seen) == 1
+    # A draw by a temperature is one from the product alone by another.
+    drawn = fftune.generate(own, ids, 12, temperature=0.7, top_p=0.9, seeds=5)
+    setattr(functools.reduce(getattr, path, own), last, 1)
+    assert torch.equal(fftune.generate(own, ids, 12, temperature=0.7 / factor, top_p=0.9, seeds=5), drawn)
 
 
 def loops(monkeypatch):

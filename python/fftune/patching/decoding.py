@@ -48,6 +48,7 @@ class Head:
     decoder: nn.Module
     product: nn.Module  # nn.Linear, or a layer with a packed weight
     softcap: float
+    factor: float  # of the product's result, above 0
 
     @property
     def weight(self) -> Tensor | ops.PackedWeight:
@@ -61,6 +62,12 @@ class Head:
     def __call__(self, hidden: Tensor, **draw) -> Tensor:
         return ops.head(hidden, self.weight, bias=self.product.bias, softcap=self.softcap,
                         **draw)[0]
+
+    def draw_of(self, draw: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The arguments of a draw from the product's result without the factor. The best id is the same."""
+        if not draw or self.factor == 1.0:
+            return draw
+        return {**draw, "temperature": draw["temperature"] / self.factor}
 
 
 @functools.cache
@@ -76,10 +83,12 @@ def _outputs() -> type:
 
 
 class _Given(nn.Module):
-    """In the place of a decoder: it gives these hidden states."""
+    """In the place of a decoder: it gives these hidden states. Its numbers and texts are the decoder's."""
 
-    def __init__(self, hidden: Tensor):
+    def __init__(self, hidden: Tensor, decoder: nn.Module):
         super().__init__()
+        self.__dict__.update({name: value for name, value in decoder.__dict__.items()
+                              if isinstance(value, (bool, int, float, str)) and name not in self.__dict__})
         self.hidden = hidden
         self.inputs: dict = {}
 
@@ -87,6 +96,33 @@ class _Given(nn.Module):
         self.inputs = {name: value for name, value in {**options, "input_ids": input_ids}.items()
                        if isinstance(value, Tensor)}
         return _outputs()(last_hidden_state=self.hidden)
+
+
+class _Product(nn.Module):
+    """The first rows of a product, in float64."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.weight, self.bias = weight[:64].double(), None if bias is None else bias[:64].double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.double(), self.weight, self.bias)
+
+
+def _factor_of(model: nn.Module, decoder: str, outputs: list[str], weight: Tensor, bias: Tensor | None) -> float:
+    """The number by which the model multiplies its product with hidden states, as Granite, Cohere and Falcon-H1 do.
+    Whether it does nothing else is for the caller to find."""
+    product = _Product(weight, bias)
+    hidden = Numbers(6)(1, 7, weight.shape[1], like=weight).double()
+    given = _Given(hidden, model._modules[decoder])
+    own = view_of(model, {(decoder,): given, **{(name,): product for name in outputs}})
+    plain = product(hidden)
+    try:
+        logits = own(input_ids=torch.zeros(1, 7, dtype=torch.long, device=weight.device), use_cache=False).logits
+        factor = float((logits.double() * plain).sum() / plain.square().sum())
+    except Exception:  # of a model that takes no such hidden states
+        return 1.0
+    return 1.0 if abs(factor - 1) < 1e-6 or not 0 < factor < math.inf else factor
 
 
 @torch.no_grad()
@@ -116,8 +152,12 @@ def head_of(model: nn.Module) -> Head:
     # No module of the model is called or changed.
     outputs = {(name,): view_of(product, {}) for name, part in model._modules.items() if part is product}
 
+    factor = 1.0 if softcap else _factor_of(model, names[0], [name for name, in outputs], weight, product.bias)
+
     def ours(hidden: Tensor) -> Tensor:
         logits = F.linear(hidden, weight, product.bias)
+        if factor != 1.0:
+            return logits * factor
         return torch.tanh(logits / softcap) * softcap if softcap else logits
 
     numbers = Numbers(5)
@@ -126,14 +166,14 @@ def head_of(model: nn.Module) -> Head:
         hidden = numbers(1, tokens, weight.shape[1], like=weight)
         # Logits about as large as the cap, which then changes them.
         size = F.linear(hidden, weight, product.bias).abs().max()
-        given = _Given(hidden * ((softcap or 8.0) / size.clamp(min=1e-3)))
+        given = _Given(hidden * ((softcap or 8.0) / size.clamp(min=1e-3)), decoder)
         own = view_of(model, {**outputs, (names[0],): given})
         expect_alike(lambda _: own(input_ids=ids, use_cache=False).logits, ours, given.hidden, sizes=(11,),
                      free=(PATCHED,), subject=type(model).__name__, reason="its logits are not those of a linear "
-                     "layer, nor of one with the soft cap of the configuration")
+                     "layer, nor these times a number, nor those with the soft cap of the configuration")
         if given.inputs.keys() != {"input_ids"} or not torch.equal(given.inputs["input_ids"], ids):
             raise Unfit("its decoder is given other inputs than the ids of a call")
-    return Head(decoder, product, softcap)
+    return Head(decoder, product, softcap, factor)
 
 
 @dataclass(frozen=True)
@@ -287,8 +327,9 @@ def whole_of(head: Head) -> Whole:
     w, b = (getattr(norms[0], name, None) for name in ("weight", "bias"))
 
     def is_like(form) -> bool:
-        return w is not None and (form.get("norm") == "layer") == (norm.kind == "layer") == (b is not None) \
-            and norm.eps == form.get("eps") and (b is not None or norm.convention == form.get("convention"))
+        if w is None or form.get("eps") != norm.eps or (form.get("norm") == "layer") != (norm.kind == "layer"):
+            return False
+        return norm.kind == "layer" or b is None and norm.convention == form.get("convention")
 
     first = next((form for form in first if is_like(parse(form))), None)
     if first is None:
@@ -314,8 +355,8 @@ def whole_of(head: Head) -> Whole:
             raise Unfit("its layers are given something else than an embedding times a factor")
         if kept.given is not given or kept.normed is not out:
             raise Unfit("it computes something between its layers and its last norm, or behind that")
-    right = reference.rmsnorm(x, w, norm.eps, norm.convention) if b is None else \
-        reference.layernorm(x, w, b, norm.eps)
+    right = reference.rmsnorm(x, w, norm.eps, norm.convention) if norm.kind == "rms" else \
+        reference.layernorm(x, w, torch.zeros_like(w) if b is None else b, norm.eps)
     if not is_close(right, out):
         raise Unfit("its last norm is not known")
     return Whole(head, groups, first, embedding, norms[0], scale)
@@ -349,6 +390,9 @@ class _State:
         self.lengths, self.steps = full(length), full(1)
         self.out = loop.out.int()
         norm, product = whole.norm, whole.head.product
+        shift = getattr(norm, "bias", None)
+        if shift is None and parse(whole.first).get("norm") == "layer":
+            shift = torch.zeros_like(norm.weight)
         form, weights, caches = whole.given(layers, batch)
         draw = [loop.draw.get(name) for name in ("temperature", "seeds", "top_k", "top_p", "min_p")]
         own = whole.head.weight
@@ -358,7 +402,7 @@ class _State:
             self.ids, self.lengths, self.steps, self.ended, self.out, full(length + loop.count),
             loop.stop.int() if loop.stop.numel() else None, whole.embedding.weight,
             whole.angles_of(layers), None, weights, caches, norm.weight,
-            getattr(norm, "bias", None), head, product.bias, *draw,
+            shift, head, product.bias, *draw,
             form, whole.scale, whole.head.softcap, loop.pad, False, 0, None, *packed, None)
 
     def advance(self) -> None:
@@ -372,7 +416,7 @@ class Loop:
                  draw: dict[str, Tensor], whole: Whole | None = None):
         batch, device = ids.shape[0], ids.device
         self.whole, self.state = whole, None
-        self.head, self.cache, self.count, self.draw = head, cache, count, draw
+        self.head, self.cache, self.count, self.draw = head, cache, count, head.draw_of(draw)
         # transformers' steps give int64, whatever type a prompt has.
         self.ids = ids.new_zeros(batch, 1, dtype=torch.long)
         self.out = ids.new_full((batch, count), pad, dtype=torch.long)

@@ -158,7 +158,7 @@ def _expect_known_forward(model: nn.Module, name: str, head: nn.Linear) -> None:
         return loss
 
     asked = _Hidden()
-    view = view_of(model, {(base,): _GivenDecoder(hidden), (name,): asked})
+    view = view_of(model, {(base,): _GivenDecoder(hidden, model._modules[base]), (name,): asked})
     view.__dict__["_loss_function"] = loss_function
     with trying("the loss stays the model's: it needs more of its decoder and head than hidden states"):
         outputs = view(input_ids=labels, labels=labels, use_cache=False)
