@@ -173,3 +173,20 @@ TEST_CASE("an output may begin right behind views of packed rows") {
   CHECK(run(plan, {rows, rows + 8, rows + 16, rows + 96}) == FFTUNE_OK);
   CHECK(memory.back() == 1);  // the mean of ones
 }
+
+TEST_CASE("rows of heads may end with their tensor, and an output begin there") {
+  const auto plan = cpu_context().plan(
+      "{\"op\":\"head-linear\",\"m\":1,\"heads\":2,\"n\":2,\"k\":4,\"w-rows\":5}");
+  REQUIRE(plan.buffer_count() == 3);
+  // Two heads of five rows, whose last two rows are read; then y.
+  std::vector<float> x(8, 1), w(2 * 5 * 4 + 4, 2);
+  const auto status = [&](std::size_t first, std::size_t y) {
+    return run(plan, {x.data(), w.data() + first, w.data() + y});
+  };
+  CHECK(status(12, 40) == FFTUNE_OK);
+  CHECK(w[40] == 8);
+  CHECK(status(12, 36) == FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("output 2 (y) overlaps buffer 1 (w)"));
+  CHECK(status(0, 28) == FFTUNE_OK);
+  CHECK(status(0, 27) == FFTUNE_INVALID_INPUT);
+}
