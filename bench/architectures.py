@@ -226,6 +226,7 @@ def variation(kind: str, choice: random.Random) -> dict:
         "use_parallel_residual": (True, False), "parallel_attn": (True, False),
         "partial_rotary_factor": (0.5, 1.0), "final_logit_softcapping": (None, 30.0),
         "attn_logit_softcapping": (None, 50.0), "first_k_dense_replace": (0, 1),
+        "index_topk": (4, 2048),
         "moe_intermediate_size": (24, 32, 264), "intermediate_size": (40, 96, 520), "hidden_size": (64, 80),
     }
     names = [name for name in options if name in fields]

@@ -1,11 +1,18 @@
-"""Sparse attention of transformers' DeepSeek-V3.2 and GLM-5 (DSA) by `indexer` and `mla`."""
+"""Sparse attention of transformers' DeepSeek-V3.2 and GLM-5 (DSA) by `indexer` and `mla`, and patch() of them."""
+import collections
+import copy
 import importlib
+import types
 
 import pytest
 import torch
 import transformers
 
+import fftune
 from fftune import ops
+from fftune.patching import sparse_attention
+from fftune.patching.recognise import Unfit
+from whole_layers import error
 
 # With few heads many scores are 0, and topk chooses any of them.
 SIZES = dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4,
@@ -14,10 +21,18 @@ SIZES = dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_h
 MODELS = {"DeepseekV32": "deepseek_v32", "GlmMoeDsa": "glm_moe_dsa"}
 
 
+def config_of(name, **sizes):
+    kind = getattr(transformers, f"{name}Config", None)
+    if kind is None:
+        pytest.skip(f"this transformers has no {name}")
+    return kind(**sizes)
+
+
 def make(name):
+    config = config_of(name, **SIZES)
     module = importlib.import_module(f"transformers.models.{MODELS[name]}.modeling_{MODELS[name]}")
     torch.manual_seed(5)
-    attention = getattr(module, f"{name}Attention")(getattr(transformers, f"{name}Config")(**SIZES), 0).eval()
+    attention = getattr(module, f"{name}Attention")(config, 0).eval()
     for p in attention.parameters():
         torch.nn.init.normal_(p, std=0.3)
     return module, attention
@@ -59,3 +74,259 @@ def test_attention_to_the_chosen_keys_is_that_of_the_model(name, queries):
         dense = ops.mla(latent, q_rope[:, own].contiguous(), cache, scale=attention.scaling)
     assert torch.allclose(y, right, atol=1e-5)
     assert (out - dense)[:, -1].abs().max() > 0.01
+
+
+# patch()
+
+TOP = 5
+MODEL = SIZES | dict(num_hidden_layers=3, intermediate_size=64, moe_intermediate_size=16, n_routed_experts=4,
+                     num_experts_per_tok=2, n_group=1, topk_group=1, max_position_embeddings=128, pad_token_id=0,
+                     eos_token_id=None, bos_token_id=None, attn_implementation="sdpa")
+# Some layers of GLM-5 take the keys that another one chose.
+CHANGES = {"DeepseekV32": {}, "GlmMoeDsa": dict(indexer_types=["full", "shared", "full"])}
+
+
+def make_model(name: str, **changes):
+    config = config_of(name, **copy.deepcopy(MODEL | CHANGES[name] | changes))
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for p in model.parameters():
+        if p.dim() > 1:
+            torch.nn.init.normal_(p, std=p.shape[-1] ** -0.5)
+    return model
+
+
+def patched_copy(model, **options):
+    other = copy.deepcopy(model)
+    other.zero_grad()
+    return other, fftune.patch(other, **options)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often each op was called since a model was patched."""
+    found = collections.Counter()
+    for name in ("indexer", "mla"):
+        def counted(*arguments, own=getattr(ops, name), name=name, **options):
+            found[name] += 1
+            return own(*arguments, **options)
+        monkeypatch.setattr(ops, name, counted)
+    return found
+
+
+def ids_of(batch: int, tokens: int) -> torch.Tensor:
+    return torch.randint(1, 64, (batch, tokens), generator=torch.Generator().manual_seed(3))
+
+
+def generated(model, ids, count=8, **options):
+    with torch.no_grad():
+        return model.generate(ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, output_logits=True,
+                              return_dict_in_generate=True, **options)
+
+
+def expect_same_tokens(ours, right, tolerance=1e-4):
+    assert torch.equal(ours.sequences, right.sequences)
+    assert error(torch.stack(ours.logits), torch.stack(right.logits)) < tolerance
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("top", [TOP, 18, 2048])
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_of_patched_models_are_as_before(name, top, cache, calls):
+    model, ids = make_model(name, index_topk=top), ids_of(2, 14)
+    options = {} if cache is None else dict(cache_implementation=cache)
+    right = generated(model, ids, **options)
+    patched, report = patched_copy(model, attention=True)
+    lines = {words.replace(name, "") for _, words in report.replaced}
+    assert {"Indexer by indexer",
+            "attention of Attention to chosen keys by mla, where that takes fewer products"} <= lines
+    calls.clear()
+    expect_same_tokens(generated(patched, ids, **options), right)
+    indexers = 3 if name == "DeepseekV32" else 2
+    # The prompt is 14 tokens, and behind it come 7 steps, of 15 to 21 keys; static caches tell which they see.
+    assert calls["indexer"] == indexers * {TOP: 8, 18: 3, 2048: 0}[top]
+    assert calls["mla"] >= 3 * 7
+    fftune.unpatch(patched)
+    assert torch.equal(generated(patched, ids, **options).sequences, right.sequences)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_choice_alone_is_replaced_by_default(name, calls):
+    model, ids = make_model(name, index_topk=TOP), ids_of(2, 14)
+    patched, _ = patched_copy(model)
+    calls.clear()
+    expect_same_tokens(generated(patched, ids), generated(model, ids))
+    assert calls["indexer"] and not calls["mla"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_of_many_keys_attend_to_the_chosen_ones(name, calls, monkeypatch):
+    model, ids = make_model(name, index_topk=TOP), ids_of(2, 60)
+    patched, _ = patched_copy(model, attention=True)
+    monkeypatch.setattr(sparse_attention, "_SCORES", 60 * 2 * 7)  # the op has seven queries a call
+    calls.clear()
+    with torch.no_grad():
+        assert error(patched(ids).logits, model(ids).logits) < 1e-4
+    assert calls["mla"] == 3 and calls["indexer"] == -(-60 // 7) * (3 if name == "DeepseekV32" else 2)
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("name", MODELS)
+def test_sequences_with_padding_on_the_left(name, cache, calls):
+    """The prompt runs by the model itself, which has rows that see no key."""
+    model, ids = make_model(name, index_topk=TOP), ids_of(3, 14)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    mask[2, :11] = 0  # it sees fewer keys than are chosen
+    given = dict(attention_mask=mask) | ({} if cache is None else dict(cache_implementation=cache))
+    right = generated(model, ids.where(mask.bool(), 0), **given)
+    patched, _ = patched_copy(model, attention=True)
+    calls.clear()
+    expect_same_tokens(generated(patched, ids.where(mask.bool(), 0), **given), right)
+    assert calls["mla"] == 3 * 7 and calls["indexer"] == 7 * (3 if name == "DeepseekV32" else 2)
+
+
+@pytest.mark.parametrize("change", ["a hole", "a bias", "padding on the right"])
+def test_other_masks_are_the_models(change, calls):
+    model, ids = make_model("DeepseekV32", index_topk=TOP), ids_of(2, 40)
+    mask = torch.zeros(2, 1, 40, 40).masked_fill(torch.ones(40, 40, dtype=torch.bool).triu(1), torch.finfo().min)
+    if change == "a hole":
+        mask[1, 0, 20:, 6] = torch.finfo().min
+    elif change == "a bias":
+        mask[0, 0, 30, 3] = 0.25
+    else:
+        mask[0, 0, :, 35:] = torch.finfo().min
+    patched, _ = patched_copy(model, attention=True)
+    calls.clear()
+    with torch.no_grad():
+        right = model(ids, attention_mask=mask).logits
+        assert error(patched(ids, attention_mask=mask).logits, right) < 1e-4
+    assert not calls
+
+
+@pytest.mark.parametrize("top", [TOP, 2048])
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_and_gradients(name, top, calls):
+    model, ids = make_model(name, index_topk=top).train(), ids_of(2, 20)
+    right = model(ids, labels=ids).loss
+    right.backward()
+    patched, _ = patched_copy(model, attention=True)
+    calls.clear()
+    ours = patched(ids, labels=ids).loss
+    ours.backward()
+    assert error(ours, right) < 1e-5
+    for (weight, p), q in zip(model.named_parameters(), patched.parameters()):
+        assert (p.grad is None) == (q.grad is None), weight
+        if p.grad is not None and p.grad.norm() > 0:
+            assert error(q.grad, p.grad) < 1e-3, weight
+    assert not calls["mla"] and bool(calls["indexer"]) == (top == TOP)
+
+
+def test_where_all_keys_are_chosen_no_score_is_computed():
+    """Whatever the mask is."""
+    model, ids = make_model("DeepseekV32", index_topk=40), ids_of(2, 40)
+    mask = torch.ones_like(ids)
+    mask[1, 7:9] = 0
+    right = model(ids, attention_mask=mask).logits
+    patched, _ = patched_copy(model)
+    for layer in patched.model.layers:
+        layer.self_attn.indexer.wq_b.weight.data.fill_(torch.nan)
+        layer.self_attn.indexer.weights_proj.weight.data.fill_(torch.nan)
+    assert error(patched(ids, attention_mask=mask).logits, right) < 1e-4
+
+
+@pytest.mark.parametrize("part", ["indexer.wq_b", "indexer.weights_proj", "kv_b_proj", "indexer"])
+@pytest.mark.parametrize("top", [TOP, 2048])
+def test_hooks_are_called(part, top):
+    model, ids = make_model("DeepseekV32", index_topk=top), ids_of(1, 40)
+    patched, _ = patched_copy(model, attention=True)
+    seen = []
+    patched.get_submodule(f"model.layers.1.self_attn.{part}").register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        assert error(patched(ids).logits, model(ids).logits) < 1e-4
+    assert seen
+
+
+@pytest.mark.parametrize("part", ["indexer.wq_b", "kv_b_proj"])
+def test_an_exchanged_part_is_called(part):
+    class Doubled(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * -2
+
+    model, ids = make_model("DeepseekV32", index_topk=TOP), ids_of(1, 40)
+    patched, _ = patched_copy(model, attention=True)
+    for own in (model, patched):
+        attention, old = own.model.layers[1].self_attn, own.get_submodule(f"model.layers.1.self_attn.{part}")
+        new = Doubled(old.in_features, old.out_features, bias=False)
+        new.weight = old.weight
+        holder, _, name = part.rpartition(".")
+        setattr(attention.get_submodule(holder), name, new)
+    with torch.no_grad():
+        assert error(patched(ids).logits, model(ids).logits) < 1e-4
+
+
+def test_a_number_of_chosen_keys_that_was_changed_counts():
+    model, ids = make_model("DeepseekV32", index_topk=TOP), ids_of(1, 40)
+    patched, _ = patched_copy(model, attention=True)
+    for own in (model, patched):
+        for layer in own.model.layers:
+            layer.self_attn.indexer.index_topk = 3
+    with torch.no_grad():
+        assert error(patched(ids).logits, model(ids).logits) < 1e-4
+
+
+def test_eager_attention_stays_the_models(calls):
+    model, ids = make_model("DeepseekV32", index_topk=TOP, attn_implementation="eager"), ids_of(1, 40)
+    patched, _ = patched_copy(model, attention=True)
+    calls.clear()
+    with torch.no_grad():
+        ours, right = (own(ids, output_attentions=True) for own in (patched, model))
+    assert error(ours.logits, right.logits) < 1e-4 and error(ours.attentions[1], right.attentions[1]) < 1e-4
+    assert calls["indexer"] == 3 and not calls["mla"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sparse_attention_in_bfloat16(name, calls):
+    model, ids = make_model(name, index_topk=TOP), ids_of(1, 40)
+    with torch.no_grad():
+        exact = model(ids).logits
+        narrow = model.bfloat16()
+        patched, _ = patched_copy(narrow, attention=True)
+        calls.clear()
+        ours, right = patched(ids).logits, narrow(ids).logits
+    # A rounding chooses another key at times, in both models.
+    assert error(ours, exact) < 1.5 * error(right, exact) + 0.01
+    assert calls["mla"] == 3
+
+
+def test_compiled_models_choose_by_themselves(calls):
+    model, ids = make_model("DeepseekV32", index_topk=TOP), ids_of(1, 40)
+    patched, _ = patched_copy(model, attention=True)
+    calls.clear()
+    with torch.no_grad():
+        assert error(torch.compile(patched, backend="eager")(ids).logits, model(ids).logits) < 1e-4
+    assert not calls
+
+
+def test_sparse_attention_of_a_gpu_stays_the_models():
+    """Its times there are not known."""
+    module = types.SimpleNamespace(parameters=lambda: [types.SimpleNamespace(is_cuda=True)])
+    with pytest.raises(Unfit, match="stays the model's on a GPU: indexer, and mla with lists of keys, have not been "):
+        sparse_attention._expect_no_gpu(module)
+
+
+def test_an_indexer_of_another_rule_is_left_alone():
+    model = make_model("DeepseekV32", index_topk=TOP)
+    theirs = type(model.model.layers[0].self_attn.indexer)
+
+    class Other(theirs):
+        def forward(self, *arguments, **options):
+            ids = super().forward(*arguments, **options)
+            return ids.flip(-1)[..., :1].expand_as(ids)
+
+    for layer in model.model.layers:
+        layer.self_attn.indexer.__class__ = Other
+    right = model(ids_of(1, 20)).logits
+    patched, report = patched_copy(model, attention=True)
+    assert error(patched(ids_of(1, 20)).logits, right) < 1e-4
+    assert any("Other" in reason for _, reason in report.left)

@@ -31,6 +31,7 @@ from .packed_experts import patch_packed_experts
 from .quantised import has_codes, patch_quantised, restore_merged
 from .recognise import Options, PatchReport, calls_dropout, try_all, try_to
 from .rotary import patch_rotary
+from .sparse_attention import patch_indexer, patch_sparse_attention
 
 
 def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
@@ -58,7 +59,8 @@ def patch(model: nn.Module, *, recompute: bool = False, memory: str = "fast",
             compiler decides about the norms.
         projections: Whether to replace the projections of attention: True in all calls, "auto" in calls
             of up to 64 tokens without gradients, where they are faster, False in none.
-        attention: Whether to replace PyTorch's attention by `fftune.ops.attention`.
+        attention: Whether to replace PyTorch's attention by `fftune.ops.attention`, and attention to chosen keys,
+            as in DeepSeek-V3.2, by `fftune.ops.mla`. The latter is replaced with `whole_layers` too.
         graphs: Whether ``generate`` uses a static cache and replays each step as a CUDA graph.
         whole_layers: With a static cache, run all layers by `fftune.ops.layer` in calls of up to 64
             tokens, and the steps of greedy and sampled ``generate`` as `fftune.generate` does.
@@ -112,6 +114,9 @@ def _replace_parts(model: nn.Module, report: PatchReport, known: dict, options: 
                 try_to(report, name, lambda: recognise(module, known, options))
     try_all(report, "", lambda: patch_rotary(model, report, options))
     try_all(report, "", lambda: patch_masks(model, report, options))
+    for recognise in (patch_sparse_attention,) * (options.attention or whole_layers) + (patch_indexer,):
+        for name, module in model.named_modules():
+            try_to(report, name, lambda: recognise(module, known, options))
     if loss:
         try_to(report, "", lambda: patch_loss(model, known))
     if whole_layers:

@@ -364,6 +364,7 @@ def rotate(q: Tensor, k: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
 
 # projections of attention
 
+_SETTINGS = 5  # of attention whose angles are rope's; that to chosen keys has others
 _FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "auto"
 _BESIDE = ("sdpa", *attentions.OURS)  # implementations of attention
 
@@ -531,8 +532,8 @@ def projects(attention: nn.Module, x: Tensor, options: dict) -> bool:
     """Whether its projections are to be run by linear in a call with these options. A number of tokens that
     is not known while the model is compiled is taken for many."""
     # In the module itself: a wrapper that passes attributes on has to be called.
-    settings = attention.__dict__.get("_fftune")
-    if settings is None or not settings[1] or drops(attention) or in_forward_mode() \
+    settings = attention.__dict__.get("_fftune", ())
+    if len(settings) != _SETTINGS or not settings[1] or drops(attention) or in_forward_mode() \
             or rope_of(options.get("position_embeddings")) is None and not (
                 torch.compiler.is_compiling() and options.get("position_embeddings") is not None):
         return False
