@@ -310,7 +310,7 @@ def test_compiled_models_choose_by_themselves(calls):
 
 def test_sparse_attention_of_a_gpu_stays_the_models():
     """Its times there are not known."""
-    module = types.SimpleNamespace(parameters=lambda: [types.SimpleNamespace(is_cuda=True)])
+    module = types.SimpleNamespace(parameters=lambda: [types.SimpleNamespace(device=torch.device("cuda"))])
     with pytest.raises(Unfit, match="stays the model's on a GPU: indexer, and mla with lists of keys, have not been "):
         sparse_attention._expect_no_gpu(module)
 

@@ -29,6 +29,7 @@ from .recognise import (Foreign, Numbers, Options, Unfit, are_plain, expect_meth
 from .trial import Trial, replace_forward, tokens_of
 
 _GROWING, _STATIC = "DynamicIndexedLayer", "StaticIndexedLayer"  # of transformers' caches
+_DEVICES = ("cpu",)  # where the ops have been timed beside the model's own forward
 _SCORES = 1 << 26  # of a call of the op
 _PROJECTIONS = ("wq_b", "wk", "k_norm", "weights_proj")
 
@@ -59,8 +60,8 @@ class Visible:
         if not bool(self.first.any()):
             return rows, None
         batch, keys, width = rows.shape
-        starts = self.first + torch.arange(batch) * keys
-        return rows.reshape(batch * keys, 1, width), (starts[:, None] + torch.arange(keys)).int()
+        starts = self.first + torch.arange(batch, device=rows.device) * keys
+        return rows.reshape(batch * keys, 1, width), (starts[:, None] + torch.arange(keys, device=rows.device)).int()
 
 
 def visible_by(mask: Tensor, batch: int) -> Visible | None:
@@ -72,8 +73,9 @@ def visible_by(mask: Tensor, batch: int) -> Visible | None:
         if not bool((seen | (mask <= torch.finfo(mask.dtype).min)).all()):
             return None
     counts, first = seen.sum(-1), seen.byte().argmax(-1)[:, :1]
-    key, end = torch.arange(mask.shape[-1]), first + counts
-    if (not bool(counts[:, 0].all()) or not torch.equal(counts, counts[:, :1] + torch.arange(mask.shape[1]))
+    query, key = (torch.arange(size, device=mask.device) for size in mask.shape[1:])
+    end = first + counts
+    if (not bool(counts[:, 0].all()) or not torch.equal(counts, counts[:, :1] + query)
             or not torch.equal(seen, (key >= first[..., None]) & (key < end[..., None]))):
         return None
     return Visible(first[:, 0].expand(batch), counts.expand(batch, -1))
@@ -115,8 +117,8 @@ _KNOWN = {"hidden_states", "q_resid", "position_embeddings", "attention_mask", "
 def _is_known_call(module: nn.Module, given: dict) -> bool:
     """Whether the ops run on what a call is given, and its mask is one of all its keys."""
     x, mask = given.get("hidden_states"), given.get("attention_mask")
-    return (type(x) is Tensor and type(mask) is Tensor and x.is_cpu and has_kernels(x) and x.numel() > 0
-            and not torch.jit.is_tracing() and not torch.is_autocast_enabled("cpu")
+    return (type(x) is Tensor and type(mask) is Tensor and x.device.type in _DEVICES and has_kernels(x)
+            and x.numel() > 0 and not torch.jit.is_tracing() and not torch.is_autocast_enabled(x.device.type)
             and all(value is None for name, value in given.items() if name not in _KNOWN)
             and (mask.dtype == torch.bool or mask.is_floating_point()) and mask.shape[-2] == x.shape[1]
             and mask.shape[0] in (1, x.shape[0]) and mask.shape[-1] == _keys_of(module, given))
@@ -185,7 +187,7 @@ def indexer_forward(self, *arguments, **options):
             q, weights = _queries(self, given)
             return _choose(q, weights, _keys(self, given), visible, top)
         _keys(self, given)
-        ids = torch.arange(min(top, total), dtype=torch.int32)[None, None]
+        ids = torch.arange(min(top, total), dtype=torch.int32, device=mask.device)[None, None]
         if visible is not None:
             ids = (ids + visible.first.int()[:, None, None]).clamp(max=total - 1)
         return ids.expand(batch, tokens, -1)
@@ -217,7 +219,7 @@ def _looks_like_indexer(module: nn.Module) -> bool:
 
 
 def _expect_no_gpu(module: nn.Module) -> None:
-    if any(p.is_cuda for p in module.parameters()):
+    if any(p.device.type not in _DEVICES for p in module.parameters()):
         raise Unfit(f"{type(module).__name__} stays the model's on a GPU: indexer, and mla with lists of keys, have "
                     "not been timed there")
 
@@ -361,7 +363,7 @@ def _list(ids: Tensor, visible: Visible) -> Tensor | None:
         return None
     own = ids - visible.first[:, None, None]
     # Where all are chosen, the others among the ids are hidden ones, or there several times.
-    return torch.where((counts <= top)[..., None], torch.arange(top), own).int().contiguous()
+    return torch.where((counts <= top)[..., None], torch.arange(top, device=ids.device), own).int().contiguous()
 
 
 @undoable
