@@ -138,6 +138,17 @@ def test_draws_depend_on_seeds_alone():
     assert torch.equal(fftune.generate(own, ids, 12, temperature=0.0), right(model, ids, 12))
 
 
+def test_numbers_beyond_int32_are_no_ids_and_no_smaller_numbers():
+    _, own = patched("llama")
+    ids = inputs("llama", 2, 9, DEVICE)["input_ids"]
+    free = fftune.generate(own, ids, 8, stop=[])
+    beyond = [id + sign * 2**32 for id in set(free[:, ids.shape[1]:].flatten().tolist()) for sign in (1, -1)]
+    assert torch.equal(fftune.generate(own, ids, 8, stop=beyond, pad=0), free)
+    draw = lambda top_k: fftune.generate(own, ids, 8, stop=[], temperature=2.0, seeds=3, top_k=torch.tensor(
+        [top_k] * len(ids)))
+    assert torch.equal(draw(2**32 + 1), draw(0)) and not torch.equal(draw(1), draw(0))
+
+
 def test_the_model_is_as_it_was():
     model, own = patched("gemma2")
     ids = inputs("gemma2", 2, 9, DEVICE)["input_ids"]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .. import ops, reference
-from .._checks import expect_module, expect_tensor, named
+from .._checks import expect_module, expect_tensor, int32, named
 from .._custom import OPS, call
 from .._layer_form import parse
 from .._layer_kinds import MOST_KINDS, Kinds
@@ -400,7 +400,7 @@ class _State:
             own.w, own.scale, own.zero, packed_word("decode", own))
         self.arguments = (
             self.ids, self.lengths, self.steps, self.ended, self.out, full(length + loop.count),
-            loop.stop.int() if loop.stop.numel() else None, whole.embedding.weight,
+            int32("decode", "stop", loop.stop) if loop.stop.numel() else None, whole.embedding.weight,
             whole.angles_of(layers), None, weights, caches, norm.weight,
             shift, head, product.bias, *draw,
             form, whole.scale, whole.head.softcap, loop.pad, False, 0, None, *packed, None)
@@ -527,6 +527,8 @@ def _draws(ids: Tensor, temperature: float, top_k: int | None = None, top_p: flo
                         f"{ids.shape[0]} sequences")
     dtypes = dict(temperature=torch.float32, seeds=torch.int64, top_k=torch.int32, top_p=torch.float32,
                   min_p=torch.float32)
+    if draw["top_k"] is not None:
+        draw["top_k"] = int32("generate", "top_k", draw["top_k"])
     return {name: value.to(ids.device, dtypes[name]) for name, value in draw.items()
             if value is not None}
 
