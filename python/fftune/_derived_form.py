@@ -70,6 +70,7 @@ class DerivedForm:
             self.fill(fields, **named)
         there = {i: t for i, t in given.items() if t is not None}
         found, sizes = self._best(there, fields, present, dtype)
+        self._expect_own_bytes(there, found, dtype)
         if not (sizes["m"] if self.about.tokens == "m" else given[self.first].numel()):
             return None
         problem = {"op": self.op, "pass": self.about.back, "dtype": DTYPE_NAMES[dtype]}
@@ -84,6 +85,15 @@ class DerivedForm:
             if name in self.about.options and value is not None:
                 problem[name] = value
         return problem
+
+    def _expect_own_bytes(self, there: Mapping[int, Tensor], values: Mapping, dtype) -> None:
+        """That the kernels read elements of the tensors' sizes, where options decide about types."""
+        for i, tensor in there.items():
+            declared = self._variant(i, values).dtype
+            own = dtype if declared == "T" else TORCH_DTYPES[declared]
+            if tensor.element_size() != own.itemsize:
+                raise Error(f"{self.label}: {self.arguments[i].shown} is {tensor.dtype}: give {own}, as the other "
+                            "tensors ask for")
 
     def _field(self, argument: Argument, name: str, value):
         """An option or a size as the library takes it, None if it is left out."""

@@ -148,8 +148,16 @@ class _Allocations:
         raise AssertionError(f"{self.form.op}: no argument has the size {size}")
 
 
-_CASTS = {"row": "{0} if {0}.dtype is {typed}.dtype else float32({label!r}, '{1}', {0})",
+_CASTS = {"row": "{0} if {typed} else float32({label!r}, '{1}', {0})",
           "floats": "float32({label!r}, '{1}', {0})", "ints": "int32({label!r}, '{1}', {0})"}
+
+
+def _cast(form: DerivedForm, argument: Argument, typed: str) -> str:
+    """Python's text of an argument's cast. Rows have one type in the library: float32 if one is not the problem's."""
+    rows = [a for a in form.arguments if a.cast == "row"]
+    all_typed = " and ".join(f"({a.name} is None or {a.name}.dtype is {typed}.dtype)" if a.optional else
+                             f"{a.name}.dtype is {typed}.dtype" for a in rows)
+    return _CASTS[argument.cast].format(argument.name, argument.shown, typed=all_typed, label=form.label)
 
 
 def _called(text: str, function: Callable, *first: str) -> str:
@@ -167,7 +175,7 @@ def _prepared(form: DerivedForm, typed: str) -> dict[str, str]:
         if a.name in form.prepare:
             texts[a.name] = _called(f"form.prepare['{a.name}']", form.prepare[a.name], a.name)
         elif a.cast in _CASTS:
-            texts[a.name] = _CASTS[a.cast].format(a.name, a.shown, typed=typed, label=form.label)
+            texts[a.name] = _cast(form, a, typed)
         elif a.written and not a.adds:
             texts[a.name] = f"ready({a.name})"
         if a.kind and form.lays:
@@ -180,7 +188,7 @@ def _laid(form: DerivedForm, argument: Argument, function: Callable, typed: str)
     """Python's text of the call that lays out an argument, which is cast before it."""
     text = argument.name
     if argument.cast in _CASTS:
-        text = _CASTS[argument.cast].format(argument.name, argument.shown, typed=typed, label=form.label)
+        text = _cast(form, argument, typed)
     return _called(f"form.lays[{argument.name!r}][0]", function, text)
 
 
