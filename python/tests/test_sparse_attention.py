@@ -186,6 +186,31 @@ def test_sequences_with_padding_on_the_left(name, cache, calls):
     assert calls["mla"] == 3 * 7 and calls["indexer"] == 7 * (3 if name == "DeepseekV32" else 2)
 
 
+@pytest.mark.parametrize("how", [dict(num_beams=3), dict(prompt_lookup_num_tokens=3)], ids=["beams", "drafts"])
+@pytest.mark.parametrize("name", MODELS)
+def test_caches_that_are_reordered_or_cut(name, how, calls):
+    model, ids = make_model(name, index_topk=TOP), ids_of(1, 14)
+    right = generated(model, ids, **how)
+    patched, _ = patched_copy(model, attention=True)
+    calls.clear()
+    assert torch.equal(generated(copy.deepcopy(patched), ids, **how).sequences, right.sequences)
+    assert calls["indexer"] and calls["mla"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_in_parts(name, calls):
+    model, ids = make_model(name, index_topk=TOP), ids_of(2, 50)
+    patched, _ = patched_copy(model, attention=True)
+    results = []
+    calls.clear()
+    for own in (model, patched):
+        cache = transformers.DynamicCache(config=own.config)
+        with torch.no_grad():
+            results.append(torch.cat([own(part, past_key_values=cache).logits for part in ids.split((20, 17, 13), 1)], 1))
+    assert error(*results) < 1e-4
+    assert calls["mla"] == 9
+
+
 @pytest.mark.parametrize("change", ["a hole", "a bias", "padding on the right"])
 def test_other_masks_are_the_models(change, calls):
     model, ids = make_model("DeepseekV32", index_topk=TOP), ids_of(2, 40)
