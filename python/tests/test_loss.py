@@ -291,10 +291,10 @@ def test_models_whose_loss_is_another_s_are_left_alone():
     model.train()
     model.loss_function = lambda logits, labels, **_: logits.sum()
     assert model(**batch_of()).loss.item() == pytest.approx(model(**batch_of()).logits.sum().item())
-    for name, words in (("gemma2", "not those of its head alone"),
-                        ("cohere", "not those of its head alone")):
-        report = fftune.patch(make(name))
-        assert any(words in reason for _, reason in report.left), name
+    assert any("not those of its head alone" in words for _, words in fftune.patch(make("gemma2")).left)
+    model = make("cohere")  # logits times a number
+    model.lm_head.bias = torch.nn.Parameter(torch.ones(model.config.vocab_size))
+    assert any("without a bias" in words for _, words in fftune.patch(model).left)
     model = make("llama")
     model.lm_head.register_forward_hook(lambda *_: None)
     assert any("hooks" in words for _, words in fftune.patch(model).left)
@@ -458,9 +458,32 @@ def test_the_number_of_items_divides_as_in_the_model(items, compiles):
     assert error(other.lm_head.weight.grad, model.lm_head.weight.grad) < 2e-4
 
 
-def test_a_model_that_scales_by_one_is_reported_as_it_runs():
-    """Granite divides its logits, by 1 here."""
-    model = make("granite")
-    report = fftune.patch(model)
-    assert any("not those of its head alone" in words for _, words in report.left)
-    assert "logits" in dict(trained(model)[0])
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("name, change", [
+    ("granite", lambda model: setattr(model.config, "logits_scaling", 8.0)),
+    ("granite", lambda model: None),  # a scaling by 1, which gives another tensor
+    ("cohere", lambda model: setattr(model, "logit_scale", -0.25))])
+def test_a_model_that_multiplies_its_logits(name, change, compiles):
+    model = make(name)
+    if compiles:
+        change(model)
+    other = copy.deepcopy(model)
+    assert any("by linear-cross-entropy" in words for _, words in fftune.patch(other).replaced)
+    for one in (model, other):
+        change(one)  # behind patch(), too
+    _, right = trained(model)
+    ours, gradients = trained(torch.compile(other, backend="eager") if compiles else other)
+    assert "logits" not in dict(ours)
+    for parameter, gradient in gradients.items():
+        assert error(gradient, right[parameter.removeprefix("_orig_mod.")]) < 2e-4, parameter
+    if not compiles:
+        assert error(ours.logits, model(**batch_of()).logits) < 1e-4
+        other.zero_grad()
+        other.__class__ = type("Capped", (type(other),), {"forward": lambda self, *given, **options: capped(
+            super(type(self), self).forward(*given, **options))})
+        assert "logits" in dict(trained(other)[0])
+
+
+def capped(outputs):
+    outputs.logits = torch.tanh(outputs.logits)
+    return outputs

@@ -13,7 +13,7 @@ from .graphs import restore_steps
 from .quantised import restore_merged, restore_quantised
 
 _METHODS = ("__deepcopy__", "__reduce_ex__", "_replicate_for_data_parallel")
-_OWN = ("_fftune", "_fftune_parts", "_fftune_drops", "_fftune_head", "_fftune_view", "_fftune_plain",
+_OWN = ("_fftune", "_fftune_parts", "_fftune_drops", "_fftune_head", "_fftune_scaled", "_fftune_view", "_fftune_plain",
         "_fftune_reader", "_fftune_readers", "_fftune_settings", "_fftune_causal", *_METHODS)
 
 

@@ -27,9 +27,10 @@ class _Changed(Exception):
 class _Hidden(nn.Module):
     """In the place of a head: its input, which it remembers as long as the call lasts."""
 
-    def __init__(self, head: nn.Module | None = None):
+    def __init__(self, head: nn.Module | None = None, is_scaled: bool = False):
         super().__init__()
         self.__dict__["head"] = head  # no part of this module
+        self.is_scaled = is_scaled  # the model multiplies what it is given by a number, as it does logits
         self.seen = None
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -50,7 +51,9 @@ def _loss(given: _Hidden, logits: Tensor, labels: Tensor, vocab_size: int,
           shift_labels: Tensor | None = None, **_) -> Tensor:
     """transformers' ForCausalLMLoss, where `logits` are the hidden states."""
     if logits is not given.seen:
-        raise _Changed
+        if not given.is_scaled:
+            raise _Changed
+        given.seen = logits  # the product of these is the product of the others, times the number
     head = given.head
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
@@ -94,6 +97,13 @@ def _is_fast(head: nn.Linear) -> bool:
     return dtype in (torch.bfloat16, torch.float16) and _has_whole_vectors(head)
 
 
+def _has_few_exponents(head: nn.Linear) -> bool:
+    """Whether hidden states are of float16, in which those times a small number lose digits."""
+    device = head.weight.device.type
+    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
+    return cast == torch.float16
+
+
 def _is_transformers_loss(model: nn.Module) -> bool:
     from transformers.loss.loss_utils import ForCausalLMLoss
 
@@ -125,10 +135,10 @@ def patch_loss(model: nn.Module, known: dict) -> str | None:
         raise Unfit(f"the loss stays the model's: rows of {head.in_features} features or "
                     f"{head.out_features} logits are no multiples of 8, for which the kernels of a GPU "
                     "are slow")
-    _expect_known_forward(model, name, head)
+    is_scaled = _expect_known_forward(model, name, head)
     expect_to_run(head, _of_head, (), Trial(lambda numbers, like: (
         numbers(3, head.in_features), torch.arange(3) % head.out_features)), known)
-    model.__dict__["_fftune_head"] = name
+    model.__dict__["_fftune_head"], model.__dict__["_fftune_scaled"] = name, is_scaled
     # torch.compile cannot trace how a view is made; this one is of the model as it is now.
     model.__dict__["_fftune_view"] = _view(model, name, head)
     model.__dict__["_fftune_view"].training = True
@@ -140,9 +150,9 @@ def patch_loss(model: nn.Module, known: dict) -> str | None:
 
 
 @torch.no_grad()
-def _expect_known_forward(model: nn.Module, name: str, head: nn.Linear) -> None:
-    """That the model gives its head's logits, and the loss function's loss of these and the labels, as
-    they are. Stand-ins of its decoder, head and loss function show what it passes on."""
+def _expect_known_forward(model: nn.Module, name: str, head: nn.Linear) -> bool:
+    """That the model gives its head's logits, or these times a number, and the loss function's loss of these and the
+    labels, as they are. Gives whether there is such a number. Stand-ins of its decoder, head and loss function show what it passes on."""
     base = model.base_model_prefix
     if base not in model._modules:
         raise Unfit(f"the loss stays the model's: it has no decoder {base!r}")
@@ -163,12 +173,35 @@ def _expect_known_forward(model: nn.Module, name: str, head: nn.Linear) -> None:
     with trying("the loss stays the model's: it needs more of its decoder and head than hidden states"):
         outputs = view(input_ids=labels, labels=labels, use_cache=False)
     # _forward() knows them by being the same tensor: logits divided by 1 are other ones.
-    if outputs.logits is not asked.seen or not _is_same(outputs.logits, hidden):
-        raise Unfit("the loss stays the model's: its logits are not those of its head alone")
-    right = {"logits": hidden, "labels": labels, "vocab_size": head.out_features}
-    if outputs.loss is not loss or len(given) != 1 or given[0].keys() != right.keys() or not all(
+    is_scaled = outputs.logits is not asked.seen
+    if is_scaled and not (head.bias is None and _is_linear(model, name)):
+        raise Unfit("the loss stays the model's: its logits are not those of its head alone, nor, without a bias, "
+                    "these times a number")
+    right = {"logits": outputs.logits, "labels": labels, "vocab_size": head.out_features}
+    # Some pass on what they do not know themselves, of which the loss function reads nothing else.
+    if outputs.loss is not loss or len(given) != 1 or given[0].keys() - {"use_cache"} != right.keys() or not all(
             _is_same(given[0][key], value) for key, value in right.items()):
         raise Unfit("the loss stays the model's: it is not that of the logits and labels")
+    return is_scaled
+
+
+@torch.no_grad()
+def _is_linear(model: nn.Module, name: str) -> bool:
+    """Whether the model multiplies its logits by a number and does nothing else with them. Stand-ins for its decoder
+    and head on the CPU give numbers of any size for logits."""
+    numbers = Numbers(12)
+    logits = numbers(1, 64, 8).double() * 10 ** (8 * numbers(1, 64, 1).double())
+    base, ids = model.base_model_prefix, torch.zeros(1, 64, dtype=torch.long)
+    view = view_of(model, {(base,): _GivenDecoder(logits, model._modules[base]), (name,): _Hidden()})
+    for own in ("forward", "_fftune_view"):
+        view.__dict__.pop(own, None)
+    view.__dict__["_loss_function"] = lambda *_, **__: logits.new_zeros(())
+    try:
+        scaled = type(model).forward(view, input_ids=ids, labels=ids, use_cache=False).logits
+    except Exception:
+        return False
+    factor = scaled.flatten()[0] / logits.flatten()[0]
+    return scaled.dtype == logits.dtype and torch.allclose(scaled, logits * factor, rtol=1e-12, atol=0)
 
 
 def _is_same(one, other) -> bool:
@@ -178,7 +211,7 @@ def _is_same(one, other) -> bool:
 
 
 def _view(model: nn.Module, name: str, head: nn.Linear) -> nn.Module:
-    given = _Hidden(head)
+    given = _Hidden(head, model.__dict__["_fftune_scaled"])
     view = view_of(model, {(name,): given})
     for own in ("forward", "_fftune_view"):
         view.__dict__.pop(own, None)
@@ -196,6 +229,8 @@ def _forward(self, *arguments, **options):
     view = self._fftune_view if compiles else _view(self, name, head)
     given = view._modules[name]
     try:
+        if given.is_scaled and not compiles and not _is_linear(self, name):
+            raise _Changed
         outputs = type(self).forward(view, *arguments, **options)
         if outputs.logits is not given.seen:
             raise _Changed
@@ -223,6 +258,7 @@ def _serves(model: nn.Module, head, options: dict) -> bool:
             and options.get("return_dict") is not False and model.config.return_dict
             and type(head) is nn.Linear and are_plain(head.weight, head.bias)
             and has_kernels(head.weight) and _is_fast(head) and not watched(head)
+            and not (model._fftune_scaled and _has_few_exponents(head))
             and (torch.compiler.is_compiling() or _is_transformers_loss(model)))
 
 
