@@ -1,6 +1,6 @@
-// The extent of a view with strides (TensorSpec::behind) ends with the last element that is read:
-// one that is longer makes a buffer behind it look like a part of it, and one that is shorter hides
-// that a buffer is.
+// A view with strides ends with the last element that is read (TensorSpec::behind). With a longer
+// extent, a buffer behind the view would count as a part of it. With a shorter one, an overlap
+// would not be found.
 #include <map>
 #include <set>
 #include <string>
@@ -120,7 +120,7 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-/// Of a size: elements from a part of a tensor to the next.
+/// Whether the size is a number of elements from a part of a tensor to the next.
 bool is_stride(const SizeField& field) {
   for (const char* words : {"stride ", "to the next", "as q-row", "as q-outer", "as q-head",
                             "as x-row", "as b-row", "rows of a head in w;"})
@@ -155,7 +155,8 @@ class Views {
   }
 
  private:
-  /// What is written with the element and those behind it at `value`, and the states in order.
+  /// Runs with `value` in the element and all behind it. Returns the outputs. Sequence i has state
+  /// i.
   std::vector<std::vector<float>> outputs_with(const TensorSpec& view, std::size_t element,
                                                float value) {
     run_.draw(1);

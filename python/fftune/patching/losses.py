@@ -178,7 +178,7 @@ def _expect_known_forward(model: nn.Module, name: str, head: nn.Linear) -> bool:
         raise Unfit("the loss stays the model's: its logits are not those of its head alone, nor, without a bias, "
                     "these times a number")
     right = {"logits": outputs.logits, "labels": labels, "vocab_size": head.out_features}
-    # Some pass on what they do not know themselves, of which the loss function reads nothing else.
+    # Some models pass on all options of a call. The loss function ignores those that it does not know.
     if outputs.loss is not loss or len(given) != 1 or given[0].keys() - {"use_cache"} != right.keys() or not all(
             _is_same(given[0][key], value) for key, value in right.items()):
         raise Unfit("the loss stays the model's: it is not that of the logits and labels")
