@@ -57,6 +57,11 @@ struct Sequences {
 };
 Sequences sequences_of(const Problem& problem);
 
+/// The references of the own stages.
+void define_embed(const Problem& problem, ReferenceTensors& tensors);
+void define_states(const Problem& problem, ReferenceTensors& tensors);
+void define_advance(const Problem& problem, ReferenceTensors& tensors);
+
 /// The tensors that programs of the own stages have: those of one layer.
 TensorPlaces places_of(const Problem& problem);
 
