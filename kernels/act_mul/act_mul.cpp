@@ -96,9 +96,7 @@ OpFacts facts() {
                    {"no", "yes"}}},
       .families = {cuda_families, cpu_families},
       .baselines = baselines,
-      .tensors = tensors_of,
-      .stage = complete_stage,
-      .reference = reference};
+      .stage = {.tensors = tensors_of, .complete = complete_stage, .reference = reference}};
 }
 
 }  // namespace

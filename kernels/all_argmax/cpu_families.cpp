@@ -12,22 +12,14 @@ namespace {
 Program program(const Problem& problem, const DeviceFacts&, const Config&) {
   const all_reduce::Form form = form_of(problem);
   const TensorPlaces at(all_argmax_op().tensors(problem));
-  Program program;
-  program.host_tensors = at.count();
-  group_table loopback{};
-  if (form.loopback) {
-    loopback = all_reduce::loopback_table(form);
-    program.scratch = {{all_reduce::loopback_bytes(form), true}};
-  }
-  program.steps.emplace_back(HostFunction(
+  return all_reduce::peers_program(
+      form, at.count(), at.at("group"),
       [=, vocab = problem.size("vocab"), tag = all_reduce::tag_of(problem, ""), ids = at.at("ids"),
-       logit = at.at("logit"), group = at.at("group"), best_ids = at.at("best_ids"),
-       best_logit = at.at("best_logit")](const HostCall& call) {
+       logit = at.at("logit"), best_ids = at.at("best_ids"),
+       best_logit = at.at("best_logit")](const HostCall& call, const all_reduce::Peers& peers) {
         const auto place = [&](std::size_t tensor) {
           return static_cast<std::byte*>(address_of(call, tensor));
         };
-        const all_reduce::Peers peers(form.loopback ? call.scratch[0] : place(group),
-                                      form.loopback ? &loopback : nullptr);
         const auto rows = static_cast<std::size_t>(form.m);
         peers.require(form.ranks, 8 * rows);
         for (int p = 0; p < form.ranks; ++p) {
@@ -54,22 +46,19 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
           std::memcpy(place(best_ids) + 4 * row, &best_id, 4);
         }
         peers.finish();
-      }));
-  return program;
+      });
 }
 
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const StageFamily family(
-      {.name = "cpu_all_argmax",
-       .summary = "rows of all ranks, compared on one thread",
-       .device_kind = DeviceKind::cpu,
-       .pass = "fwd",
-       .sources = {"all_argmax/cpu_families.cpp", "all_reduce/cpu_peers.hpp"},
-       .is_fallback = true,
-       .refusal = all_reduce::refuse_peers,
-       .program = program});
+  static const StageFamily family =
+      cpu_fallback({.name = "cpu_all_argmax",
+                    .summary = "rows of all ranks, compared on one thread",
+                    .pass = "fwd",
+                    .sources = {"all_argmax/cpu_families.cpp", "all_reduce/cpu_peers.hpp"},
+                    .refusal = all_reduce::refuse_peers,
+                    .program = program});
   return {&family};
 }
 

@@ -31,22 +31,14 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
   const Form form = form_of(problem);
   const RowTasks tasks(work(problem), config);
   const TensorPlaces at(all_reduce_op().tensors(problem));
-  Program program;
-  program.host_tensors = at.count();
-  group_table loopback{};
-  if (form.loopback) {
-    loopback = loopback_table(form);
-    program.scratch = {{loopback_bytes(form), true}};
-  }
-  program.steps.emplace_back(
-      HostFunction([=, tag = tag_of(problem, ""), x = at.at("x"), residual = at.at("residual"),
-                    w = at.at("w"), group = at.at("group"), y = at.at("y"), sum = at.at("sum"),
-                    scale = at.at(form.scale_given ? "y_scale" : "scale")](const HostCall& call) {
+  return peers_program(
+      form, at.count(), at.at("group"),
+      [=, tag = tag_of(problem, ""), x = at.at("x"), residual = at.at("residual"), w = at.at("w"),
+       y = at.at("y"), sum = at.at("sum"), scale = at.at(form.scale_given ? "y_scale" : "scale")](
+          const HostCall& call, const Peers& peers) {
         const auto place = [&](std::size_t tensor) {
           return static_cast<std::byte*>(address_of(call, tensor));
         };
-        const Peers peers(form.loopback ? call.scratch[0] : place(group),
-                          form.loopback ? &loopback : nullptr);
         const auto bytes = static_cast<std::size_t>(form.bytes());
         peers.require(form.ranks, bytes);
         for (int p = 0; p < form.ranks; ++p)
@@ -94,8 +86,7 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
           encode(DType::fp8, std::span<const float>(total), out);
         });
         peers.finish();
-      }));
-  return program;
+      });
 }
 
 }  // namespace
@@ -104,10 +95,8 @@ std::vector<const Family*> cpu_families() {
   static const CpuRowFamily family(
       {.name = "cpu_all_reduce",
        .summary = "rows of all ranks, added on several threads",
-       .device_kind = DeviceKind::cpu,
        .pass = "fwd",
        .sources = {"all_reduce/cpu_families.cpp", "all_reduce/cpu_peers.hpp"},
-       .is_fallback = true,
        .refusal = refuse_peers,
        .program = program},
       work);

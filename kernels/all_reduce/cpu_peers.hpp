@@ -8,6 +8,8 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/error.hpp"
 #include "device/group_layout.hpp"
@@ -140,5 +142,19 @@ class Peers {
   std::unique_lock<std::mutex> turn_;
   u32 epoch_;
 };
+
+/// A program of one host function, run(call, peers), of the group at tensor `group`.
+template <class Run>
+Program peers_program(const Form& form, std::size_t tensors, std::size_t group, Run run) {
+  const group_table loopback = form.loopback ? loopback_table(form) : group_table{};
+  std::vector<Scratch> scratch;
+  if (form.loopback) scratch = {{loopback_bytes(form), true}};
+  return host_program(
+      tensors, std::move(scratch),
+      [=, alone = form.loopback, run = std::move(run)](const HostCall& call) {
+        run(call, Peers(alone ? call.scratch[0] : static_cast<std::byte*>(address_of(call, group)),
+                        alone ? &loopback : nullptr));
+      });
+}
 
 }  // namespace fftune::all_reduce

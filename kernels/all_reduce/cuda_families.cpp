@@ -283,8 +283,7 @@ std::vector<const Family*> cuda_families() {
                                   .sources = {words_file},
                                   .is_preferred = prefers_words,
                                   .refusal = refuse_words,
-                                  .space = word_space,
-                                  .default_config = word_default,
+                                  .search = {word_space, word_default},
                                   .program = words_program});
   static const StageFamily chunks({.name = "all_reduce_chunks",
                                    .summary = "one or two shots, plain data and arrival flags",
@@ -292,8 +291,7 @@ std::vector<const Family*> cuda_families() {
                                    .sources = {chunks_file},
                                    .is_fallback = true,
                                    .refusal = refuse_peers,
-                                   .space = chunk_space,
-                                   .default_config = chunk_default,
+                                   .search = {chunk_space, chunk_default},
                                    .program = chunk_program});
   static const StageFamily nccl({.name = "all_reduce_nccl",
                                  .summary = "NCCL's sum, and a kernel for what stands behind it",

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "core/problem.hpp"
 #include "core/saturated.hpp"
@@ -66,8 +67,36 @@ std::int64_t block_of(const KeyCache& cache, const Page* pages, std::int64_t seq
 inline std::optional<std::int64_t> usual_pages(const Problem& problem) {
   const std::int64_t page = size_or(problem, "page", 0);
   if (page == 0) return std::nullopt;
-  const std::int64_t kv = size_or(problem, "kv", 0);
+  const std::int64_t kv = size_or(problem, "kv", size_or(problem, "s", 0));
   return saturated_product(size_or(problem, "b", 0), kv / page + (kv % page != 0));
+}
+
+// Fields of ops over such a cache.
+
+inline SizeField queries_size(std::int64_t max) {
+  return {.name = "s", .help = "queries of a sequence, its last", .max = max, .example = 1};
+}
+inline SizeField keys_size(std::int64_t max, std::int64_t example) {
+  return {.name = "kv",
+          .help = "keys of a sequence, with lengths=yes at most",
+          .max = max,
+          .example = example};
+}
+/// `keys` says what a page has.
+inline SizeField page_size(const std::string& keys, std::int64_t max) {
+  return rare_size("page", keys + "; a page id out of range reads zeros; contiguous if left out",
+                   max, 64);
+}
+inline SizeField pages_size(std::int64_t max) {
+  return neutral(rare_size("pages",
+                           "pages in memory; as many as the sequences need if left out. With fewer "
+                           "and lengths=yes, test "
+                           "data have shorter sequences",
+                           max, 4096, usual_pages));
+}
+inline OptionField lengths_option() {
+  return rare_option("lengths", "whether each sequence has its own number of keys, of kv at most",
+                     {"no", "yes"});
 }
 
 }  // namespace fftune::attention

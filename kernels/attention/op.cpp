@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "core/saturated.hpp"
 #include "kernels/attention/attention.hpp"
+#include "kernels/attention/key_cache.hpp"
 #include "kernels/attention/test_data.hpp"
 #include "kernels/common/op_parts.hpp"
 
@@ -27,12 +28,6 @@ std::optional<std::int64_t> usual_kv(const Problem& problem) {
   // Packed sequences have offsets of their own for keys whose number is stated.
   const bool same_offsets = problem.has("layout", "thd") && !problem.sizes.contains("page");
   return same_offsets ? std::nullopt : same_as("s")(problem);
-}
-std::optional<std::int64_t> usual_pages(const Problem& problem) {
-  const std::int64_t page = size_or(problem, "page", 0);
-  if (page == 0) return std::nullopt;
-  const std::int64_t kv = size_or(problem, "kv", size_or(problem, "s", 0));
-  return saturated_product(size_or(problem, "b", 0), kv / page + (kv % page != 0));
 }
 std::optional<std::int64_t> usual_q_row(const Problem& problem) {
   return saturated_product(size_or(problem, "heads", 0), size_or(problem, "dim", 0));
@@ -248,8 +243,7 @@ std::vector<OptionField> option_fields() {
       rare_option("bias-heads", "biases of a sequence: each head's own, or one", {"each", "one"}),
       rare_option("bias-sequences", "biases: one for all sequences, or each one's own",
                   {"one", "each"}),
-      rare_option("lengths", "whether each sequence has its own number of keys, of kv at most",
-                  {"no", "yes"}),
+      lengths_option(),
       rare_option("sinks", "whether each head has a logit that joins the softmax without a value",
                   {"no", "yes"}),
       rare_option("lse",
@@ -294,16 +288,8 @@ OpFacts facts() {
            rare_size("window",
                      "keys to the left that a query sees, itself included; all if left out",
                      most_tokens, 1024),
-           rare_size(
-               "page",
-               "keys of a page of k and v, a power of two from 16 to 256; a page id out of range "
-               "reads zeros; contiguous if left out",
-               256, 64),
-           neutral(rare_size(
-               "pages",
-               "pages in memory; as many as the sequences need if left out. With fewer and "
-               "lengths=yes, test data have shorter sequences",
-               most_tokens, 4096, usual_pages)),
+           page_size("keys of a page of k and v, a power of two from 16 to 256", 256),
+           pages_size(most_tokens),
            rare_size("q-row",
                      "stride of q between tokens, in elements, for a part of a packed row; "
                      "heads * dim if left out",

@@ -90,9 +90,7 @@ OpFacts facts() {
                   frozen_option("biases")},
       .families = {cuda_families, cpu_families},
       .baselines = baselines,
-      .tensors = tensors_of,
-      .stage = complete_stage,
-      .reference = reference};
+      .stage = {.tensors = tensors_of, .complete = complete_stage, .reference = reference}};
 }
 
 }  // namespace

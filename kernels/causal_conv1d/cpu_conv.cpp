@@ -530,15 +530,13 @@ std::vector<const Family*> cpu_families() {
                                      .sources = sources(),
                                      .program = forward_program},
                                     work);
-  static const StageFamily backward({.name = "cpu_backward",
-                                     .summary = "some channels of all tokens for each task",
-                                     .device_kind = DeviceKind::cpu,
-                                     .pass = "bwd",
-                                     .sources = sources(),
-                                     .is_fallback = true,
-                                     .space = backward_space,
-                                     .default_config = backward_defaults,
-                                     .program = backward_program});
+  static const StageFamily backward =
+      cpu_fallback({.name = "cpu_backward",
+                    .summary = "some channels of all tokens for each task",
+                    .pass = "bwd",
+                    .sources = sources(),
+                    .search = {backward_space, backward_defaults},
+                    .program = backward_program});
   return {&forward, &backward};
 }
 

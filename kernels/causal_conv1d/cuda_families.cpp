@@ -111,195 +111,193 @@ Config defaults(const Layer& layer, const DeviceFacts& facts, std::int64_t vecto
   return config;
 }
 
-class Conv final : public StageFamily {
- public:
-  Conv(std::string_view name, std::string_view summary, bool backward, bool fallback)
-      : StageFamily({.name = name,
-                     .summary = summary,
-                     .pass = backward ? "bwd" : "fwd",
-                     .sources = {file},
-                     .is_fallback = fallback}) {}
+Space space(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  Space space;
+  add_vector(space, element_bytes(layer), widest(layer))
+      .parameter("threads", "threads of a block", {32, 64, 128, 256})
+      .parameter("tokens", "consecutive tokens of a thread", token_choices(layer.backward))
+      .parameter("unroll", "tokens that a thread has in flight", {1, 2, 4, 8})
+      .constraint("a thread has no more tokens in flight than it has",
+                  [](const Config& c) { return c.at("unroll") <= c.at("tokens"); },
+                  {"tokens", "unroll"})
+      .constraint("more than half of a thread's tokens would be padding",
+                  [layer, least = token_choices(layer.backward).front()](const Config& c) {
+                    return c.at("tokens") == least || c.at("tokens") < 2 * layer.tokens();
+                  },
+                  {"tokens"})
+      .constraint("more than half of a block's threads would have no token",
+                  [layer](const Config& c) {
+                    const Division work(layer, c);
+                    return c.at("threads") == 32 || work.rows == 1 || work.rows < 2 * work.tiles;
+                  },
+                  {"vector", "threads", "tokens"})
+      .constraint(
+          "the sums of more than 64 parts of the tokens for each SM take too long to add up",
+          [layer, facts, most = token_choices(true).back()](const Config& c) {
+            return !layer.backward || layer.frozen || c.at("tokens") == most ||
+                   Division(layer, c).tiles <= most_tiles(facts);
+          },
+          {"vector", "threads", "tokens"})
+      .constraint("taps, windows and loads in flight must fit in a thread's registers",
+                  [layer, facts](const Config& c) {
+                    return registers_needed(layer, c) <=
+                           registers_of_thread(facts, c.at("threads"));
+                  },
+                  {"vector", "threads", "tokens", "unroll"});
+  return space;
+}
 
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    if (is_fallback()) return {};
-    const Layer layer = layer_of(problem);
-    Space space;
-    add_vector(space, element_bytes(layer), widest(layer))
-        .parameter("threads", "threads of a block", {32, 64, 128, 256})
-        .parameter("tokens", "consecutive tokens of a thread", token_choices(layer.backward))
-        .parameter("unroll", "tokens that a thread has in flight", {1, 2, 4, 8})
-        .constraint("a thread has no more tokens in flight than it has",
-                    [](const Config& c) { return c.at("unroll") <= c.at("tokens"); },
-                    {"tokens", "unroll"})
-        .constraint("more than half of a thread's tokens would be padding",
-                    [layer, least = token_choices(layer.backward).front()](const Config& c) {
-                      return c.at("tokens") == least || c.at("tokens") < 2 * layer.tokens();
-                    },
-                    {"tokens"})
-        .constraint("more than half of a block's threads would have no token",
-                    [layer](const Config& c) {
-                      const Division work(layer, c);
-                      return c.at("threads") == 32 || work.rows == 1 || work.rows < 2 * work.tiles;
-                    },
-                    {"vector", "threads", "tokens"})
-        .constraint(
-            "the sums of more than 64 parts of the tokens for each SM take too long to add up",
-            [layer, facts, most = token_choices(true).back()](const Config& c) {
-              return !layer.backward || layer.frozen || c.at("tokens") == most ||
-                     Division(layer, c).tiles <= most_tiles(facts);
-            },
-            {"vector", "threads", "tokens"})
-        .constraint("taps, windows and loads in flight must fit in a thread's registers",
-                    [layer, facts](const Config& c) {
-                      return registers_needed(layer, c) <=
-                             registers_of_thread(facts, c.at("threads"));
-                    },
-                    {"vector", "threads", "tokens", "unroll"});
-    return space;
-  }
+Config default_config(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  return defaults(layer, facts, widest(layer));
+}
 
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    if (is_fallback()) return {};
-    const Layer layer = layer_of(problem);
-    return defaults(layer, facts, widest(layer));
-  }
+std::int32_t small(std::int64_t value) {
+  return static_cast<std::int32_t>(value);
+}
 
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& given) const override {
-    const Layer layer = layer_of(problem);
-    const Config config = is_fallback() ? defaults(layer, facts, element_bytes(layer)) : given;
-    const Division work(layer, config);
-    const std::string types = fmt::format(
-        "{}, {}, {}, {}, {}, {}, {}", element_type(layer.dtype), element_type(layer.weight_dtype),
-        activation_type(layer.act), layer.width, layer.state == State::none ? 0 : layer.entries,
-        layer.channels_first, states_are_aligned(layer));
-    const std::string threads =
-        fmt::format("{}, {}, {}", config.at("vector"), work.columns, work.rows);
-    if (is_step(layer)) return step_program(layer, facts, config, work, types, threads);
-    const std::string division = fmt::format("{}, {}", threads, config.at("unroll"));
-    return layer.backward ? backward_program(layer, facts, config, work, types, division)
-                          : forward_program(layer, facts, config, work, types, division);
-  }
+/// One token of each sequence, as in decoding.
+bool is_step(const Layer& layer) {
+  return !layer.backward && !layer.packed && layer.s == 1 && layer.state != State::none &&
+         !layer.accepted;
+}
 
- private:
-  static std::int32_t small(std::int64_t value) { return static_cast<std::int32_t>(value); }
+/// The last template argument of kernels, and their last arguments: conv_groups.
+std::string grouped_type(const Layer& layer) {
+  return layer.x_groups > 0 ? ", true" : "";
+}
+std::vector<Argument> with_groups(std::vector<Argument> arguments, const Layer& layer) {
+  const bool is_grouped = layer.x_groups > 0;
+  append(arguments,
+         {is_grouped ? layer.x_block() : std::int64_t{0}, small(layer.x_keys),
+          small(is_grouped ? layer.group_values() : 0), small(layer.x_groups * layer.x_keys)});
+  return arguments;
+}
 
-  /// One token of each sequence, as in decoding.
-  static bool is_step(const Layer& layer) {
-    return !layer.backward && !layer.packed && layer.s == 1 && layer.state != State::none &&
-           !layer.accepted;
-  }
+Program step_program(const Layer& layer, const DeviceFacts& facts, const Config& config,
+                     const Division& work, const std::string& types, const std::string& threads) {
+  const TensorPlaces places(tensors_of(layer));
+  const bool updates = layer.state == State::update;
+  Program program;
+  auto& launch = append_kernel(
+      program, file,
+      fmt::format("conv_step<{}, {}, {}{}>", types, layer.gates, threads, grouped_type(layer)),
+      {static_cast<std::uint32_t>(work.blocks())},
+      static_cast<std::uint32_t>(work.columns * work.rows),
+      with_groups(
+          {tensor_of(places, "x"), tensor_of(places, "w"), tensor_or_null(places, "bias"),
+           tensor_or_null(places, "indices"), tensor_or_null(places, "has_state"),
+           tensor_of(places, updates ? "state" : "initial"),
+           tensor_of(places, updates ? "state" : "final"), tensor_of(places, "y"), small(layer.b),
+           small(layer.channels), layer.x_row, layer.state_row, small(layer.first_slot),
+           small(layer.slots), small(config.at("tokens")), small(work.column_blocks)},
+          layer));
+  launch.programmatic = facts.compute_capability >= 90;
+  return program;
+}
 
-  static Program step_program(const Layer& layer, const DeviceFacts& facts, const Config& config,
-                              const Division& work, const std::string& types,
-                              const std::string& threads) {
-    const TensorPlaces places(tensors_of(layer));
-    const bool updates = layer.state == State::update;
-    Program program;
-    auto& launch = append_kernel(
-        program, file,
-        fmt::format("conv_step<{}, {}, {}{}>", types, layer.gates, threads, grouped_type(layer)),
-        {static_cast<std::uint32_t>(work.blocks())},
-        static_cast<std::uint32_t>(work.columns * work.rows),
-        with_groups(
-            {tensor_of(places, "x"), tensor_of(places, "w"), tensor_or_null(places, "bias"),
-             tensor_or_null(places, "indices"), tensor_or_null(places, "has_state"),
-             tensor_of(places, updates ? "state" : "initial"),
-             tensor_of(places, updates ? "state" : "final"), tensor_of(places, "y"), small(layer.b),
-             small(layer.channels), layer.x_row, layer.state_row, small(layer.first_slot),
-             small(layer.slots), small(config.at("tokens")), small(work.column_blocks)},
-            layer));
-    launch.programmatic = facts.compute_capability >= 90;
-    return program;
-  }
+Program forward_program(const Layer& layer, const DeviceFacts& facts, const Config& config,
+                        const Division& work, const std::string& types,
+                        const std::string& division) {
+  const TensorPlaces places(tensors_of(layer));
+  const bool updates = layer.state == State::update;
+  return pdl_program(
+      facts, file,
+      fmt::format("conv_forward<{}, {}, {}{}>", types, layer.gates, division, grouped_type(layer)),
+      {static_cast<std::uint32_t>(work.blocks())},
+      static_cast<std::uint32_t>(work.columns * work.rows),
+      with_groups({tensor_of(places, "x"),
+                   tensor_of(places, "w"),
+                   tensor_or_null(places, "bias"),
+                   tensor_or_null(places, "offsets"),
+                   tensor_or_null(places, "indices"),
+                   tensor_or_null(places, "has_state"),
+                   tensor_or_null(places, "accepted"),
+                   tensor_or_null(places, updates ? "state" : "initial"),
+                   tensor_or_null(places, updates ? "state" : "final"),
+                   tensor_of(places, "y"),
+                   layer.tokens(),
+                   layer.s,
+                   small(layer.b),
+                   small(layer.channels),
+                   layer.x_row,
+                   layer.state_row,
+                   small(layer.first_slot),
+                   small(layer.slots),
+                   small(config.at("tokens")),
+                   small(work.column_blocks)},
+                  layer));
+}
 
-  /// The last template argument of kernels, and their last arguments: conv_groups.
-  static std::string grouped_type(const Layer& layer) { return layer.x_groups > 0 ? ", true" : ""; }
-  static std::vector<Argument> with_groups(std::vector<Argument> arguments, const Layer& layer) {
-    const bool is_grouped = layer.x_groups > 0;
-    append(arguments,
-           {is_grouped ? layer.x_block() : std::int64_t{0}, small(layer.x_keys),
-            small(is_grouped ? layer.group_values() : 0), small(layer.x_groups * layer.x_keys)});
-    return arguments;
-  }
+Program backward_program(const Layer& layer, const DeviceFacts& facts, const Config& config,
+                         const Division& work, const std::string& types,
+                         const std::string& division) {
+  const TensorPlaces places(tensors_of(layer));
+  const auto floats = [](std::int64_t count) {
+    return Scratch{static_cast<std::size_t>(count) * sizeof(float), false};
+  };
+  const bool sums = !layer.frozen;
+  Program program;
+  if (sums) program.scratch.push_back(floats(work.tiles * layer.channels * layer.width));
+  if (sums && layer.bias) program.scratch.push_back(floats(work.tiles * layer.channels));
+  append_pdl_kernel(program, facts, file,
+                    fmt::format("conv_backward<{}, {}, {}>", types, layer.frozen, division),
+                    {static_cast<std::uint32_t>(work.blocks())},
+                    static_cast<std::uint32_t>(work.columns * work.rows),
+                    {tensor_of(places, "dy"), tensor_of(places, "x"), tensor_of(places, "w"),
+                     tensor_or_null(places, "bias"), tensor_or_null(places, "offsets"),
+                     tensor_or_null(places, "initial"), tensor_or_null(places, "d_final"),
+                     tensor_of(places, "dx"), tensor_or_null(places, "d_initial"),
+                     sums ? Argument{ScratchArgument{0}} : Argument{std::int64_t{0}},
+                     sums && layer.bias ? Argument{ScratchArgument{1}} : Argument{std::int64_t{0}},
+                     layer.tokens(), layer.s, small(layer.b), small(layer.channels), layer.x_row,
+                     layer.state_row, small(config.at("tokens")), small(work.column_blocks)});
+  if (!sums) return program;
+  append_column_sum(program, facts, file, "conv_backward_sum", layer.weight_dtype, {0},
+                    tensor_of(places, "dw"), work.tiles, layer.channels * layer.width);
+  if (layer.bias)
+    append_column_sum(program, facts, file, "conv_backward_sum", layer.weight_dtype, {1},
+                      tensor_of(places, "dbias"), work.tiles, layer.channels);
+  return program;
+}
 
-  static Program forward_program(const Layer& layer, const DeviceFacts& facts, const Config& config,
-                                 const Division& work, const std::string& types,
-                                 const std::string& division) {
-    const TensorPlaces places(tensors_of(layer));
-    const bool updates = layer.state == State::update;
-    return pdl_program(facts, file,
-                       fmt::format("conv_forward<{}, {}, {}{}>", types, layer.gates, division,
-                                   grouped_type(layer)),
-                       {static_cast<std::uint32_t>(work.blocks())},
-                       static_cast<std::uint32_t>(work.columns * work.rows),
-                       with_groups({tensor_of(places, "x"),
-                                    tensor_of(places, "w"),
-                                    tensor_or_null(places, "bias"),
-                                    tensor_or_null(places, "offsets"),
-                                    tensor_or_null(places, "indices"),
-                                    tensor_or_null(places, "has_state"),
-                                    tensor_or_null(places, "accepted"),
-                                    tensor_or_null(places, updates ? "state" : "initial"),
-                                    tensor_or_null(places, updates ? "state" : "final"),
-                                    tensor_of(places, "y"),
-                                    layer.tokens(),
-                                    layer.s,
-                                    small(layer.b),
-                                    small(layer.channels),
-                                    layer.x_row,
-                                    layer.state_row,
-                                    small(layer.first_slot),
-                                    small(layer.slots),
-                                    small(config.at("tokens")),
-                                    small(work.column_blocks)},
-                                   layer));
-  }
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  const Division work(layer, config);
+  const std::string types = fmt::format(
+      "{}, {}, {}, {}, {}, {}, {}", element_type(layer.dtype), element_type(layer.weight_dtype),
+      activation_type(layer.act), layer.width, layer.state == State::none ? 0 : layer.entries,
+      layer.channels_first, states_are_aligned(layer));
+  const std::string threads =
+      fmt::format("{}, {}, {}", config.at("vector"), work.columns, work.rows);
+  if (is_step(layer)) return step_program(layer, facts, config, work, types, threads);
+  const std::string division = fmt::format("{}, {}", threads, config.at("unroll"));
+  return layer.backward ? backward_program(layer, facts, config, work, types, division)
+                        : forward_program(layer, facts, config, work, types, division);
+}
 
-  static Program backward_program(const Layer& layer, const DeviceFacts& facts,
-                                  const Config& config, const Division& work,
-                                  const std::string& types, const std::string& division) {
-    const TensorPlaces places(tensors_of(layer));
-    const auto floats = [](std::int64_t count) {
-      return Scratch{static_cast<std::size_t>(count) * sizeof(float), false};
-    };
-    const bool sums = !layer.frozen;
-    Program program;
-    if (sums) program.scratch.push_back(floats(work.tiles * layer.channels * layer.width));
-    if (sums && layer.bias) program.scratch.push_back(floats(work.tiles * layer.channels));
-    append_pdl_kernel(
-        program, facts, file,
-        fmt::format("conv_backward<{}, {}, {}>", types, layer.frozen, division),
-        {static_cast<std::uint32_t>(work.blocks())},
-        static_cast<std::uint32_t>(work.columns * work.rows),
-        {tensor_of(places, "dy"), tensor_of(places, "x"), tensor_of(places, "w"),
-         tensor_or_null(places, "bias"), tensor_or_null(places, "offsets"),
-         tensor_or_null(places, "initial"), tensor_or_null(places, "d_final"),
-         tensor_of(places, "dx"), tensor_or_null(places, "d_initial"),
-         sums ? Argument{ScratchArgument{0}} : Argument{std::int64_t{0}},
-         sums && layer.bias ? Argument{ScratchArgument{1}} : Argument{std::int64_t{0}},
-         layer.tokens(), layer.s, small(layer.b), small(layer.channels), layer.x_row,
-         layer.state_row, small(config.at("tokens")), small(work.column_blocks)});
-    if (!sums) return program;
-    append_column_sum(program, facts, file, "conv_backward_sum", layer.weight_dtype, {0},
-                      tensor_of(places, "dw"), work.tiles, layer.channels * layer.width);
-    if (layer.bias)
-      append_column_sum(program, facts, file, "conv_backward_sum", layer.weight_dtype, {1},
-                        tensor_of(places, "dbias"), work.tiles, layer.channels);
-    return program;
-  }
-};
+/// Element by element.
+Program fallback_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  const Layer layer = layer_of(problem);
+  return program(problem, facts, defaults(layer, facts, element_bytes(layer)));
+}
 
 }  // namespace
 
 std::vector<const Family*> cuda_families() {
-  static constexpr const char* columns = "a few channels a thread, a window of tokens in registers";
-  static constexpr const char* by_element = "element by element: the fallback";
-  static const Conv forward("forward_columns", columns, false, false);
-  static const Conv backward("backward_columns", columns, true, false);
-  static const Conv forward_fallback("forward_fallback", by_element, false, true);
-  static const Conv backward_fallback("backward_fallback", by_element, true, true);
-  return {&forward, &backward, &forward_fallback, &backward_fallback};
+  static const auto columns =
+      of_passes({"forward_columns", "backward_columns"},
+                {.summary = "a few channels a thread, a window of tokens in registers",
+                 .sources = {file},
+                 .search = {space, default_config},
+                 .program = program});
+  static const auto fallbacks = of_passes({"forward_fallback", "backward_fallback"},
+                                          {.summary = "element by element: the fallback",
+                                           .sources = {file},
+                                           .is_fallback = true,
+                                           .program = fallback_program});
+  return addresses_of(columns, fallbacks);
 }
 
 }  // namespace fftune::causal_conv1d

@@ -224,9 +224,9 @@ OpFacts facts() {
       .rows_are_alike = false,
       .families = {cuda_families, cpu_families},
       .contradiction = contradiction,
-      .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
-      .stage = complete_stage,
-      .reference = reference};
+      .stage = {.tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
+                .complete = complete_stage,
+                .reference = reference}};
 }
 
 }  // namespace

@@ -51,10 +51,6 @@ struct CpuRowFunctions {
   RowWork (*work)(const Problem&) = nullptr;
   Program (*program)(const Problem&, const DeviceFacts&, const Config&) = nullptr;
 };
-/// A forward and a backward one: names, or stages.
-struct OfPasses {
-  const char *forward, *backward;
-};
 /// The families of both passes.
 std::vector<CpuRowFamily> cpu_row_families(OfPasses names, std::string_view summary,
                                            const std::vector<std::string>& sources,

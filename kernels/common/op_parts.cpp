@@ -23,7 +23,7 @@ std::vector<const Family*> DescribedOp::families() const {
 
 std::vector<StageSpec> DescribedOp::stages(const Problem& problem) const {
   StageSpec stage = whole_stage(stage_of_pass(problem.pass), tensors(problem));
-  facts_.stage(problem, stage);
+  facts_.stage.complete(problem, stage);
   return {stage};
 }
 
@@ -123,6 +123,10 @@ OptionField accumulate_option(const std::string& of) {
       {"no", "yes"}, "bwd");
 }
 
+bool accumulates(const Problem& problem) {
+  return problem.has("accumulate", "yes");
+}
+
 std::string initial_name(std::string_view gradient) {
   return std::string(gradient) + "_before";
 }
@@ -156,6 +160,14 @@ std::vector<OptionField> gated_save_options(const std::string& order) {
                   "saved by the forward pass: gate and up before the activation" + order +
                       "; or its input, from which the backward pass computes them",
                   {"preact", "input"}, "bwd")};
+}
+
+bool recomputes(const Problem& problem) {
+  return problem.pass == "bwd" && problem.has("save", "input");
+}
+
+bool stores_gates(const Problem& problem) {
+  return problem.pass == "bwd" ? recomputes(problem) : problem.has("save", "preact");
 }
 
 TensorArgument tensor_of(const TensorPlaces& places, std::string_view name) {

@@ -23,8 +23,15 @@ namespace fftune {
 /// The element types of inputs and outputs that every op has; the first is the default.
 std::vector<DType> float_dtypes(DeviceKind kind);
 
-/// An op as data: its names, fields, families and baselines, and what one of a single stage
-/// computes.
+/// The functions of an op that has a single stage.
+struct SingleStage {
+  std::vector<TensorSpec> (*tensors)(const Problem&) = nullptr;
+  /// Completes a whole_stage() that is named after the pass.
+  void (*complete)(const Problem&, StageSpec&) = nullptr;
+  void (*reference)(const Problem&, ReferenceTensors&, Parallel&) = nullptr;
+};
+
+/// An op as data: its names, fields, families and baselines, and its stage if it has one alone.
 struct OpFacts {
   std::string_view name, summary;  // literals
   std::vector<std::string> passes = {"fwd", "bwd"};
@@ -37,10 +44,7 @@ struct OpFacts {
   std::vector<std::vector<const Family*> (*)()> families = {};  // listed after each other
   std::vector<Baseline> (*baselines)(const Problem&, const DeviceFacts&) = nullptr;
   std::string (*contradiction)(const Problem&) = nullptr;
-  std::vector<TensorSpec> (*tensors)(const Problem&) = nullptr;
-  /// Completes the single stage: a whole_stage() that is named after the pass.
-  void (*stage)(const Problem&, StageSpec&) = nullptr;
-  void (*reference)(const Problem&, ReferenceTensors&, Parallel&) = nullptr;
+  SingleStage stage = {};
 };
 
 /// An op that is described by data. It has float_dtypes(). One of several stages overrides
@@ -69,12 +73,12 @@ class DescribedOp : public Op {
     return facts_.contradiction == nullptr ? "" : facts_.contradiction(problem);
   }
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return facts_.tensors(problem);
+    return facts_.stage.tensors(problem);
   }
   std::vector<StageSpec> stages(const Problem& problem) const override;
   void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
-    facts_.reference(problem, tensors, parallel);
+    facts_.stage.reference(problem, tensors, parallel);
   }
 
  private:
@@ -118,6 +122,7 @@ OptionField batch_invariant_option();
 bool is_batch_invariant(const Problem& problem);
 /// Whether gradients are accumulated; `of` says whose: "the weights".
 OptionField accumulate_option(const std::string& of);
+bool accumulates(const Problem& problem);
 /// With accumulate=yes: the name of the input to which a gradient is added, and the inputs to which
 /// several are.
 std::string initial_name(std::string_view gradient);
@@ -131,6 +136,11 @@ std::string frozen_contradiction(const Problem& problem);
 /// `order` names the order of the saved rows if it is not that of the tokens: ", in the order of
 /// the mask".
 std::vector<OptionField> gated_save_options(const std::string& order = "");
+/// Whether a backward pass computes gate and up again: save=input.
+bool recomputes(const Problem& problem);
+/// Whether gate and up are stored: for a backward pass (save=preact), or in the pass that computes
+/// them again.
+bool stores_gates(const Problem& problem);
 
 /// The stage of an op that has one for each pass, by the pass.
 constexpr const char* stage_forward = "forward";
@@ -172,11 +182,14 @@ Value largest_magnitude(std::span<const Value> values) {
   return largest;
 }
 
-/// As Op::families() lists them.
-template <class Kind>
-std::vector<const Family*> addresses_of(const std::vector<Kind>& families) {
+/// As Op::families() lists them, one list after the other.
+template <class... Kinds>
+std::vector<const Family*> addresses_of(const std::vector<Kinds>&... lists) {
   std::vector<const Family*> addresses;
-  for (const Kind& family : families) addresses.push_back(&family);
+  const auto add = [&](const auto& families) {
+    for (const auto& family : families) addresses.push_back(&family);
+  };
+  (add(lists), ...);
   return addresses;
 }
 

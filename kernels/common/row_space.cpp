@@ -61,21 +61,35 @@ void add_row_parameters(Space& space, const RowShape& shape, const RowKernelLimi
             return threads <= least || threads < 2 * shape.vectors(c.at("vector"));
           },
           sharing);
-  if (!limits.clusters) return;
-  space
-      .constraint("clusters need compute capability 9.0",
-                  [capability = facts.compute_capability](const Config& c) {
-                    return c.at("cluster") == 1 || capability >= 90;
-                  },
-                  {"cluster"})
-      .constraint(
-          "a cluster needs one row for each block, 128 threads or more, and 8 KB of the row for "
-          "each block",
-          [shape](const Config& c) {
-            return c.at("cluster") == 1 || (c.at("groups") == 1 && c.at("group") >= 128 &&
-                                            shape.bytes() >= 8192 * c.at("cluster"));
-          },
-          {"group", "groups", "cluster"});
+  if (limits.clusters)
+    space
+        .constraint("clusters need compute capability 9.0",
+                    [capability = facts.compute_capability](const Config& c) {
+                      return c.at("cluster") == 1 || capability >= 90;
+                    },
+                    {"cluster"})
+        .constraint(
+            "a cluster needs one row for each block, 128 threads or more, and 8 KB of the row for "
+            "each block",
+            [shape](const Config& c) {
+              return c.at("cluster") == 1 || (c.at("groups") == 1 && c.at("group") >= 128 &&
+                                              shape.bytes() >= 8192 * c.at("cluster"));
+            },
+            {"group", "groups", "cluster"});
+  if (limits.wide_alone)
+    space.constraint(
+        "more than 256 threads for a row need groups=1, so that the block synchronises for one row "
+        "alone",
+        [](const Config& c) { return c.at("group") <= 256 || c.at("groups") == 1; },
+        {"group", "groups"});
+}
+
+void limit_waves(Space& space) {
+  space.constraint("an SM has at most 2048 resident threads: more blocks only add partial sums",
+                   [](const Config& c) {
+                     return c.at("waves") == 1 || c.at("waves") * block_threads(c) <= 2048;
+                   },
+                   {"group", "groups", "waves"});
 }
 
 Config default_rows(const RowShape& shape, const RowDefaults& defaults) {
@@ -105,7 +119,7 @@ std::optional<std::string> RowFamily::refusal(const Problem& problem,
   if (auto refusal = StageFamily::refusal(problem, facts)) return refusal;
   if (space(problem, facts).violations(default_config(problem, facts)).empty()) return std::nullopt;
   return fmt::format("rows of {} elements in {} do not suit a block's registers and accesses",
-                     row_shape(problem).elements, dtype_name(problem.dtype));
+                     shape_(problem).elements, dtype_name(problem.dtype));
 }
 
 }  // namespace fftune

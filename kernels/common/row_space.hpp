@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.hpp"
@@ -29,6 +30,7 @@ struct RowKernelLimits {
   std::vector<std::int64_t> group;   // threads of a block that share a row
   std::vector<std::int64_t> groups;  // rows of a block side by side
   bool clusters = false;             // blocks may share a row; and accesses have an L2 policy
+  bool wide_alone = false;           // a row of more than 256 threads has a block to itself
 };
 
 /// Elements that one access moves.
@@ -41,6 +43,9 @@ std::int64_t block_threads(const Config& config);
 /// on them alone.
 void add_row_parameters(Space& space, const RowShape& shape, const RowKernelLimits& limits,
                         const DeviceFacts& facts);
+
+/// Keeps `waves`, the blocks of an SM, to those that are resident: others only add partial sums.
+void limit_waves(Space& space);
 
 /// Inputs of the choice of a default configuration.
 struct RowDefaults {
@@ -61,14 +66,15 @@ void append_row_kernel(Program& program, const DeviceFacts& facts, const std::st
                        std::vector<Argument> arguments);
 
 /// A family of such kernels. It refuses rows for which its default configuration is not feasible.
-class RowFamily : public StageFamily {
+class RowFamily final : public StageFamily {
  public:
-  using StageFamily::StageFamily;
+  RowFamily(StageFamilyFacts facts, RowShape (*shape)(const Problem&))
+      : StageFamily(std::move(facts)), shape_(shape) {}
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override;
 
- protected:
-  virtual RowShape row_shape(const Problem& problem) const = 0;
+ private:
+  RowShape (*shape_)(const Problem&);
 };
 
 }  // namespace fftune

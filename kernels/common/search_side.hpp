@@ -1,4 +1,4 @@
-// The part of an engine, of products or of attention, that a search asks.
+// The part of a family, or of an engine of products or of attention, that a search asks.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace fftune {
 
-/// The parameters of an engine for its work; null where it has none.
+/// The parameters of a kernel for its work; null where it has none.
 template <class Work>
 struct SearchSide {
   Space (*space)(const Work&, const DeviceFacts&) = nullptr;

@@ -1,4 +1,4 @@
-// A family of a memory-bound op, described by data.
+// A family of one stage, described by data.
 #pragma once
 
 #include <optional>
@@ -9,12 +9,13 @@
 
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/common/search_side.hpp"
 #include "registry/family.hpp"
 
 namespace fftune {
 
 struct StageFamilyFacts {
-  std::string_view name, summary;  // literals
+  std::string_view name = {}, summary = {};  // literals
   DeviceKind device_kind = DeviceKind::cuda;
   const char* stage = nullptr;           // null: stage_of_pass(pass)
   std::string_view pass = {};            // the only one that it computes; any, if empty
@@ -23,11 +24,10 @@ struct StageFamilyFacts {
   bool is_fallback = false;
   /// Whether a recipe without measurements takes the family where it serves; null: it does.
   bool (*is_preferred)(const Problem&) = nullptr;
-  /// These serve a family without a class of its own: a further reason to refuse, the parameters
-  /// and their defaults (each may be null), and the program.
+  /// These serve a family without a class of its own: a further reason to refuse, if any, the
+  /// parameters, and the program.
   std::optional<std::string> (*refusal)(const Problem&, const DeviceFacts&) = nullptr;
-  Space (*space)(const Problem&, const DeviceFacts&) = nullptr;
-  Config (*default_config)(const Problem&, const DeviceFacts&) = nullptr;
+  SearchSide<Problem> search = {};
   Program (*program)(const Problem&, const DeviceFacts&, const Config&) = nullptr;
 };
 
@@ -62,10 +62,16 @@ class StageFamily : public Family {
     return facts_.refusal == nullptr ? std::nullopt : facts_.refusal(problem, facts);
   }
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return facts_.space == nullptr ? Space() : facts_.space(problem, facts);
+    return facts_.search.space == nullptr ? Space() : facts_.search.space(problem, facts);
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return facts_.default_config == nullptr ? Config() : facts_.default_config(problem, facts);
+    return facts_.search.default_config == nullptr ? Config()
+                                                   : facts_.search.default_config(problem, facts);
+  }
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    if (facts_.search.estimate == nullptr) return std::nullopt;
+    return facts_.search.estimate(problem, facts, config);
   }
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
@@ -75,5 +81,31 @@ class StageFamily : public Family {
  private:
   StageFamilyFacts facts_;
 };
+
+/// A forward and a backward one: names, or stages.
+struct OfPasses {
+  const char *forward, *backward;
+};
+
+/// A family of each pass, which differ in the name alone.
+template <class Kind = StageFamily, class... More>
+std::vector<Kind> of_passes(OfPasses names, StageFamilyFacts facts, More... more) {
+  std::vector<Kind> families;
+  const auto add = [&](const char* name, const char* pass) {
+    facts.name = name;
+    facts.pass = pass;
+    families.emplace_back(facts, more...);
+  };
+  add(names.forward, "fwd");
+  add(names.backward, "bwd");
+  return families;
+}
+
+/// A family of the CPU that serves all problems of its stage and pass.
+inline StageFamily cpu_fallback(StageFamilyFacts facts) {
+  facts.device_kind = DeviceKind::cpu;
+  facts.is_fallback = true;
+  return StageFamily(std::move(facts));
+}
 
 }  // namespace fftune

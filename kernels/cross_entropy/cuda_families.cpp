@@ -122,8 +122,7 @@ std::vector<const Family*> cuda_families() {
                         .pass = pass,
                         .sources = {kernel_file},
                         .is_fallback = true,
-                        .space = space,
-                        .default_config = default_config,
+                        .search = {space, default_config},
                         .program = program});
   };
   static const StageFamily forward = family("loss_rows", stage_loss, "fwd"),

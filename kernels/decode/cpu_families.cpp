@@ -139,15 +139,13 @@ std::optional<std::string> refuse_without_states(const Problem& problem, const D
 
 StageFamily family_of(const char* name, const char* stage, decltype(&embed_program) program,
                       decltype(&refuse_without_states) refusal = nullptr) {
-  return StageFamily({.name = name,
-                      .summary = "a sequence after the other",
-                      .device_kind = DeviceKind::cpu,
-                      .stage = stage,
-                      .pass = "fwd",
-                      .sources = {"decode/cpu_families.cpp"},
-                      .is_fallback = true,
-                      .refusal = refusal,
-                      .program = program});
+  return cpu_fallback({.name = name,
+                       .summary = "a sequence after the other",
+                       .stage = stage,
+                       .pass = "fwd",
+                       .sources = {"decode/cpu_families.cpp"},
+                       .refusal = refusal,
+                       .program = program});
 }
 
 }  // namespace

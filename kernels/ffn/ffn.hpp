@@ -57,8 +57,6 @@ struct Form {
   bool adds() const { return bias || y_scale || residual; }
 };
 Form form_of(const Problem& problem);
-/// Whether a backward pass computes gate and up again: save=input.
-bool recomputes(const Problem& problem);
 /// Whether the gradients of gate and up come with hidden, for dw_down: unless it was computed
 /// again, or weights are frozen.
 bool stores_hidden(const Problem& problem);

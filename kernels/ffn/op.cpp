@@ -254,10 +254,6 @@ DType wide_dtype(const Problem& problem) {
   return is_quantised(problem) ? DType::bf16 : problem.dtype;
 }
 
-bool recomputes(const Problem& problem) {
-  return problem.pass == "bwd" && problem.has("save", "input");
-}
-
 bool stores_hidden(const Problem& problem) {
   return !recomputes(problem) && !is_frozen(problem);
 }

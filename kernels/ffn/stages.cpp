@@ -312,28 +312,15 @@ std::vector<const Family*> forward_families() {
         {down},
         "down_fallback",
         "y for any sizes, alignment and element type; no claim to speed"},
-       {cpu_plain_engine,
-        {gate_up, down},
-        "cpu_plain",
-        "plain loops for any sizes: the fallback"}});
-  static const std::vector expansions{
-      expand_family(gate_up_expansion), cpu_expand_family(gate_up_expansion),
-      expand_family(down_expansion), cpu_expand_family(down_expansion)};
-  static const std::vector quantisations{
-      quantise_family(x_quantisation), cpu_quantise_family(x_quantisation),
-      quantise_family(hidden_quantisation), cpu_quantise_family(hidden_quantisation)};
-  auto listed = addresses_of(families);
-  append(listed, addresses_of(expansions));
-  append(listed, addresses_of(quantisations));
-  return listed;
+       {cpu_plain_engine, {gate_up, down}, "cpu_plain", plain_summary}});
+  static const auto expansions =
+      on_both(expand_family, cpu_expand_family, {gate_up_expansion, down_expansion});
+  static const auto quantisations =
+      on_both(quantise_family, cpu_quantise_family, {x_quantisation, hidden_quantisation});
+  return addresses_of(families, expansions, quantisations);
 }
 
 std::vector<const Family*> backward_families() {
-  static constexpr const char* mma_sync =
-      "mma.sync and cp.async, transposed operands by ldmatrix.trans";
-  static constexpr const char* blas = "blocks over OpenBLAS, each finished where it is made";
-  static constexpr const char* fallback = "any sizes, alignment and type: the fallback";
-  static constexpr const char* plain = "plain loops for any sizes: the fallback";
   static const auto families = families_of(
       {{sm90_engine,
         {d_hidden},
@@ -342,18 +329,15 @@ std::vector<const Family*> backward_families() {
        {sm90_engine, {d_x}, "d_x_sm90", "wgmma, d_gate w_gate and d_up w_up in one accumulator"},
        {sm90_engine, {d_gate_up}, "d_gate_up_sm90", "wgmma, both products of x in one launch"},
        {sm90_engine, {d_down}, "d_down_sm90", "wgmma, dy and hidden read as their transposes"},
-       {sm80_engine, {d_hidden, d_x, d_gate_up, d_down}, "{}_sm80", mma_sync},
+       {sm80_engine, {d_hidden, d_x, d_gate_up, d_down}, "{}_sm80", mma_sync_summary},
        {cpu_blas_engine,
         {gate_up_again},
         "cpu_gate_up_blas",
         "blocks over OpenBLAS, gate and up and their activation per block"},
-       {cpu_blas_engine, {d_hidden, d_x, d_gate_up, d_down}, "cpu_{}_blas", blas},
-       {simt_engine, {d_hidden, d_x, d_gate_up, d_down}, "{}_fallback", fallback},
-       {cpu_plain_engine,
-        {gate_up_again},
-        "cpu_gate_up_plain",
-        "plain loops for any sizes: the fallback"},
-       {cpu_plain_engine, {d_hidden, d_x, d_gate_up, d_down}, "cpu_{}_plain", plain}});
+       {cpu_blas_engine, {d_hidden, d_x, d_gate_up, d_down}, "cpu_{}_blas", blas_summary},
+       {simt_engine, {d_hidden, d_x, d_gate_up, d_down}, "{}_fallback", simt_summary},
+       {cpu_plain_engine, {gate_up_again}, "cpu_gate_up_plain", plain_summary},
+       {cpu_plain_engine, {d_hidden, d_x, d_gate_up, d_down}, "cpu_{}_plain", plain_summary}});
   return addresses_of(families);
 }
 

@@ -381,30 +381,25 @@ Program backward_program(const Problem& problem, const DeviceFacts&, const Confi
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const std::vector<StageFamily> families = [] {
-    std::vector<StageFamily> made;
-    made.emplace_back(StageFamilyFacts{
-        .name = "cpu_recurrent",
-        .summary = "rows of states on several threads, token by token",
-        .device_kind = DeviceKind::cpu,
-        .pass = "fwd",
-        .sources = {"gated_delta_rule/cpu_families.cpp", "gated_delta_rule/cpu_states.hpp"},
-        .is_fallback = true,
-        .space = [](const Problem& problem,
-                    const DeviceFacts&) { return state_rows_space(layer_of(problem)); },
-        .default_config = [](const Problem& problem,
-                             const DeviceFacts&) { return state_rows_default(layer_of(problem)); },
-        .program = forward_program});
-    made.emplace_back(StageFamilyFacts{
-        .name = "cpu_recurrent_backward",
-        .summary = "heads of sequences on several threads, token by token",
-        .device_kind = DeviceKind::cpu,
-        .pass = "bwd",
-        .sources = {"gated_delta_rule/cpu_families.cpp", "gated_delta_rule/cpu_states.hpp"},
-        .is_fallback = true,
-        .program = backward_program});
-    return made;
-  }();
+  static const std::vector<StageFamily> families{
+      cpu_fallback(
+          {.name = "cpu_recurrent",
+           .summary = "rows of states on several threads, token by token",
+           .pass = "fwd",
+           .sources = {"gated_delta_rule/cpu_families.cpp", "gated_delta_rule/cpu_states.hpp"},
+           .search = {[](const Problem& problem, const DeviceFacts&) {
+                        return state_rows_space(layer_of(problem));
+                      },
+                      [](const Problem& problem, const DeviceFacts&) {
+                        return state_rows_default(layer_of(problem));
+                      }},
+           .program = forward_program}),
+      cpu_fallback(
+          {.name = "cpu_recurrent_backward",
+           .summary = "heads of sequences on several threads, token by token",
+           .pass = "bwd",
+           .sources = {"gated_delta_rule/cpu_families.cpp", "gated_delta_rule/cpu_states.hpp"},
+           .program = backward_program})};
   return addresses_of(families);
 }
 

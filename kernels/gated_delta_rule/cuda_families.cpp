@@ -244,8 +244,7 @@ void append_walks(Program& program, ParameterStruct& parameters, const DeviceFac
 }
 
 StageFamily recurrent_family(std::string_view pass, std::vector<std::string> sources,
-                             decltype(StageFamilyFacts::space) space,
-                             decltype(StageFamilyFacts::default_config) default_config,
+                             SearchSide<Problem> search,
                              decltype(StageFamilyFacts::program) program) {
   const bool is_backward = pass == "bwd";
   return StageFamily(
@@ -257,8 +256,7 @@ StageFamily recurrent_family(std::string_view pass, std::vector<std::string> sou
        .pass = pass,
        .sources = std::move(sources),
        .is_fallback = true,
-       .space = space,
-       .default_config = default_config,
+       .search = search,
        .program = program});
 }
 
@@ -650,35 +648,31 @@ ParameterStruct parameters_of(const Problem& problem) {
 }
 
 std::vector<const Family*> cuda_families() {
-  static const std::vector<StageFamily> families = [] {
-    std::vector<StageFamily> made;
-    made.emplace_back(StageFamilyFacts{
-        .name = "chunks_sm90",
-        .summary = "chunks of 64 tokens: their matrices at once, then the state's walk by wgmma",
-        .pass = "fwd",
-        .sources = {prepare_file, scan_file},
-        .is_preferred = has_chunks,
-        .refusal = refuse_chunks,
-        .space = chunk_space,
-        .default_config = chunk_default,
-        .program = chunk_program});
-    made.push_back(recurrent_family("fwd", {recurrent_file, decode_file}, space_of_problem,
-                                    default_of_problem, recurrent_program));
-    made.emplace_back(StageFamilyFacts{
-        .name = "chunks_backward_sm90",
-        .summary = "chunks of 64 tokens: walks of states and of their gradients by wgmma, then all "
-                   "chunks' tokens at once",
-        .pass = "bwd",
-        .sources = {prepare_file, scan_file, chunk_backward_file, backward_file},
-        .is_preferred = has_chunks,
-        .refusal = refuse_backward_chunks,
-        .space = backward_chunk_space,
-        .default_config = backward_chunk_default,
-        .program = backward_chunk_program});
-    made.push_back(recurrent_family("bwd", {backward_file}, space_of_problem, default_of_problem,
-                                    backward_program));
-    return made;
-  }();
+  static const std::vector<StageFamily> families{
+      StageFamily(
+          {.name = "chunks_sm90",
+           .summary = "chunks of 64 tokens: their matrices at once, then the state's walk by wgmma",
+           .pass = "fwd",
+           .sources = {prepare_file, scan_file},
+           .is_preferred = has_chunks,
+           .refusal = refuse_chunks,
+           .search = {chunk_space, chunk_default},
+           .program = chunk_program}),
+      recurrent_family("fwd", {recurrent_file, decode_file}, {space_of_problem, default_of_problem},
+                       recurrent_program),
+      StageFamily(
+          {.name = "chunks_backward_sm90",
+           .summary =
+               "chunks of 64 tokens: walks of states and of their gradients by wgmma, then all "
+               "chunks' tokens at once",
+           .pass = "bwd",
+           .sources = {prepare_file, scan_file, chunk_backward_file, backward_file},
+           .is_preferred = has_chunks,
+           .refusal = refuse_backward_chunks,
+           .search = {backward_chunk_space, backward_chunk_default},
+           .program = backward_chunk_program}),
+      recurrent_family("bwd", {backward_file}, {space_of_problem, default_of_problem},
+                       backward_program)};
   return addresses_of(families);
 }
 

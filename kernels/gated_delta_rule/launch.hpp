@@ -33,8 +33,7 @@ std::string recurrent_argument(const Config& config);
 std::int64_t blocks_of_state(const Layer& layer, const Config& config);
 /// The family with them: `recurrent`, or with pass "bwd" `recurrent_backward`.
 StageFamily recurrent_family(std::string_view pass, std::vector<std::string> sources,
-                             decltype(StageFamilyFacts::space) space,
-                             decltype(StageFamilyFacts::default_config) default_config,
+                             SearchSide<Problem> search,
                              decltype(StageFamilyFacts::program) program);
 /// Appends the forward kernel `prefix`recurrent, or for one token of each sequence `prefix`decode.
 struct ForwardFiles {

@@ -64,7 +64,8 @@ double drawn_beta(std::mt19937_64& random) {
   return kind == 0 ? 0 : kind == 1 ? 1 : kind == 2 ? 2 : uniform(random);
 }
 
-std::vector<TensorSpec> tensors_of(const Layer& layer) {
+std::vector<TensorSpec> tensors_of(const Problem& problem) {
+  const Layer layer = layer_of(problem);
   TensorList list(layer);
   const std::int64_t heads = layer.heads, v_heads = layer.v_heads, dim = layer.dim;
   list.add_d_out();
@@ -233,9 +234,7 @@ OpFacts facts() {
           .known_models = models,
           .families = {cuda_families, cpu_families},
           .contradiction = contradiction,
-          .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
-          .stage = complete,
-          .reference = reference};
+          .stage = {.tensors = tensors_of, .complete = complete, .reference = reference}};
 }
 
 }  // namespace

@@ -65,169 +65,152 @@ Scratch floats(std::int64_t count) {
 }
 
 void add_parameters(Space& space, const Layer& layer, const DeviceFacts& facts) {
-  add_row_parameters(
-      space, shape_of(layer),
-      {.group = {4, 8, 16, 32, 64, 128, 256, 512, 1024}, .groups = {1, 2, 4, 8, 16, 32, 64}},
-      facts);
-  space
-      .constraint(
-          "more than 256 threads for a row need groups=1, so that the block synchronises for one "
-          "row alone",
-          [](const Config& c) { return c.at("group") <= 256 || c.at("groups") == 1; },
-          {"group", "groups"})
-      .constraint(
-          "a thread's part of a row, of its gate and of what sums need must fit in registers",
-          [layer, facts](const Config& c) {
-            const RowShape shape = shape_of(layer);
-            const std::int64_t count = elements_of_vector(shape, c);
-            const std::int64_t elements = vectors_of_thread(shape, c) * count;
-            const std::int64_t raw = raw_registers(elements, shape.element_bytes(), count);
-            const std::int64_t needed =
-                layer.backward ? 3 * raw + elements * (layer.frozen ? 0 : 1) : 2 * raw;
-            return needed + other_registers <= registers_of_thread(facts, block_threads(c));
-          },
-          {"vector", "group", "groups"});
+  add_row_parameters(space, shape_of(layer),
+                     {.group = {4, 8, 16, 32, 64, 128, 256, 512, 1024},
+                      .groups = {1, 2, 4, 8, 16, 32, 64},
+                      .wide_alone = true},
+                     facts);
+  space.constraint(
+      "a thread's part of a row, of its gate and of what sums need must fit in registers",
+      [layer, facts](const Config& c) {
+        const RowShape shape = shape_of(layer);
+        const std::int64_t count = elements_of_vector(shape, c);
+        const std::int64_t elements = vectors_of_thread(shape, c) * count;
+        const std::int64_t raw = raw_registers(elements, shape.element_bytes(), count);
+        const std::int64_t needed =
+            layer.backward ? 3 * raw + elements * (layer.frozen ? 0 : 1) : 2 * raw;
+        return needed + other_registers <= registers_of_thread(facts, block_threads(c));
+      },
+      {"vector", "group", "groups"});
 }
 
-class Rows final : public RowFamily {
- public:
-  explicit Rows(bool backward)
-      : RowFamily({.name = backward ? "backward_rows" : "forward_rows",
-                   .summary = backward ? "rows in registers, read once, dw summed on the way"
-                                       : "rows in registers of a group of threads, read once",
-                   .pass = backward ? "bwd" : "fwd",
-                   .sources = {file}}) {}
+std::optional<std::string> refuse_rows(const Problem& problem, const DeviceFacts&) {
+  const Layer layer = layer_of(problem);
+  const RowShape shape = shape_of(layer);
+  const std::int64_t vector = widest_vector(shape.bytes());
+  if (!layer.row_gate && layer.z_row * shape.element_bytes() % vector != 0)
+    return fmt::format("z-row={} is no multiple of accesses of {} bytes", layer.z_row, vector);
+  return std::nullopt;
+}
 
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    const RowShape shape = shape_of(layer);
-    const std::int64_t vector = widest_vector(shape.bytes());
-    if (!layer.row_gate && layer.z_row * shape.element_bytes() % vector != 0)
-      return fmt::format("z-row={} is no multiple of accesses of {} bytes", layer.z_row, vector);
-    return RowFamily::refusal(problem, facts);
-  }
+Space space(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  Space space;
+  add_parameters(space, layer, facts);
+  if (!layer.backward) return space;
+  space.parameter("waves", "blocks for each SM, which go on to further rows", {1, 2, 3, 4, 6, 8});
+  limit_waves(space);
+  return space;
+}
 
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    Space space;
-    add_parameters(space, layer, facts);
-    if (!layer.backward) return space;
-    space.parameter("waves", "blocks for each SM, which go on to further rows", {1, 2, 3, 4, 6, 8})
-        .constraint("an SM has at most 2048 resident threads: more blocks only add partial sums",
-                    [](const Config& c) {
-                      return c.at("waves") == 1 || c.at("waves") * block_threads(c) <= 2048;
-                    },
-                    {"group", "groups", "waves"});
-    return space;
-  }
+// Two vectors a thread where there are many rows, and blocks of 256 threads: as in rmsnorm.
+Config default_config(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  const RowShape shape = shape_of(layer);
+  const bool few = shape.rows <= 2 * facts.multiprocessors;
+  Config config =
+      default_rows(shape, {.vectors = few ? 1 : 2, .least_group = 4, .most_group = 1024});
+  if (config.at("group") > 256) config.set("groups", 1);
+  if (layer.backward) config.set("waves", block_threads(config) <= 512 ? 4 : 2);
+  return config;
+}
 
-  // Two vectors a thread where there are many rows, and blocks of 256 threads: as in rmsnorm.
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    const RowShape shape = shape_of(layer);
-    const bool few = shape.rows <= 2 * facts.multiprocessors;
-    Config config =
-        default_rows(shape, {.vectors = few ? 1 : 2, .least_group = 4, .most_group = 1024});
-    if (config.at("group") > 256) config.set("groups", 1);
-    if (layer.backward) config.set("waves", block_threads(config) <= 512 ? 4 : 2);
-    return config;
-  }
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const Layer layer = layer_of(problem);
-    const RowShape shape = shape_of(layer);
-    const std::string division =
-        fmt::format("{}, {}, {}, {}", config.at("vector"), vectors_of_thread(shape, config),
-                    config.at("group"), config.at("groups"));
-    Program program;
-    if (!layer.backward) {
-      append_row_kernel(program, facts, file,
-                        fmt::format("gated_rmsnorm_rows<{}, {}{}>", template_arguments(layer),
-                                    division, one_w_type(layer)),
-                        quotient_up(shape.rows, config.at("groups")), config,
-                        arguments_of(layer, shape.rows));
-      return program;
-    }
-    const std::int64_t blocks = std::min(
-        quotient_up(layer.m, config.at("groups")),
-        std::max<std::int64_t>(1, config.at("waves") * facts.multiprocessors / layer.groups));
-    const std::int64_t parts = blocks * config.at("groups");
-    std::vector<Argument> partial;
-    if (layer.frozen) {
-      partial.emplace_back(std::int64_t{0});
-    } else {
-      partial.emplace_back(ScratchArgument{0});
-      program.scratch = {floats(parts * layer.width())};
-    }
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  const RowShape shape = shape_of(layer);
+  const std::string division =
+      fmt::format("{}, {}, {}, {}", config.at("vector"), vectors_of_thread(shape, config),
+                  config.at("group"), config.at("groups"));
+  Program program;
+  if (!layer.backward) {
     append_row_kernel(program, facts, file,
-                      fmt::format("gated_rmsnorm_backward<{}, {}, {}>", template_arguments(layer),
-                                  layer.frozen, division),
-                      blocks * layer.groups, config, arguments_of(layer, layer.m, partial));
-    if (!layer.frozen)
-      append_column_sum(program, facts, file, "gated_rmsnorm_sum", layer.weight_dtype, {0},
-                        tensor_of(TensorPlaces(tensors_of(layer)), "dw"), parts, layer.width());
+                      fmt::format("gated_rmsnorm_rows<{}, {}{}>", template_arguments(layer),
+                                  division, one_w_type(layer)),
+                      quotient_up(shape.rows, config.at("groups")), config,
+                      arguments_of(layer, shape.rows));
     return program;
   }
+  const std::int64_t blocks = std::min(
+      quotient_up(layer.m, config.at("groups")),
+      std::max<std::int64_t>(1, config.at("waves") * facts.multiprocessors / layer.groups));
+  const std::int64_t parts = blocks * config.at("groups");
+  std::vector<Argument> partial;
+  if (layer.frozen) {
+    partial.emplace_back(std::int64_t{0});
+  } else {
+    partial.emplace_back(ScratchArgument{0});
+    program.scratch = {floats(parts * layer.width())};
+  }
+  append_row_kernel(program, facts, file,
+                    fmt::format("gated_rmsnorm_backward<{}, {}, {}>", template_arguments(layer),
+                                layer.frozen, division),
+                    blocks * layer.groups, config, arguments_of(layer, layer.m, partial));
+  if (!layer.frozen)
+    append_column_sum(program, facts, file, "gated_rmsnorm_sum", layer.weight_dtype, {0},
+                      tensor_of(TensorPlaces(tensors_of(layer)), "dw"), parts, layer.width());
+  return program;
+}
 
- private:
-  RowShape row_shape(const Problem& problem) const override { return shape_of(layer_of(problem)); }
-};
-
-class Fallback final : public StageFamily {
- public:
-  explicit Fallback(bool backward)
-      : StageFamily({.name = backward ? "backward_fallback" : "forward_fallback",
-                     .summary = "plain loops for any width and alignment: the fallback",
-                     .pass = backward ? "bwd" : "fwd",
-                     .sources = {file},
-                     .is_fallback = true}) {}
-
-  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
-    const Layer layer = layer_of(problem);
-    const Dim3 grid{static_cast<std::uint32_t>(std::min(layer.rows(), most_blocks))};
-    Program program;
-    if (!layer.backward) {
-      append_kernel(
-          program, file,
-          fmt::format("gated_rmsnorm_fallback<{}{}>", template_arguments(layer), one_w_type(layer)),
-          grid, fallback_threads, arguments_of(layer, layer.rows()));
-      return program;
-    }
-    program.scratch = {floats(layer.rows())};
-    append_kernel(program, file,
-                  fmt::format("gated_rmsnorm_backward_fallback<{}>", template_arguments(layer)),
-                  grid, fallback_threads, arguments_of(layer, layer.rows(), {ScratchArgument{0}}));
-    if (layer.frozen) return program;
-    // Chunks of tokens enough for four blocks an SM, and few enough for their sum to be little
-    // work.
-    const std::int64_t across = quotient_up(layer.width(), fallback_threads);
-    const std::int64_t wanted = quotient_up(4 * facts.multiprocessors, across);
-    const std::int64_t chunk = quotient_up(layer.m, std::min(wanted, layer.m));
-    const std::int64_t chunks = quotient_up(layer.m, chunk);
-    program.scratch.push_back(floats(chunks * layer.width()));
-    const TensorPlaces at(tensors_of(layer));
-    append_kernel(program, file,
-                  fmt::format("gated_rmsnorm_backward_columns<{}, {}>", element_type(layer.dtype),
-                              gate_type(layer)),
-                  {static_cast<std::uint32_t>(across), static_cast<std::uint32_t>(chunks), 1},
-                  fallback_threads,
-                  {tensor_of(at, "dy"), tensor_of(at, "x"), tensor_of(at, "z"), ScratchArgument{0},
-                   ScratchArgument{1}, layer.m, static_cast<std::int32_t>(layer.groups),
-                   static_cast<std::int32_t>(layer.d), layer.z_row, chunk});
-    append_column_sum(program, facts, file, "gated_rmsnorm_sum", layer.weight_dtype, {1},
-                      tensor_of(at, "dw"), chunks, layer.width());
+Program fallback_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  const Layer layer = layer_of(problem);
+  const Dim3 grid{static_cast<std::uint32_t>(std::min(layer.rows(), most_blocks))};
+  Program program;
+  if (!layer.backward) {
+    append_kernel(
+        program, file,
+        fmt::format("gated_rmsnorm_fallback<{}{}>", template_arguments(layer), one_w_type(layer)),
+        grid, fallback_threads, arguments_of(layer, layer.rows()));
     return program;
   }
-};
+  program.scratch = {floats(layer.rows())};
+  append_kernel(program, file,
+                fmt::format("gated_rmsnorm_backward_fallback<{}>", template_arguments(layer)), grid,
+                fallback_threads, arguments_of(layer, layer.rows(), {ScratchArgument{0}}));
+  if (layer.frozen) return program;
+  // Chunks of tokens enough for four blocks an SM, and few enough for their sum to be little
+  // work.
+  const std::int64_t across = quotient_up(layer.width(), fallback_threads);
+  const std::int64_t wanted = quotient_up(4 * facts.multiprocessors, across);
+  const std::int64_t chunk = quotient_up(layer.m, std::min(wanted, layer.m));
+  const std::int64_t chunks = quotient_up(layer.m, chunk);
+  program.scratch.push_back(floats(chunks * layer.width()));
+  const TensorPlaces at(tensors_of(layer));
+  append_kernel(program, file,
+                fmt::format("gated_rmsnorm_backward_columns<{}, {}>", element_type(layer.dtype),
+                            gate_type(layer)),
+                {static_cast<std::uint32_t>(across), static_cast<std::uint32_t>(chunks), 1},
+                fallback_threads,
+                {tensor_of(at, "dy"), tensor_of(at, "x"), tensor_of(at, "z"), ScratchArgument{0},
+                 ScratchArgument{1}, layer.m, static_cast<std::int32_t>(layer.groups),
+                 static_cast<std::int32_t>(layer.d), layer.z_row, chunk});
+  append_column_sum(program, facts, file, "gated_rmsnorm_sum", layer.weight_dtype, {1},
+                    tensor_of(at, "dw"), chunks, layer.width());
+  return program;
+}
 
 }  // namespace
 
 std::vector<const Family*> cuda_families() {
-  static const Rows forward(false), backward(true);
-  static const Fallback forward_fallback(false), backward_fallback(true);
-  return {&forward, &backward, &forward_fallback, &backward_fallback};
+  const auto rows_of = [](const char* name, const char* summary, const char* pass) {
+    return RowFamily({.name = name,
+                      .summary = summary,
+                      .pass = pass,
+                      .sources = {file},
+                      .refusal = refuse_rows,
+                      .search = {space, default_config},
+                      .program = program},
+                     [](const Problem& problem) { return shape_of(layer_of(problem)); });
+  };
+  static const std::vector<RowFamily> rows{
+      rows_of("forward_rows", "rows in registers of a group of threads, read once", "fwd"),
+      rows_of("backward_rows", "rows in registers, read once, dw summed on the way", "bwd")};
+  static const auto fallbacks =
+      of_passes({"forward_fallback", "backward_fallback"},
+                {.summary = "plain loops for any width and alignment: the fallback",
+                 .sources = {file},
+                 .is_fallback = true,
+                 .program = fallback_program});
+  return addresses_of(rows, fallbacks);
 }
 
 }  // namespace fftune::gated_rmsnorm

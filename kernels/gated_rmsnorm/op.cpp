@@ -79,9 +79,9 @@ OpFacts facts() {
                   frozen_option("the weights")},
       .families = {cuda_families, cpu_families},
       .contradiction = contradiction,
-      .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
-      .stage = complete_stage,
-      .reference = reference};
+      .stage = {.tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
+                .complete = complete_stage,
+                .reference = reference}};
 }
 
 }  // namespace

@@ -56,6 +56,13 @@ class GemmFamily final : public Family {
   std::string_view summary_;
 };
 
+// Summaries of families of several ops.
+constexpr const char* mma_sync_summary =
+    "mma.sync and cp.async, transposed operands by ldmatrix.trans";
+constexpr const char* simt_summary = "any sizes, alignment and type: the fallback";
+constexpr const char* blas_summary = "blocks over OpenBLAS, each finished where it is made";
+constexpr const char* plain_summary = "plain loops for any sizes: the fallback";
+
 /// A line of an op's table of families: a family of all of its stages; or, if the name has {}, one
 /// for each of them, with the stage's name in that place.
 struct GemmRow {

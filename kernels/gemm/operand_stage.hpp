@@ -3,9 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kernels/common/stage_family.hpp"
 #include "registry/op.hpp"
@@ -29,8 +31,7 @@ class OperandFamily final : public StageFamily {
   /// `summary` is a literal. `refuse` tells problems whose operands are ready as they are.
   OperandFamily(const OperandStage<Operands>& stage, std::string_view summary, const char* source,
                 DeviceKind kind, Refuse refuse, Prepare prepare)
-      : StageFamily({.name = {},
-                     .summary = summary,
+      : StageFamily({.summary = summary,
                      .device_kind = kind,
                      .stage = stage.name,
                      .pass = "fwd",
@@ -61,5 +62,19 @@ class OperandFamily final : public StageFamily {
   OperandStage<Operands> stage_;
   Prepare prepare_;
 };
+
+/// The families of stages on both kinds of devices.
+template <typename Operands>
+std::vector<OperandFamily<Operands>> on_both(
+    OperandFamily<Operands> (*cuda)(const OperandStage<Operands>&),
+    OperandFamily<Operands> (*cpu)(const OperandStage<Operands>&),
+    std::initializer_list<OperandStage<Operands>> stages) {
+  std::vector<OperandFamily<Operands>> families;
+  for (const auto& stage : stages) {
+    families.push_back(cuda(stage));
+    families.push_back(cpu(stage));
+  }
+  return families;
+}
 
 }  // namespace fftune

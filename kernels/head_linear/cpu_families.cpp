@@ -102,14 +102,12 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config& 
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const StageFamily family({.name = "cpu_head_linear",
-                                   .summary = "heads in blocks of features, by OpenBLAS",
-                                   .device_kind = DeviceKind::cpu,
-                                   .sources = {"head_linear/cpu_families.cpp"},
-                                   .is_fallback = true,
-                                   .space = space,
-                                   .default_config = default_config,
-                                   .program = program});
+  static const StageFamily family =
+      cpu_fallback({.name = "cpu_head_linear",
+                    .summary = "heads in blocks of features, by OpenBLAS",
+                    .sources = {"head_linear/cpu_families.cpp"},
+                    .search = {space, default_config},
+                    .program = program});
   return {&family};
 }
 

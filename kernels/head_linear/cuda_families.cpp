@@ -60,8 +60,7 @@ std::vector<const Family*> cuda_families() {
                                    .summary = "some tokens of a head a block, sums in fp32",
                                    .sources = {kernel_file},
                                    .is_fallback = true,
-                                   .space = space,
-                                   .default_config = default_config,
+                                   .search = {space, default_config},
                                    .program = program});
   return {&family};
 }

@@ -80,9 +80,7 @@ OpFacts facts() {
       .options = {{"layout", "a head's weight: [n, k], or its transpose [k, n]", {"nk", "kn"}}},
       .families = {cuda_families, cpu_families},
       .contradiction = contradiction,
-      .tensors = tensors_of,
-      .stage = complete,
-      .reference = reference};
+      .stage = {.tensors = tensors_of, .complete = complete, .reference = reference}};
 }
 
 }  // namespace

@@ -174,8 +174,7 @@ std::vector<const Family*> cpu_families() {
                      .device_kind = DeviceKind::cpu,
                      .sources = {"indexer/cpu_indexer.cpp"},
                      .is_fallback = true,
-                     .space = space,
-                     .default_config = default_config,
+                     .search = {space, default_config},
                      .program = program})};
   return addresses_of(families);
 }

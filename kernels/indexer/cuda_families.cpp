@@ -215,15 +215,13 @@ std::vector<const Family*> cuda_families() {
                      .summary = "scores by mma.sync, keys in registers; radix selection",
                      .sources = {scores_file, choose_file},
                      .refusal = refuse_mma,
-                     .space = mma_space,
-                     .default_config = mma_default,
+                     .search = {mma_space, mma_default},
                      .program = mma_program}),
       IndexerFamily({.name = "indexer_simple",
                      .summary = "a thread for each key; radix selection",
                      .sources = {scores_file, choose_file},
                      .is_fallback = true,
-                     .space = simple_space,
-                     .default_config = simple_default,
+                     .search = {simple_space, simple_default},
                      .program = simple_program})};
   return addresses_of(families);
 }

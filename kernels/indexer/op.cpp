@@ -79,27 +79,14 @@ OpFacts facts() {
                  .default_on_cuda = {1, 16, 64},
                  .default_on_cpu = {1, 8},
                  .example = 16},
-                {.name = "s",
-                 .help = "queries of a sequence, its last",
-                 .max = most_tokens,
-                 .example = 1},
-                {.name = "kv",
-                 .help = "keys of a sequence, with lengths=yes at most",
-                 .max = most_tokens,
-                 .example = 8192},
+                attention::queries_size(most_tokens),
+                attention::keys_size(most_tokens, 8192),
                 {.name = "heads", .help = "indexer heads", .max = most_heads, .example = 64},
                 {.name = "dim", .help = "features of a head", .max = most_dim, .example = 128},
                 rare_size("top", "keys that are chosen for a query; 2048 if left out", most_top,
                           1024, usually(usual_top)),
-                rare_size("page",
-                          "keys of a page; a page id out of range reads zeros; contiguous if "
-                          "left out",
-                          most_tokens, 64),
-                neutral(rare_size(
-                    "pages",
-                    "pages in memory; as many as the sequences need if left out. With fewer "
-                    "and lengths=yes, test data have shorter sequences",
-                    most_tokens, 4096, attention::usual_pages)),
+                attention::page_size("keys of a page", most_tokens),
+                attention::pages_size(most_tokens),
                 neutral(rare_size("k-block",
                                   "elements of k from a page, or a sequence, to the next; those "
                                   "of its keys if left out",
@@ -109,9 +96,7 @@ OpFacts facts() {
                     "scales from a page, or a sequence, to the next; those of its keys if left "
                     "out",
                     most_stride, 1 << 20, usual_scales))},
-      .options = {rare_option("lengths",
-                              "whether each sequence has its own number of keys, of kv at most",
-                              {"no", "yes"}),
+      .options = {attention::lengths_option(),
                   rare_option(
                       "k-format",
                       "element type of k: that of q, or e4m3 with an f32 scale for each key",

@@ -38,16 +38,15 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
 }  // namespace
 
 const Family& cpu_d_bias_family() {
-  static const StageFamily family({.name = "cpu_d_bias",
-                                   .summary = "column sums of dy, by blocks of columns",
-                                   .device_kind = DeviceKind::cpu,
-                                   .stage = stage_d_bias,
-                                   .pass = "bwd",
-                                   .option = "bias",
-                                   .value = "yes",
-                                   .sources = {"linear/cpu_d_bias.cpp"},
-                                   .is_fallback = true,
-                                   .program = program});
+  static const StageFamily family =
+      cpu_fallback({.name = "cpu_d_bias",
+                    .summary = "column sums of dy, by blocks of columns",
+                    .stage = stage_d_bias,
+                    .pass = "bwd",
+                    .option = "bias",
+                    .value = "yes",
+                    .sources = {"linear/cpu_d_bias.cpp"},
+                    .program = program});
   return family;
 }
 

@@ -86,11 +86,6 @@ GemmProblem d_w_gemm(const Problem& problem) {
 }
 
 std::vector<const Family*> families() {
-  static constexpr const char* mma_sync =
-      "mma.sync and cp.async, transposed operands by ldmatrix.trans";
-  static constexpr const char* blas = "blocks over OpenBLAS, each finished where it is made";
-  static constexpr const char* fallback = "any sizes, alignment and type: the fallback";
-  static constexpr const char* plain = "plain loops for any sizes: the fallback";
   static const auto gemms = families_of(
       {{packed_sm90_engine, {expand, product}, "packed_sm90", packed_sm90_summary},
        {packed_decode_engine, {expand, product}, "packed_decode", packed_decode_summary},
@@ -101,18 +96,15 @@ std::vector<const Family*> families() {
        {sm90_engine, {product}, "product_sm90", "TMA, wgmma and clusters"},
        {sm90_engine, {d_x}, "d_x_sm90", "wgmma, w read as its transpose by descriptors"},
        {sm90_engine, {d_w}, "d_w_sm90", "wgmma, dy and x read as their transposes by descriptors"},
-       {sm80_engine, {product, d_x, d_w}, "{}_sm80", mma_sync},
-       {cpu_blas_engine, {product}, "cpu_blas", blas},
-       {cpu_blas_engine, {d_x, d_w}, "cpu_{}_blas", blas},
-       {simt_engine, {product, d_x, d_w}, "{}_fallback", fallback},
-       {cpu_plain_engine, {product}, "cpu_plain", plain},
-       {cpu_plain_engine, {d_x, d_w}, "cpu_{}_plain", plain}});
-  static const std::vector expansions{expand_family(expansion), cpu_expand_family(expansion)};
-  static const std::vector quantisations{quantise_family(quantisation),
-                                         cpu_quantise_family(quantisation)};
-  auto families = addresses_of(gemms);
-  append(families, addresses_of(expansions));
-  append(families, addresses_of(quantisations));
+       {sm80_engine, {product, d_x, d_w}, "{}_sm80", mma_sync_summary},
+       {cpu_blas_engine, {product}, "cpu_blas", blas_summary},
+       {cpu_blas_engine, {d_x, d_w}, "cpu_{}_blas", blas_summary},
+       {simt_engine, {product, d_x, d_w}, "{}_fallback", simt_summary},
+       {cpu_plain_engine, {product}, "cpu_plain", plain_summary},
+       {cpu_plain_engine, {d_x, d_w}, "cpu_{}_plain", plain_summary}});
+  static const auto expansions = on_both(expand_family, cpu_expand_family, {expansion});
+  static const auto quantisations = on_both(quantise_family, cpu_quantise_family, {quantisation});
+  auto families = addresses_of(gemms, expansions, quantisations);
   append(families, {&d_bias_family(), &cpu_d_bias_family()});
   return families;
 }

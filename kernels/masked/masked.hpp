@@ -31,14 +31,6 @@ const Op& masked_ffn_op();
 
 namespace masked {
 
-/// Whether the gradients of the weights are added to others: accumulate=yes.
-bool accumulates(const Problem& problem);
-/// Whether masked-ffn's gate and up are stored beside hidden: for a backward pass (save=preact), or
-/// in the pass that computes them again (save=input).
-bool stores_gates(const Problem& problem);
-/// Whether a backward pass computes gate and up again.
-bool recomputes(const Problem& problem);
-
 /// Computes the outputs of the stage of that name in float64.
 void reference(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,
                Parallel& parallel);

@@ -179,18 +179,6 @@ class MaskedFfn final : public MaskedOp {
 
 }  // namespace
 
-bool accumulates(const Problem& problem) {
-  return problem.has("accumulate", "yes");
-}
-
-bool recomputes(const Problem& problem) {
-  return problem.pass == "bwd" && problem.has("save", "input");
-}
-
-bool stores_gates(const Problem& problem) {
-  return problem.pass == "bwd" ? recomputes(problem) : problem.has("save", "preact");
-}
-
 }  // namespace fftune::masked
 
 const fftune::Op& fftune::masked_linear_op() {

@@ -68,7 +68,6 @@ constexpr const char* mma_sync_sums =
 constexpr const char* fallback = "any sizes, alignment and element type; no claim to speed";
 constexpr const char* blas = "blocks over OpenBLAS, each of one expert's tokens gathered";
 constexpr const char* blas_sums = "blocks over OpenBLAS, each summing over one expert's tokens";
-constexpr const char* plain = "plain loops for any sizes: the fallback";
 
 constexpr GemmStage product{"linear", masked_linear_op, grouped<linear::product_gemm>};
 constexpr GemmStage dx{"dx", masked_linear_op, grouped<linear::d_x_gemm>};
@@ -134,8 +133,8 @@ std::vector<const Family*> linear_families() {
        {cpu_blas_engine, {product}, "cpu_blas", blas},
        {cpu_blas_engine, {dx}, "cpu_dx_blas", blas},
        {cpu_blas_engine, {dw}, "cpu_dw_blas", blas_sums},
-       {cpu_plain_engine, {product}, "cpu_plain", plain},
-       {cpu_plain_engine, {dx, dw}, "cpu_{}_plain", plain}});
+       {cpu_plain_engine, {product}, "cpu_plain", plain_summary},
+       {cpu_plain_engine, {dx, dw}, "cpu_{}_plain", plain_summary}});
   return addresses_of(families);
 }
 
@@ -185,11 +184,11 @@ std::vector<const Family*> ffn_families() {
        {cpu_blas_engine, {gate_up, down}, "cpu_blas", blas},
        {cpu_blas_engine, {gate_up_again, d_hidden, d_x}, "cpu_{}_blas", blas},
        {cpu_blas_engine, {d_gate_up, d_down}, "cpu_{}_blas", blas_sums},
-       {cpu_plain_engine, {gate_up, down}, "cpu_plain", plain},
+       {cpu_plain_engine, {gate_up, down}, "cpu_plain", plain_summary},
        {cpu_plain_engine,
         {gate_up_again, d_hidden, d_x, d_gate_up, d_down},
         "cpu_{}_plain",
-        plain}});
+        plain_summary}});
   return addresses_of(families);
 }
 

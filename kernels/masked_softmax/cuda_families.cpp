@@ -47,27 +47,7 @@ std::string mask_name(Mask mask) {
   return mask == Mask::causal ? "causal" : mask == Mask::boolean ? "boolean" : "none";
 }
 
-class RegisterRows final : public RowFamily {
- public:
-  explicit RegisterRows(bool backward)
-      : RowFamily({.name = backward ? "backward_rows" : "forward_rows",
-                   .summary = "rows in registers of a group of threads, read once",
-                   .pass = backward ? "bwd" : "fwd",
-                   .sources = {backward ? "masked_softmax/backward_rows.cu"
-                                        : "masked_softmax/forward_rows.cu"}}) {}
-
-  Space space(const Problem& problem, const DeviceFacts& facts) const override;
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return default_rows(layer_of(problem), facts);
-  }
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override;
-
- private:
-  RowShape row_shape(const Problem& problem) const override { return shape_of(layer_of(problem)); }
-};
-
-Space RegisterRows::space(const Problem& problem, const DeviceFacts& facts) const {
+Space space(const Problem& problem, const DeviceFacts& facts) {
   const Layer layer = layer_of(problem);
   Space space;
   add_row_parameters(space, shape_of(layer),
@@ -84,8 +64,11 @@ Space RegisterRows::space(const Problem& problem, const DeviceFacts& facts) cons
   return space;
 }
 
-Program RegisterRows::program(const Problem& problem, const DeviceFacts& facts,
-                              const Config& config) const {
+Config default_config(const Problem& problem, const DeviceFacts& facts) {
+  return default_rows(layer_of(problem), facts);
+}
+
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const Layer layer = layer_of(problem);
   const Places at = places_of(problem);
   const std::string shape = fmt::format(
@@ -141,18 +124,25 @@ Program fallback_program(const Problem& problem, const DeviceFacts& facts, const
 }  // namespace
 
 std::vector<const Family*> cuda_families() {
-  static const RegisterRows forward(false), backward(true);
-  const auto fallback = [](const char* name, const char* pass) {
-    return StageFamily({.name = name,
-                        .summary = "plain loops for any width and alignment: the fallback",
-                        .pass = pass,
-                        .sources = {"masked_softmax/fallback.cu"},
-                        .is_fallback = true,
-                        .program = fallback_program});
+  const auto rows_of = [](const char* name, const char* pass, const char* file) {
+    return RowFamily({.name = name,
+                      .summary = "rows in registers of a group of threads, read once",
+                      .pass = pass,
+                      .sources = {file},
+                      .search = {space, default_config},
+                      .program = program},
+                     [](const Problem& problem) { return shape_of(layer_of(problem)); });
   };
-  static const StageFamily forward_fallback = fallback("forward_fallback", "fwd"),
-                           backward_fallback = fallback("backward_fallback", "bwd");
-  return {&forward, &backward, &forward_fallback, &backward_fallback};
+  static const std::vector<RowFamily> rows{
+      rows_of("forward_rows", "fwd", "masked_softmax/forward_rows.cu"),
+      rows_of("backward_rows", "bwd", "masked_softmax/backward_rows.cu")};
+  static const auto fallbacks =
+      of_passes({"forward_fallback", "backward_fallback"},
+                {.summary = "plain loops for any width and alignment: the fallback",
+                 .sources = {"masked_softmax/fallback.cu"},
+                 .is_fallback = true,
+                 .program = fallback_program});
+  return addresses_of(rows, fallbacks);
 }
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {

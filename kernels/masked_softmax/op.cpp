@@ -26,7 +26,8 @@ std::int64_t alike_in_row(std::int64_t n) {
   return n < 32 ? n : 0;
 }
 
-std::vector<TensorSpec> tensors_of(const Layer& layer) {
+std::vector<TensorSpec> tensors_of(const Problem& problem) {
+  const Layer layer = layer_of(problem);
   const auto matrix = [&](const char* name, Role role) {
     TensorSpec spec{name, layer.dtype, {layer.b, layer.heads, layer.s, layer.n}, role, 1};
     // Rows that are allowed few columns have larger weights.
@@ -97,9 +98,7 @@ OpFacts facts() {
       .families = {cuda_families, cpu_families},
       .baselines = baselines,
       .contradiction = contradiction,
-      .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
-      .stage = complete_stage,
-      .reference = reference};
+      .stage = {.tensors = tensors_of, .complete = complete_stage, .reference = reference}};
 }
 
 }  // namespace
@@ -121,7 +120,7 @@ Layer layer_of(const Problem& problem) {
 }
 
 Places places_of(const Problem& problem) {
-  const TensorPlaces tensors(tensors_of(layer_of(problem)));
+  const TensorPlaces tensors(tensors_of(problem));
   return {.x = tensors.at("x"),
           .mask = tensors.at("mask"),
           .y = tensors.at("y"),

@@ -192,14 +192,11 @@ Config default_config(const Problem& problem, const DeviceFacts& facts) {
 
 std::vector<const Family*> cpu_families() {
   static const std::vector<StageFamily> families{
-      StageFamily({.name = "cpu_mla",
-                   .summary = "blocks of rows and keys, products by OpenBLAS",
-                   .device_kind = DeviceKind::cpu,
-                   .sources = {"mla/cpu_mla.cpp", vector_kernel_source},
-                   .is_fallback = true,
-                   .space = space,
-                   .default_config = default_config,
-                   .program = program})};
+      cpu_fallback({.name = "cpu_mla",
+                    .summary = "blocks of rows and keys, products by OpenBLAS",
+                    .sources = {"mla/cpu_mla.cpp", vector_kernel_source},
+                    .search = {space, default_config},
+                    .program = program})};
   return addresses_of(families);
 }
 

@@ -472,8 +472,7 @@ std::vector<const Family*> cuda_families() {
                          .summary = "mma.sync, the keys of all sequences divided among the SMs",
                          .sources = {decode_file},
                          .refusal = decode_refusal,
-                         .space = decode_space,
-                         .default_config = decode_default,
+                         .search = {decode_space, decode_default},
                          .program = decode_program},
         [](const Problem& problem, const DeviceFacts& facts, const Config& config) {
           return seconds(divided_layer_of(problem), facts, config_of(config));
@@ -483,8 +482,7 @@ std::vector<const Family*> cuda_families() {
                          .summary = "wgmma: 64 rows, of which two MMA warpgroups have half each",
                          .sources = {sm90_file},
                          .refusal = sm90_refusal,
-                         .space = sm90_space,
-                         .default_config = sm90_default,
+                         .search = {sm90_space, sm90_default},
                          .program = sm90_program},
         [](const Problem& problem, const DeviceFacts& facts, const Config& config) {
           return sm90_seconds(divided_layer_of(problem), facts, sm90_config_of(config));

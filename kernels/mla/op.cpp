@@ -161,30 +161,16 @@ OpFacts facts() {
                  .default_on_cuda = {1, 16, 64, 128},
                  .default_on_cpu = {1, 8},
                  .example = 16},
-                {.name = "s",
-                 .help = "queries of a sequence, its last",
-                 .max = most_queries,
-                 .example = 1},
-                {.name = "kv",
-                 .help = "keys of a sequence, with lengths=yes at most",
-                 .max = most_tokens,
-                 .example = 4096},
+                attention::queries_size(most_queries),
+                attention::keys_size(most_tokens, 4096),
                 {.name = "heads", .help = "heads of queries", .max = most_heads, .example = 16},
                 {.name = "rank",
                  .help = "latent features of a row of the cache, its key and value",
                  .max = most_rank,
                  .example = 512},
                 rare_size("rope", "rotated features behind them; none if left out", most_rope, 64),
-                rare_size(
-                    "page",
-                    "keys of a page of the cache; a page id out of range reads zeros; contiguous "
-                    "if left out",
-                    most_tokens, 64),
-                neutral(rare_size(
-                    "pages",
-                    "pages in memory; as many as the sequences need if left out. With fewer and "
-                    "lengths=yes, test data have shorter sequences",
-                    most_tokens, 4096, attention::usual_pages)),
+                attention::page_size("keys of a page of the cache", most_tokens),
+                attention::pages_size(most_tokens),
                 rare_size("kv-row",
                           "elements of the cache from a key to the next; rank + rope if left out",
                           most_stride, 640, usual_row),
@@ -197,9 +183,7 @@ OpFacts facts() {
                           "keys of a list that each query has: it sees no others, and entries that "
                           "are no key, such as -1, count as none; no lists if left out",
                           most_tokens, 2048)},
-      .options = {rare_option("lengths",
-                              "whether each sequence has its own number of keys, of kv at most",
-                              {"no", "yes"}),
+      .options = {attention::lengths_option(),
                   rare_option("lse", "whether the log of the sum of exponentials is written",
                               {"no", "yes"}),
                   rare_number("scale", "factor of the scores; 0: 1 / sqrt(rank + rope)", "0",
@@ -210,9 +194,7 @@ OpFacts facts() {
       .known_models = models,
       .families = {cuda_families, cpu_families},
       .contradiction = contradiction,
-      .tensors = tensors_of,
-      .stage = complete,
-      .reference = reference};
+      .stage = {.tensors = tensors_of, .complete = complete, .reference = reference}};
 }
 
 }  // namespace

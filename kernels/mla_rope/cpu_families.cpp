@@ -123,12 +123,10 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const StageFamily family({.name = "cpu_mla_rope",
-                                   .summary = "tokens one by one, in fp32",
-                                   .device_kind = DeviceKind::cpu,
-                                   .sources = {"mla_rope/cpu_families.cpp"},
-                                   .is_fallback = true,
-                                   .program = program});
+  static const StageFamily family = cpu_fallback({.name = "cpu_mla_rope",
+                                                  .summary = "tokens one by one, in fp32",
+                                                  .sources = {"mla_rope/cpu_families.cpp"},
+                                                  .program = program});
   return {&family};
 }
 

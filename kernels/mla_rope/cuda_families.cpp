@@ -61,8 +61,7 @@ std::vector<const Family*> cuda_families() {
                                    .summary = "a token a block",
                                    .sources = {kernel_file},
                                    .is_fallback = true,
-                                   .space = space,
-                                   .default_config = default_config,
+                                   .search = {space, default_config},
                                    .program = program});
   return {&family};
 }

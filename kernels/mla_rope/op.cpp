@@ -96,9 +96,7 @@ OpFacts facts() {
       .rows_are_alike = false,
       .families = {cuda_families, cpu_families},
       .contradiction = contradiction,
-      .tensors = tensors_of,
-      .stage = complete,
-      .reference = reference};
+      .stage = {.tensors = tensors_of, .complete = complete, .reference = reference}};
 }
 
 }  // namespace

@@ -105,17 +105,10 @@ bool has_bias(const Problem& problem);
 /// Whether y is added to a residual: residual=yes.
 bool has_residual(const Problem& problem);
 
-/// Whether gate and up are stored: for a backward pass (save=preact), or in the pass that computes
-/// them again (save=input).
-bool stores_gates(const Problem& problem);
-/// Whether a backward pass computes gate and up again: save=input.
-bool recomputes(const Problem& problem);
 /// Whether the stage route finds the weight of each sorted row, for stages that go by these.
 bool has_row_weights(const Problem& problem);
 /// Whether the pass bwd reads b_down: with weigh=after the gradient of a weight does.
 bool reads_down_bias(const Problem& problem);
-/// Whether the gradients of the weights are added to others: accumulate=yes.
-bool accumulates(const Problem& problem);
 
 // The stages. Forward:
 //

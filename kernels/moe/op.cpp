@@ -662,14 +662,6 @@ Routing routing_of(const Problem& problem) {
   return parse_routing(problem.option("routing")).value_or(Routing{});
 }
 
-bool accumulates(const Problem& problem) {
-  return problem.has("accumulate", "yes");
-}
-
-bool recomputes(const Problem& problem) {
-  return problem.pass == "bwd" && problem.has("save", "input");
-}
-
 bool has_row_weights(const Problem& problem) {
   if (problem.pass == "fwd") return weighs_before(problem);
   return weighs_before(problem) ? recomputes(problem) : has_bias(problem) && !is_frozen(problem);
@@ -705,10 +697,6 @@ std::vector<BiasGradient> bias_gradients(const Problem& problem) {
     all = {{"db_gate_up", gradients[0], 2 * shape.h}};
   all.push_back({"db_down", "dy", shape.d});
   return all;
-}
-
-bool stores_gates(const Problem& problem) {
-  return problem.pass == "bwd" ? recomputes(problem) : problem.has("save", "preact");
 }
 
 }  // namespace fftune::moe

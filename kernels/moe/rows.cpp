@@ -11,15 +11,21 @@
 namespace fftune::moe {
 namespace {
 
-/// The time of reading and writing a stage's tensors once.
-double seconds_of(const Problem& problem, const DeviceFacts& facts, const char* name) {
-  constexpr double start_seconds = 2e-6;
-  const double bandwidth = facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12;
-  double bytes = 0;
-  for (const StageSpec& stage : moe_ffn_op().stages(problem))
-    if (stage.name == name) bytes = stage.bytes;
-  return start_seconds + bytes / (0.9 * bandwidth);
-}
+/// A family of a stage whose time is that of reading and writing its tensors once.
+class RowStage : public StageFamily {
+ public:
+  using StageFamily::StageFamily;
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config&) const override {
+    constexpr double start_seconds = 2e-6;
+    const double bandwidth = facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12;
+    double bytes = 0;
+    for (const StageSpec& stage : moe_ffn_op().stages(problem))
+      if (stage.name == stages().front()) bytes = stage.bytes;
+    return start_seconds + bytes / (0.9 * bandwidth);
+  }
+};
 
 /// Whether a row of this many columns is whole vectors of 16 bytes.
 bool are_aligned(const Problem& problem, std::int64_t columns) {
@@ -33,16 +39,16 @@ struct Combination {
   std::vector<std::string> sources;
 };
 
-class Combine final : public StageFamily {
+class Combine final : public RowStage {
  public:
   Combine(const Combination& of, std::string_view name, bool is_fallback)
-      : StageFamily({.name = name,
-                     .summary = is_fallback ? "an element a thread, in blocks of 256"
-                                            : "16 bytes of a token a thread, eight rows in flight",
-                     .stage = of.stage,
-                     .pass = of.pass,
-                     .sources = of.sources,
-                     .is_fallback = is_fallback}),
+      : RowStage({.name = name,
+                  .summary = is_fallback ? "an element a thread, in blocks of 256"
+                                         : "16 bytes of a token a thread, eight rows in flight",
+                  .stage = of.stage,
+                  .pass = of.pass,
+                  .sources = of.sources,
+                  .is_fallback = is_fallback}),
         of_(of) {}
 
   std::optional<std::string> refusal(const Problem& problem,
@@ -74,10 +80,6 @@ class Combine final : public StageFamily {
         (has_whole_rows(problem) || all / (2 * threads) >= 2 * std::max(facts.multiprocessors, 1)))
       threads *= 2;
     return {{"threads", threads}};
-  }
-  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
-                                 const Config&) const override {
-    return seconds_of(problem, facts, of_.stage);
   }
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
@@ -129,107 +131,72 @@ const char* packing_type(Packing packing) {
   return packing == Packing::halves ? "fftune::packing::halves" : "fftune::packing::interleaved";
 }
 
-class Weigh final : public StageFamily {
- public:
-  Weigh()
-      : StageFamily({.name = "weigh_rows",
-                     .summary = "a block a choice, 16 bytes a thread where rows are aligned",
-                     .stage = stage_weigh,
-                     .pass = "bwd",
-                     .sources = {"moe/weigh.cu"},
-                     .is_fallback = true}) {}
-
-  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
-                                 const Config&) const override {
-    return seconds_of(problem, facts, stage_weigh);
+Program weigh_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  const Shape shape = shape_of(problem);
+  const TensorPlaces places(moe_ffn_op().tensors(problem));
+  const bool before = weighs_before(problem), biased = reads_down_bias(problem);
+  std::vector<Argument> arguments;
+  const auto add = [&](bool is_there, std::string_view name) {
+    arguments.push_back(tensor_or_null(is_there ? places.at(name) : absent));
+  };
+  for (const char* name : {"d_hidden", "gate", "up", "weights", "places"}) add(true, name);
+  for (const char* name : {own_ids_of(problem), "dy", "b_down"}) add(biased, name);
+  for (const bool weighted : {true, false}) {
+    const auto names = gate_gradients(problem, weighted);
+    for (std::size_t i = 0; i < 2; ++i)
+      add((weighted || before) && i < names.size(), names[std::min(i, names.size() - 1)]);
   }
-  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
-    const Shape shape = shape_of(problem);
-    const TensorPlaces places(moe_ffn_op().tensors(problem));
-    const bool before = weighs_before(problem), biased = reads_down_bias(problem);
-    std::vector<Argument> arguments;
-    const auto add = [&](bool is_there, std::string_view name) {
-      arguments.push_back(tensor_or_null(is_there ? places.at(name) : absent));
-    };
-    for (const char* name : {"d_hidden", "gate", "up", "weights", "places"}) add(true, name);
-    for (const char* name : {own_ids_of(problem), "dy", "b_down"}) add(biased, name);
-    for (const bool weighted : {true, false}) {
-      const auto names = gate_gradients(problem, weighted);
-      for (std::size_t i = 0; i < 2; ++i)
-        add((weighted || before) && i < names.size(), names[std::min(i, names.size() - 1)]);
-    }
-    add(!before || !recomputes(problem), hidden_of_gradient(problem));
-    add(!before, "d_weights");
-    arguments.emplace_back(shape.rows());
-    for (const std::int64_t size : {shape.top_k, shape.shared})
-      arguments.emplace_back(static_cast<std::int32_t>(size));
-    for (const std::int64_t size : {shape.h, shape.d}) arguments.emplace_back(size);
-    const bool aligned = are_aligned(problem, shape.h) && are_aligned(problem, shape.d);
-    const std::int64_t vectors =
-        aligned ? shape.h * static_cast<std::int64_t>(dtype_bytes(problem.dtype)) / 16 : shape.h;
-    const std::uint32_t threads = vectors <= 64 ? 64 : vectors <= 128 ? 128 : 256;
-    return pdl_program(
-        facts, "moe/weigh.cu",
-        fmt::format("weigh_rows<{}, {}, {}>", element_type(problem.dtype),
-                    activation_type(parse_activation(problem.option("act"))),
-                    StructText("weigh_config", "gate_up", packing_type(packing_of(problem)),
-                               "before", before, "aligned", aligned, "threads", threads)),
-        {static_cast<std::uint32_t>(shape.rows())}, threads, std::move(arguments));
-  }
-};
+  add(!before || !recomputes(problem), hidden_of_gradient(problem));
+  add(!before, "d_weights");
+  arguments.emplace_back(shape.rows());
+  for (const std::int64_t size : {shape.top_k, shape.shared})
+    arguments.emplace_back(static_cast<std::int32_t>(size));
+  for (const std::int64_t size : {shape.h, shape.d}) arguments.emplace_back(size);
+  const bool aligned = are_aligned(problem, shape.h) && are_aligned(problem, shape.d);
+  const std::int64_t vectors =
+      aligned ? shape.h * static_cast<std::int64_t>(dtype_bytes(problem.dtype)) / 16 : shape.h;
+  const std::uint32_t threads = vectors <= 64 ? 64 : vectors <= 128 ? 128 : 256;
+  return pdl_program(
+      facts, "moe/weigh.cu",
+      fmt::format("weigh_rows<{}, {}, {}>", element_type(problem.dtype),
+                  activation_type(parse_activation(problem.option("act"))),
+                  StructText("weigh_config", "gate_up", packing_type(packing_of(problem)), "before",
+                             before, "aligned", aligned, "threads", threads)),
+      {static_cast<std::uint32_t>(shape.rows())}, threads, std::move(arguments));
+}
 
 std::optional<std::string> refuse_frozen(const Problem& problem, const DeviceFacts&) {
   if (is_frozen(problem)) return "it is for frozen=no";
   return std::nullopt;
 }
 
-class DBiases final : public StageFamily {
- public:
-  DBiases()
-      : StageFamily({.name = "d_biases",
-                     .summary = "sums of an expert's rows, a launch for each bias",
-                     .stage = stage_d_biases,
-                     .pass = "bwd",
-                     .option = "bias",
-                     .value = "all",
-                     .sources = {"moe/d_biases.cu"},
-                     .is_fallback = true,
-                     .refusal = refuse_frozen}) {}
-
-  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
-                                 const Config&) const override {
-    return seconds_of(problem, facts, stage_d_biases);
+Program d_biases_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  const Shape shape = shape_of(problem);
+  const TensorPlaces places(moe_ffn_op().tensors(problem));
+  Program program;
+  for (const BiasGradient& gradient : bias_gradients(problem)) {
+    const bool of_tokens = gradient.rows == "dy";
+    const auto tensor_if = [&](bool is_there, const char* name) {
+      return tensor_or_null(is_there ? places.at(name) : absent);
+    };
+    append_pdl_kernel(program, facts, "moe/d_biases.cu",
+                      fmt::format("sum_expert_rows<{}>", element_type(problem.dtype)),
+                      {static_cast<std::uint32_t>(quotient_up(gradient.width, std::int64_t{32})),
+                       static_cast<std::uint32_t>(shape.all_experts())},
+                      512,
+                      {tensor_of(places, gradient.rows), tensor_of(places, "offsets"),
+                       tensor_if(of_tokens, "tokens"),
+                       tensor_if(of_tokens && !weighs_before(problem), "row_weights"),
+                       tensor_or_null(places, initial_name(gradient.bias)),
+                       tensor_of(places, gradient.bias), gradient.width});
   }
-  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
-    const Shape shape = shape_of(problem);
-    const TensorPlaces places(moe_ffn_op().tensors(problem));
-    Program program;
-    for (const BiasGradient& gradient : bias_gradients(problem)) {
-      const bool of_tokens = gradient.rows == "dy";
-      const auto tensor_if = [&](bool is_there, const char* name) {
-        return tensor_or_null(is_there ? places.at(name) : absent);
-      };
-      append_pdl_kernel(program, facts, "moe/d_biases.cu",
-                        fmt::format("sum_expert_rows<{}>", element_type(problem.dtype)),
-                        {static_cast<std::uint32_t>(quotient_up(gradient.width, std::int64_t{32})),
-                         static_cast<std::uint32_t>(shape.all_experts())},
-                        512,
-                        {tensor_of(places, gradient.rows), tensor_of(places, "offsets"),
-                         tensor_if(of_tokens, "tokens"),
-                         tensor_if(of_tokens && !weighs_before(problem), "row_weights"),
-                         tensor_or_null(places, initial_name(gradient.bias)),
-                         tensor_of(places, gradient.bias), gradient.width});
-    }
-    return program;
-  }
-};
+  return program;
+}
 
-/// The same on the CPU.
+/// A family of such a stage on the CPU.
 StageFamily cpu_family(StageFamilyFacts facts) {
-  facts.device_kind = DeviceKind::cpu;
   facts.sources = {"moe/cpu_families.cpp"};
-  facts.is_fallback = true;
-  return StageFamily(std::move(facts));
+  return cpu_fallback(std::move(facts));
 }
 
 }  // namespace
@@ -256,7 +223,14 @@ std::vector<const Family*> combine_families() {
 }
 
 std::vector<const Family*> weigh_families() {
-  static const Weigh rows;
+  static const RowStage rows(
+      {.name = "weigh_rows",
+       .summary = "a block a choice, 16 bytes a thread where rows are aligned",
+       .stage = stage_weigh,
+       .pass = "bwd",
+       .sources = {"moe/weigh.cu"},
+       .is_fallback = true,
+       .program = weigh_program});
   static const StageFamily cpu = cpu_family({.name = "cpu_weigh",
                                              .summary = "a choice a task",
                                              .stage = stage_weigh,
@@ -266,7 +240,16 @@ std::vector<const Family*> weigh_families() {
 }
 
 std::vector<const Family*> d_biases_families() {
-  static const DBiases sums;
+  static const RowStage sums({.name = "d_biases",
+                              .summary = "sums of an expert's rows, a launch for each bias",
+                              .stage = stage_d_biases,
+                              .pass = "bwd",
+                              .option = "bias",
+                              .value = "all",
+                              .sources = {"moe/d_biases.cu"},
+                              .is_fallback = true,
+                              .refusal = refuse_frozen,
+                              .program = d_biases_program});
   static const StageFamily cpu = cpu_family({.name = "cpu_d_biases",
                                              .summary = "an expert a task",
                                              .stage = stage_d_biases,

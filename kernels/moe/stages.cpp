@@ -162,7 +162,6 @@ constexpr const char* sums_by_mma_sync =
     "mma.sync over each expert's rows, all experts in one launch";
 constexpr const char* fallback = "any sizes, alignment and element type; no claim to speed";
 constexpr const char* blas = "blocks over OpenBLAS, each of one expert's rows";
-constexpr const char* plain = "plain loops for any sizes: the fallback";
 
 }  // namespace
 
@@ -215,16 +214,11 @@ std::vector<const Family*> gemm_families() {
        {cpu_plain_engine,
         {gate_up, down, d_hidden, d_x, d_gate_up, d_down},
         "cpu_{}_plain",
-        plain}});
-  static const std::vector expansions{
-      expand_family(gate_up_expansion), expand_family(down_expansion),
-      cpu_expand_family(gate_up_expansion), cpu_expand_family(down_expansion)};
-  static const std::vector quantisations{quantise_family(quantisation),
-                                         cpu_quantise_family(quantisation)};
-  auto listed = addresses_of(families);
-  append(listed, addresses_of(expansions));
-  append(listed, addresses_of(quantisations));
-  return listed;
+        plain_summary}});
+  static const auto expansions =
+      on_both(expand_family, cpu_expand_family, {gate_up_expansion, down_expansion});
+  static const auto quantisations = on_both(quantise_family, cpu_quantise_family, {quantisation});
+  return addresses_of(families, expansions, quantisations);
 }
 
 }  // namespace fftune::moe

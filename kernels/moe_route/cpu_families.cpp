@@ -170,19 +170,14 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  const auto family = [](const char* name, const char* pass) {
-    return StageFamily({.name = name,
-                        .summary = "a token a task",
-                        .device_kind = DeviceKind::cpu,
-                        .stage = moe_route::stage,
-                        .pass = pass,
-                        .sources = {"moe_route/cpu_families.cpp"},
-                        .is_fallback = true,
-                        .program = program});
-  };
-  static const StageFamily forward = family("cpu_choose", "fwd"),
-                           backward = family("cpu_choose_gradient", "bwd");
-  return {&forward, &backward};
+  static const auto families =
+      of_passes({"cpu_choose", "cpu_choose_gradient"}, {.summary = "a token a task",
+                                                        .device_kind = DeviceKind::cpu,
+                                                        .stage = moe_route::stage,
+                                                        .sources = {"moe_route/cpu_families.cpp"},
+                                                        .is_fallback = true,
+                                                        .program = program});
+  return addresses_of(families);
 }
 
 }  // namespace fftune::moe_route

@@ -44,18 +44,13 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
 }  // namespace
 
 std::vector<const Family*> cuda_families() {
-  const auto family = [](const char* name, const char* pass) {
-    return StageFamily({.name = name,
-                        .summary = "a warp a token, its logits in registers",
-                        .stage = moe_route::stage,
-                        .pass = pass,
-                        .sources = {kernel_file},
-                        .is_fallback = true,
-                        .program = program});
-  };
-  static const StageFamily forward = family("choose", "fwd"),
-                           backward = family("choose_gradient", "bwd");
-  return {&forward, &backward};
+  static const auto families = of_passes({"choose", "choose_gradient"},
+                                         {.summary = "a warp a token, its logits in registers",
+                                          .stage = moe_route::stage,
+                                          .sources = {kernel_file},
+                                          .is_fallback = true,
+                                          .program = program});
+  return addresses_of(families);
 }
 
 }  // namespace fftune::moe_route

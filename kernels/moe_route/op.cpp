@@ -243,9 +243,7 @@ OpFacts facts() {
            rare_number("scale", "a factor of the weights", "1", {1e-6, 1e6})},
       .families = {cuda_families, cpu_families},
       .contradiction = contradiction,
-      .tensors = tensors_of,
-      .stage = complete_stage,
-      .reference = reference};
+      .stage = {.tensors = tensors_of, .complete = complete_stage, .reference = reference}};
 }
 
 }  // namespace

@@ -34,21 +34,23 @@ Program forward_program(const Layer& layer) {
   return program;
 }
 
-class Fallback final : public StageFamily {
- public:
-  Fallback(bool centres, bool backward)
-      : StageFamily(
-            {.name = backward ? "backward_fallback" : "forward_fallback",
-             .summary = "plain loops for any width and alignment: the fallback",
-             .pass = backward ? "bwd" : "fwd",
-             .sources = {backward ? sources_of(centres).backward : sources_of(centres).forward},
-             .is_fallback = true}) {}
+Program program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  const Layer layer = layer_of(problem);
+  return layer.backward ? backward_fallback_program(layer, facts) : forward_program(layer);
+}
 
-  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
-    const Layer layer = layer_of(problem);
-    return layer.backward ? backward_fallback_program(layer, facts) : forward_program(layer);
-  }
-};
+std::vector<StageFamily> fallbacks(bool centres) {
+  const auto of = [](const char* name, const char* pass, const char* file) {
+    return StageFamily({.name = name,
+                        .summary = "plain loops for any width and alignment: the fallback",
+                        .pass = pass,
+                        .sources = {file},
+                        .is_fallback = true,
+                        .program = program});
+  };
+  const auto [forward, backward] = sources_of(centres);
+  return {of("forward_fallback", "fwd", forward), of("backward_fallback", "bwd", backward)};
+}
 
 }  // namespace
 
@@ -128,13 +130,13 @@ Program backward_fallback_program(const Layer& layer, const DeviceFacts& facts) 
 }
 
 std::vector<const Family*> fallback_families() {
-  static const Fallback forward(false, false), backward(false, true);
-  return {&forward, &backward};
+  static const auto families = fallbacks(false);
+  return addresses_of(families);
 }
 
 std::vector<const Family*> centred_fallback_families() {
-  static const Fallback forward(true, false), backward(true, true);
-  return {&forward, &backward};
+  static const auto families = fallbacks(true);
+  return addresses_of(families);
 }
 
 }  // namespace fftune::norm

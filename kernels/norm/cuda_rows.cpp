@@ -11,24 +11,23 @@
 namespace fftune::norm {
 namespace {
 
+RowShape shape_of(const Problem& problem) {
+  return layer_of(problem).rows();
+}
+
 /// Adds the parameters of both passes, with the constraints on them alone.
 void add_parameters(Space& space, const Layer& layer, const DeviceFacts& facts) {
   add_row_parameters(space, layer.rows(),
                      {.group = {4, 8, 16, 32, 64, 128, 256, 512, 1024},
                       .groups = {1, 2, 4, 8, 16, 32, 64},
-                      .clusters = true},
+                      .clusters = true,
+                      .wide_alone = true},
                      facts);
-  space
-      .constraint(
-          "more than 256 threads for a row need groups=1, so that the block synchronises for one "
-          "row alone",
-          [](const Config& c) { return c.at("group") <= 256 || c.at("groups") == 1; },
-          {"group", "groups"})
-      .constraint("a thread has at most 256 bytes of a row: more do not fit in its registers",
-                  [shape = layer.rows()](const Config& c) {
-                    return vectors_of_thread(shape, c) * c.at("vector") <= 256;
-                  },
-                  {"vector", "group", "cluster"});
+  space.constraint("a thread has at most 256 bytes of a row: more do not fit in its registers",
+                   [shape = layer.rows()](const Config& c) {
+                     return vectors_of_thread(shape, c) * c.at("vector") <= 256;
+                   },
+                   {"vector", "group", "cluster"});
 }
 
 /// Values for those parameters, with about `vectors` vectors a thread: a row that is wider than 512
@@ -100,105 +99,92 @@ void keep_order(Space& space, const Layer& layer, const DeviceFacts& facts) {
         [name, value = usual.at(name)](const Config& c) { return c.at(name) == value; }, {name});
 }
 
-class ForwardRows final : public RowFamily {
- public:
-  ForwardRows()
-      : RowFamily({.name = "forward_rows",
-                   .summary = "rows in registers of a group of threads, read once",
-                   .pass = "fwd",
-                   .sources = {"norm/forward_rows.cu"}}) {}
+Space forward_space(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  Space space;
+  add_parameters(space, layer, facts);
+  space.parameter("unroll", "rows that a group has in flight", {1, 2, 4})
+      .parameter("keep", "1: weights stay in registers from row to row; 0: each row loads them",
+                 {0, 1})
+      .parameter("waves", "blocks for each SM, which go on to further rows; 0: one block a set",
+                 {0, 2, 4, 8, 16});
+  add_l2_prefetch(space, facts, can_prefetch_l2(facts, row_alignment(layer)),
+                  [layer, facts](const Config& c) { return all_threads(layer, facts, c); },
+                  {"group", "groups", "cluster", "unroll", "waves"});
+  space
+      .constraint("a thread's part of the rows and weights must fit in registers",
+                  [layer, facts](const Config& c) {
+                    return forward_registers(layer, c) <=
+                           registers_of_thread(facts, block_threads(c));
+                  },
+                  {"vector", "group", "groups", "cluster", "unroll", "keep"})
+      .constraint(
+          "a vector needs two elements or more, since quantised elements are stored in pairs",
+          [layer](const Config& c) {
+            return !layer.quantises() || elements_of_vector(layer.rows(), c) >= 2;
+          },
+          {"vector"})
+      .constraint("unroll above 1 pays while a thread has at most 8 vectors in flight",
+                  [layer](const Config& c) {
+                    return c.at("unroll") == 1 ||
+                           c.at("unroll") * vectors_of_thread(layer.rows(), c) <= 8;
+                  },
+                  {"vector", "group", "cluster", "unroll"})
+      .constraint("the rows in flight of a block are at most those of the tensor",
+                  [layer](const Config& c) {
+                    return c.at("unroll") == 1 || c.at("groups") * c.at("unroll") <= layer.m;
+                  },
+                  {"groups", "unroll"})
+      .constraint(
+          "keep=0 is for threads with more than 4 vectors of weights: fewer stay in registers "
+          "anyway",
+          [layer](const Config& c) {
+            return c.at("keep") == 1 || vectors_of_thread(layer.rows(), c) > weights_at_hand;
+          },
+          {"vector", "group", "cluster", "keep"})
+      .constraint("waves above 0 needs more rows than the blocks of one wave take",
+                  [layer, facts](const Config& c) {
+                    return c.at("waves") == 0 ||
+                           c.at("waves") * facts.multiprocessors * c.at("groups") * c.at("unroll") <
+                               layer.m * c.at("cluster");
+                  },
+                  {"groups", "cluster", "unroll", "waves"});
+  if (layer.batch_invariant) keep_order(space, layer, facts);
+  return space;
+}
 
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    Space space;
-    add_parameters(space, layer, facts);
-    space.parameter("unroll", "rows that a group has in flight", {1, 2, 4})
-        .parameter("keep", "1: weights stay in registers from row to row; 0: each row loads them",
-                   {0, 1})
-        .parameter("waves", "blocks for each SM, which go on to further rows; 0: one block a set",
-                   {0, 2, 4, 8, 16});
-    add_l2_prefetch(space, facts, can_prefetch_l2(facts, row_alignment(layer)),
-                    [layer, facts](const Config& c) { return all_threads(layer, facts, c); },
-                    {"group", "groups", "cluster", "unroll", "waves"});
-    space
-        .constraint("a thread's part of the rows and weights must fit in registers",
-                    [layer, facts](const Config& c) {
-                      return forward_registers(layer, c) <=
-                             registers_of_thread(facts, block_threads(c));
-                    },
-                    {"vector", "group", "groups", "cluster", "unroll", "keep"})
-        .constraint(
-            "a vector needs two elements or more, since quantised elements are stored in pairs",
-            [layer](const Config& c) {
-              return !layer.quantises() || elements_of_vector(layer.rows(), c) >= 2;
-            },
-            {"vector"})
-        .constraint("unroll above 1 pays while a thread has at most 8 vectors in flight",
-                    [layer](const Config& c) {
-                      return c.at("unroll") == 1 ||
-                             c.at("unroll") * vectors_of_thread(layer.rows(), c) <= 8;
-                    },
-                    {"vector", "group", "cluster", "unroll"})
-        .constraint("the rows in flight of a block are at most those of the tensor",
-                    [layer](const Config& c) {
-                      return c.at("unroll") == 1 || c.at("groups") * c.at("unroll") <= layer.m;
-                    },
-                    {"groups", "unroll"})
-        .constraint(
-            "keep=0 is for threads with more than 4 vectors of weights: fewer stay in registers "
-            "anyway",
-            [layer](const Config& c) {
-              return c.at("keep") == 1 || vectors_of_thread(layer.rows(), c) > weights_at_hand;
-            },
-            {"vector", "group", "cluster", "keep"})
-        .constraint("waves above 0 needs more rows than the blocks of one wave take",
-                    [layer, facts](const Config& c) {
-                      return c.at("waves") == 0 || c.at("waves") * facts.multiprocessors *
-                                                           c.at("groups") * c.at("unroll") <
-                                                       layer.m * c.at("cluster");
-                    },
-                    {"groups", "cluster", "unroll", "waves"});
-    if (layer.batch_invariant) keep_order(space, layer, facts);
-    return space;
-  }
+// Blocks that start and end on their own keep the memory busy between them, so no block goes on.
+// Many rows: blocks of 256 threads with 2 vectors each, or 4 of wide rows; more bytes in flight
+// than those only make the memory slower. Few rows: one vector a thread, the shortest time for
+// each row, and what they read is on its way before the kernel's turn.
+Config forward_default(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  const bool few = layer.m <= 2 * facts.multiprocessors && !layer.batch_invariant;
+  const std::int64_t vectors = few ? 1 : usual_vectors(layer);
+  Config config = default_rows(layer, facts, vectors, 4);
+  config.set("unroll", 1);
+  config.set("keep", vectors_of_thread(layer.rows(), config) <= weights_at_hand ? 1 : 0);
+  config.set("waves", 0);
+  const bool l2_prefetch = can_prefetch_l2(facts, row_alignment(layer)) &&
+                           all_resident(facts, all_threads(layer, facts, config));
+  config.set("l2_prefetch", l2_prefetch ? 1 : 0);
+  return config;
+}
 
-  // Blocks that start and end on their own keep the memory busy between them, so no block goes on.
-  // Many rows: blocks of 256 threads with 2 vectors each, or 4 of wide rows; more bytes in flight
-  // than those only make the memory slower. Few rows: one vector a thread, the shortest time for
-  // each row, and what they read is on its way before the kernel's turn.
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    const bool few = layer.m <= 2 * facts.multiprocessors && !layer.batch_invariant;
-    const std::int64_t vectors = few ? 1 : usual_vectors(layer);
-    Config config = default_rows(layer, facts, vectors, 4);
-    config.set("unroll", 1);
-    config.set("keep", vectors_of_thread(layer.rows(), config) <= weights_at_hand ? 1 : 0);
-    config.set("waves", 0);
-    const bool l2_prefetch = can_prefetch_l2(facts, row_alignment(layer)) &&
-                             all_resident(facts, all_threads(layer, facts, config));
-    config.set("l2_prefetch", l2_prefetch ? 1 : 0);
-    return config;
-  }
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const Layer layer = layer_of(problem);
-    Program program;
-    append_row_kernel(
-        program, facts, "norm/forward_rows.cu",
-        fmt::format("forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
-                    template_arguments(layer), element_type(layer.out_dtype), layer.adds_after,
-                    config.at("vector"), vectors_of_thread(layer.rows(), config),
-                    config.at("group"), config.at("groups"), config.at("unroll"),
-                    config.at("cluster"), config.at("keep") != 0, config.at("evict_first") != 0,
-                    config.at("l2_prefetch") != 0),
-        forward_blocks(layer, facts, config), config, forward_arguments(layer));
-    return program;
-  }
-
- private:
-  RowShape row_shape(const Problem& problem) const override { return layer_of(problem).rows(); }
-};
+Program forward_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  Program program;
+  append_row_kernel(
+      program, facts, "norm/forward_rows.cu",
+      fmt::format("forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+                  template_arguments(layer), element_type(layer.out_dtype), layer.adds_after,
+                  config.at("vector"), vectors_of_thread(layer.rows(), config), config.at("group"),
+                  config.at("groups"), config.at("unroll"), config.at("cluster"),
+                  config.at("keep") != 0, config.at("evict_first") != 0,
+                  config.at("l2_prefetch") != 0),
+      forward_blocks(layer, facts, config), config, forward_arguments(layer));
+  return program;
+}
 
 constexpr std::int64_t backward_other_registers =
     32;  // addresses, sums, one vector of each as floats
@@ -231,110 +217,90 @@ std::int64_t backward_blocks(const Layer& layer, const DeviceFacts& facts, const
                             1, config.at("waves") * facts.multiprocessors / config.at("cluster")));
 }
 
-class BackwardRows final : public RowFamily {
- public:
-  BackwardRows()
-      : RowFamily({.name = "backward_rows",
-                   .summary = "rows in registers, x and dy read once, dw summed on the way",
-                   .pass = "bwd",
-                   .sources = {"norm/backward_rows.cu"}}) {}
+Space backward_space(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  Space space;
+  add_parameters(space, layer, facts);
+  space
+      .parameter("waves", "blocks for each SM, which go on to further rows", {1, 2, 3, 4, 6, 8, 12})
+      .parameter("keep", "1: weights stay in registers from row to row; 0: each row loads them",
+                 {0, 1})
+      .when_absent(0)
+      .parameter("prefetch", "1: the next row is loaded before the sums of this one; 0: after them",
+                 {0, 1})
+      .parameter("l2_prefetch_rows",
+                 "rows of the block by which L2 prefetch runs ahead; 0: no prefetch", {0, 1, 2, 4})
+      .when_absent(0)
+      .constraint(
+          "the threads of an SM's blocks must hold their parts of a row and of dw in registers",
+          [layer, facts](const Config& c) {
+            return backward_registers(layer, c) <=
+                   registers_of_thread(facts, c.at("waves") * block_threads(c));
+          },
+          {"vector", "group", "groups", "cluster", "waves", "keep", "prefetch"})
+      .constraint("the L2 prefetch needs rows of whole 16 bytes, and must run ahead of the loads",
+                  [layer, facts](const Config& c) {
+                    const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
+                    return c.at("l2_prefetch_rows") == 0 ||
+                           (c.at("l2_prefetch_rows") > c.at("prefetch") &&
+                            can_prefetch_l2(facts, widest_vector(layer.d * element_bytes)));
+                  },
+                  {"prefetch", "l2_prefetch_rows"})
+      .constraint(
+          "the groups' sums of dw must fit in 48 KB of shared memory",
+          [layer](const Config& c) { return shared_bytes(layer, c) <= static_shared_bytes; },
+          {"vector", "group", "groups", "cluster"});
+  limit_waves(space);
+  space.constraint("every block needs a row",
+                   [layer, facts](const Config& c) {
+                     return c.at("waves") == 1 ||
+                            (c.at("waves") - 1) * facts.multiprocessors * c.at("groups") <
+                                layer.m * c.at("cluster");
+                   },
+                   {"groups", "cluster", "waves"});
+  return space;
+}
 
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    Space space;
-    add_parameters(space, layer, facts);
-    space
-        .parameter("waves", "blocks for each SM, which go on to further rows",
-                   {1, 2, 3, 4, 6, 8, 12})
-        .parameter("keep", "1: weights stay in registers from row to row; 0: each row loads them",
-                   {0, 1})
-        .when_absent(0)
-        .parameter("prefetch",
-                   "1: the next row is loaded before the sums of this one; 0: after them", {0, 1})
-        .parameter("l2_prefetch_rows",
-                   "rows of the block by which L2 prefetch runs ahead; 0: no prefetch",
-                   {0, 1, 2, 4})
-        .when_absent(0)
-        .constraint(
-            "the threads of an SM's blocks must hold their parts of a row and of dw in registers",
-            [layer, facts](const Config& c) {
-              return backward_registers(layer, c) <=
-                     registers_of_thread(facts, c.at("waves") * block_threads(c));
-            },
-            {"vector", "group", "groups", "cluster", "waves", "keep", "prefetch"})
-        .constraint("the L2 prefetch needs rows of whole 16 bytes, and must run ahead of the loads",
-                    [layer, facts](const Config& c) {
-                      const auto element_bytes =
-                          static_cast<std::int64_t>(dtype_bytes(layer.dtype));
-                      return c.at("l2_prefetch_rows") == 0 ||
-                             (c.at("l2_prefetch_rows") > c.at("prefetch") &&
-                              can_prefetch_l2(facts, widest_vector(layer.d * element_bytes)));
-                    },
-                    {"prefetch", "l2_prefetch_rows"})
-        .constraint(
-            "the groups' sums of dw must fit in 48 KB of shared memory",
-            [layer](const Config& c) { return shared_bytes(layer, c) <= static_shared_bytes; },
-            {"vector", "group", "groups", "cluster"})
-        .constraint("an SM has at most 2048 resident threads: more blocks only add partial sums",
-                    [](const Config& c) {
-                      return c.at("waves") == 1 || c.at("waves") * block_threads(c) <= 2048;
-                    },
-                    {"group", "groups", "waves"})
-        .constraint("every block needs a row",
-                    [layer, facts](const Config& c) {
-                      return c.at("waves") == 1 ||
-                             (c.at("waves") - 1) * facts.multiprocessors * c.at("groups") <
-                                 layer.m * c.at("cluster");
-                    },
-                    {"groups", "cluster", "waves"});
-    return space;
-  }
+// Two vectors a thread: all that a row needs again stays in its registers, and the next row is on
+// its way to them; the one after that is prefetched to L2. Blocks of 512 threads, as few of them
+// leave few sums of dw to add up, and as many as an SM has registers for.
+Config backward_default(const Problem& problem, const DeviceFacts& facts) {
+  Config config = default_rows(layer_of(problem), facts, 2, 2);
+  config.set("waves", 1);
+  for (const char* name : {"keep", "prefetch", "l2_prefetch_rows"}) config.set(name, 0);
+  const Space space = backward_space(problem, facts);
+  const auto set_if_feasible = [&](const char* name, std::int64_t value) {
+    Config other = config;
+    other.set(name, value);
+    if (space.violations(other).empty()) config = other;
+  };
+  set_if_feasible("keep", 1);
+  set_if_feasible("prefetch", 1);
+  set_if_feasible("l2_prefetch_rows", 2);
+  if (block_threads(config) <= 256) set_if_feasible("groups", 2 * config.at("groups"));
+  for (const std::int64_t waves : {2, 3, 4, 6, 8}) set_if_feasible("waves", waves);
+  return config;
+}
 
-  // Two vectors a thread: all that a row needs again stays in its registers, and the next row is on
-  // its way to them; the one after that is prefetched to L2. Blocks of 512 threads, as few of them
-  // leave few sums of dw to add up, and as many as an SM has registers for.
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    Config config = default_rows(layer_of(problem), facts, 2, 2);
-    config.set("waves", 1);
-    for (const char* name : {"keep", "prefetch", "l2_prefetch_rows"}) config.set(name, 0);
-    const Space space = this->space(problem, facts);
-    const auto set_if_feasible = [&](const char* name, std::int64_t value) {
-      Config other = config;
-      other.set(name, value);
-      if (space.violations(other).empty()) config = other;
-    };
-    set_if_feasible("keep", 1);
-    set_if_feasible("prefetch", 1);
-    set_if_feasible("l2_prefetch_rows", 2);
-    if (block_threads(config) <= 256) set_if_feasible("groups", 2 * config.at("groups"));
-    for (const std::int64_t waves : {2, 3, 4, 6, 8}) set_if_feasible("waves", waves);
-    return config;
-  }
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const Layer layer = layer_of(problem);
-    const std::int64_t blocks = backward_blocks(layer, facts, config);
-    Program program;
-    program.scratch = {{static_cast<std::size_t>(blocks * layer.d) * sizeof(float), false}};
-    append_row_kernel(program, facts, "norm/backward_rows.cu",
-                      fmt::format("backward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
-                                  template_arguments(layer), config.at("vector"),
-                                  vectors_of_thread(layer.rows(), config), config.at("group"),
-                                  config.at("groups"), config.at("cluster"), config.at("keep") != 0,
-                                  config.at("prefetch") != 0, config.at("l2_prefetch_rows"),
-                                  config.at("evict_first") != 0, config.at("waves")),
-                      blocks, config, backward_arguments(layer, ScratchArgument{0}));
-    if (layer.frozen) return program;
-    append_column_sum(program, facts, "norm/backward_rows.cu", "backward_rows_weight",
-                      layer.weight_dtype, ScratchArgument{0}, tensor_of(places_of(layer), "dw"),
-                      blocks, layer.d);
-    return program;
-  }
-
- private:
-  RowShape row_shape(const Problem& problem) const override { return layer_of(problem).rows(); }
-};
+Program backward_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  const std::int64_t blocks = backward_blocks(layer, facts, config);
+  Program program;
+  program.scratch = {{static_cast<std::size_t>(blocks * layer.d) * sizeof(float), false}};
+  append_row_kernel(
+      program, facts, "norm/backward_rows.cu",
+      fmt::format("backward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+                  template_arguments(layer), config.at("vector"),
+                  vectors_of_thread(layer.rows(), config), config.at("group"), config.at("groups"),
+                  config.at("cluster"), config.at("keep") != 0, config.at("prefetch") != 0,
+                  config.at("l2_prefetch_rows"), config.at("evict_first") != 0, config.at("waves")),
+      blocks, config, backward_arguments(layer, ScratchArgument{0}));
+  if (layer.frozen) return program;
+  append_column_sum(program, facts, "norm/backward_rows.cu", "backward_rows_weight",
+                    layer.weight_dtype, ScratchArgument{0}, tensor_of(places_of(layer), "dw"),
+                    blocks, layer.d);
+  return program;
+}
 
 // layernorm's rows, each read once by the threads of a block that share it.
 
@@ -368,66 +334,72 @@ std::int64_t centred_group(const RowShape& shape, Config config) {
   return best;
 }
 
-class CentredForwardRows final : public RowFamily {
- public:
-  CentredForwardRows()
-      : RowFamily({.name = "forward_rows",
-                   .summary = "rows in registers of a group of threads, read once",
-                   .pass = "fwd",
-                   .sources = {centred_file}}) {}
+Space centred_space(const Problem& problem, const DeviceFacts& facts) {
+  const RowShape shape = shape_of(problem);
+  Space space;
+  add_row_parameters(
+      space, shape,
+      {.group = {8, 16, 32, 64, 128, 256, 512, 1024}, .groups = {1, 2, 4, 8, most_centred_groups}},
+      facts);
+  space.constraint("a thread has at most 64 elements of a row in registers, in float",
+                   [shape](const Config& c) {
+                     return vectors_of_thread(shape, c) * elements_of_vector(shape, c) <= 64;
+                   },
+                   {"vector", "group"});
+  return space;
+}
 
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const RowShape shape = row_shape(problem);
-    Space space;
-    add_row_parameters(space, shape,
-                       {.group = {8, 16, 32, 64, 128, 256, 512, 1024},
-                        .groups = {1, 2, 4, 8, most_centred_groups}},
-                       facts);
-    space.constraint("a thread has at most 64 elements of a row in registers, in float",
-                     [shape](const Config& c) {
-                       return vectors_of_thread(shape, c) * elements_of_vector(shape, c) <= 64;
-                     },
-                     {"vector", "group"});
-    return space;
-  }
+/// The widest accesses, about one a thread where there are few rows, and two where there are
+/// many; of many wide rows as an SM has enough of them in flight.
+Config centred_default(const Problem& problem, const DeviceFacts& facts) {
+  const RowShape shape = shape_of(problem);
+  const bool few = shape.rows <= 2 * facts.multiprocessors;
+  Config config = default_rows(shape, {.vectors = few ? 1 : 2, .most_group = 1024});
+  config.set("groups", std::min<std::int64_t>(config.at("groups"), most_centred_groups));
+  if (!few && shape.bytes() > wide_row_bytes) config.set("group", centred_group(shape, config));
+  return config;
+}
 
-  /// The widest accesses, about one a thread where there are few rows, and two where there are
-  /// many; of many wide rows as an SM has enough of them in flight.
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const RowShape shape = row_shape(problem);
-    const bool few = shape.rows <= 2 * facts.multiprocessors;
-    Config config = default_rows(shape, {.vectors = few ? 1 : 2, .most_group = 1024});
-    config.set("groups", std::min<std::int64_t>(config.at("groups"), most_centred_groups));
-    if (!few && shape.bytes() > wide_row_bytes) config.set("group", centred_group(shape, config));
-    return config;
-  }
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& config) const override {
-    const Layer layer = layer_of(problem);
-    Program program;
-    append_row_kernel(program, facts, centred_file,
-                      fmt::format("layernorm_rows<{}, {}, {}, {}, {}>", template_arguments(layer),
-                                  config.at("vector"), vectors_of_thread(layer.rows(), config),
-                                  config.at("group"), config.at("groups")),
-                      quotient_up(layer.m, config.at("groups")), config, forward_arguments(layer));
-    return program;
-  }
-
- private:
-  RowShape row_shape(const Problem& problem) const override { return layer_of(problem).rows(); }
-};
+Program centred_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  Program program;
+  append_row_kernel(program, facts, centred_file,
+                    fmt::format("layernorm_rows<{}, {}, {}, {}, {}>", template_arguments(layer),
+                                config.at("vector"), vectors_of_thread(layer.rows(), config),
+                                config.at("group"), config.at("groups")),
+                    quotient_up(layer.m, config.at("groups")), config, forward_arguments(layer));
+  return program;
+}
 
 }  // namespace
 
 std::vector<const Family*> row_families() {
-  static const ForwardRows forward;
-  static const BackwardRows backward;
+  static const RowFamily forward({.name = "forward_rows",
+                                  .summary = "rows in registers of a group of threads, read once",
+                                  .pass = "fwd",
+                                  .sources = {"norm/forward_rows.cu"},
+                                  .search = {forward_space, forward_default},
+                                  .program = forward_program},
+                                 shape_of);
+  static const RowFamily backward(
+      {.name = "backward_rows",
+       .summary = "rows in registers, x and dy read once, dw summed on the way",
+       .pass = "bwd",
+       .sources = {"norm/backward_rows.cu"},
+       .search = {backward_space, backward_default},
+       .program = backward_program},
+      shape_of);
   return {&forward, &backward};
 }
 
 std::vector<const Family*> centred_row_families() {
-  static const CentredForwardRows forward;
+  static const RowFamily forward({.name = "forward_rows",
+                                  .summary = "rows in registers of a group of threads, read once",
+                                  .pass = "fwd",
+                                  .sources = {centred_file},
+                                  .search = {centred_space, centred_default},
+                                  .program = centred_program},
+                                 shape_of);
   return {&forward};
 }
 

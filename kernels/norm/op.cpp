@@ -66,11 +66,11 @@ OpFacts completed(OpFacts facts) {
       {.name = "d", .help = "features of a token", .max = most_features, .example = 4096}};
   facts.baselines = baselines;
   facts.contradiction = contradiction;
-  facts.tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); };
-  facts.stage = complete_stage;
-  facts.reference = [](const Problem& problem, ReferenceTensors& tensors, Parallel& parallel) {
-    reference(layer_of(problem), tensors, parallel);
-  };
+  facts.stage = {
+      .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
+      .complete = complete_stage,
+      .reference = [](const Problem& problem, ReferenceTensors& tensors,
+                      Parallel& parallel) { reference(layer_of(problem), tensors, parallel); }};
   return facts;
 }
 

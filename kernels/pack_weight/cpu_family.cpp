@@ -130,14 +130,12 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
 }  // namespace
 
 const Family& cpu_family() {
-  static const StageFamily family({.name = "cpu_pack_weight",
-                                   .summary = "tiles of 16 rows on several threads",
-                                   .device_kind = DeviceKind::cpu,
-                                   .stage = stage_pack,
-                                   .pass = "fwd",
-                                   .sources = {"pack_weight/cpu_family.cpp"},
-                                   .is_fallback = true,
-                                   .program = program});
+  static const StageFamily family = cpu_fallback({.name = "cpu_pack_weight",
+                                                  .summary = "tiles of 16 rows on several threads",
+                                                  .stage = stage_pack,
+                                                  .pass = "fwd",
+                                                  .sources = {"pack_weight/cpu_family.cpp"},
+                                                  .program = program});
   return family;
 }
 

@@ -178,15 +178,13 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
 }  // namespace
 
 const Family& cpu_heads_family() {
-  static const StageFamily family({.name = "cpu_heads",
-                                   .summary = "tokens one by one, in fp32",
-                                   .device_kind = DeviceKind::cpu,
-                                   .stage = stage_heads,
-                                   .pass = "fwd",
-                                   .sources = {"qkv/cpu_heads.cpp"},
-                                   .is_fallback = true,
-                                   .refusal = refuse_finished_heads,
-                                   .program = program});
+  static const StageFamily family = cpu_fallback({.name = "cpu_heads",
+                                                  .summary = "tokens one by one, in fp32",
+                                                  .stage = stage_heads,
+                                                  .pass = "fwd",
+                                                  .sources = {"qkv/cpu_heads.cpp"},
+                                                  .refusal = refuse_finished_heads,
+                                                  .program = program});
   return family;
 }
 

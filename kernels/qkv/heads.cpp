@@ -106,8 +106,7 @@ const Family& heads_family() {
        .sources = {kernel_file},
        .is_fallback = true,
        .refusal = refuse_finished_heads,
-       .space = space,
-       .default_config = default_config,
+       .search = {space, default_config},
        .program = program});
   return family;
 }

@@ -147,13 +147,10 @@ std::vector<const Family*> families() {
        {product},
        "product_fallback",
        "any sizes, alignment and type, a head at a time: the fallback"},
-      {cpu_plain_engine, {product}, "cpu_plain", "plain loops for any sizes: the fallback"}};
-  static const std::vector expansions{expand_family(expansion), cpu_expand_family(expansion)};
-  static const std::vector quantisations{quantise_family(quantisation),
-                                         cpu_quantise_family(quantisation)};
-  auto families = addresses_of(gemms);
-  append(families, addresses_of(expansions));
-  append(families, addresses_of(quantisations));
+      {cpu_plain_engine, {product}, "cpu_plain", plain_summary}};
+  static const auto expansions = on_both(expand_family, cpu_expand_family, {expansion});
+  static const auto quantisations = on_both(quantise_family, cpu_quantise_family, {quantisation});
+  auto families = addresses_of(gemms, expansions, quantisations);
   append(families, {&heads_family(), &cpu_heads_family()});
   return families;
 }

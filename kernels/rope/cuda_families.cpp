@@ -92,129 +92,124 @@ Config defaults(const Layer& layer, std::int64_t vector) {
           {"unroll", unroll}, {"passes", 1},    {"evict_first", 0}};
 }
 
-class Rows final : public StageFamily {
- public:
-  Rows(std::string_view name, std::string_view summary, bool backward, bool fallback)
-      : StageFamily({.name = name,
-                     .summary = summary,
-                     .pass = backward ? "bwd" : "fwd",
-                     .sources = {file},
-                     .is_fallback = fallback}) {}
+Space space(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  Space space;
+  add_wide_vector(space, element_bytes(layer), widest(layer), "halves and rows")
+      .parameter("heads", "heads of a block side by side", {1, 2, 4, 8, 16, 32})
+      .parameter("tokens", "tokens of a block", {1, 2, 4, 8, 16, 32, 64, 128})
+      .parameter("unroll", "heads that a thread has in flight", {1, 2, 4, 8})
+      .parameter("passes", "times that it goes on to further heads with the same sines",
+                 {1, 2, 4, 8})
+      .parameter("evict_first", "1: accesses use the L2 policy evict_first; 0: evict_normal",
+                 {0, 1})
+      .constraint("a block has 64 to 512 threads, or as many as one row needs",
+                  [layer](const Config& c) {
+                    const std::int64_t threads = block_threads(layer, c);
+                    return threads >= 64 &&
+                           (threads <= 512 || (c.at("heads") == 1 && c.at("tokens") == 1));
+                  },
+                  {"vector", "heads", "tokens"})
+      .constraint("more than half of the heads of a pass would be padding",
+                  [layer](const Config& c) {
+                    return c.at("heads") * c.at("unroll") == 1 ||
+                           c.at("heads") * c.at("unroll") < 2 * all_heads(layer);
+                  },
+                  {"heads", "unroll"})
+      .constraint("every pass needs heads",
+                  [layer](const Config& c) {
+                    return c.at("passes") == 1 ||
+                           c.at("heads") * c.at("unroll") * (c.at("passes") - 1) < all_heads(layer);
+                  },
+                  {"heads", "unroll", "passes"})
+      .constraint(
+          "more than half of a block's tokens would be padding, in a block of more than 64 "
+          "threads",
+          [layer](const Config& c) {
+            return c.at("tokens") == 1 || c.at("tokens") < 2 * layer.tokens() ||
+                   block_threads(layer, c) < 128;
+          },
+          {"vector", "heads", "tokens"})
+      .constraint("a block's sines and cosines must fit in 48 KB of shared memory",
+                  [layer](const Config& c) {
+                    return c.at("tokens") * sine_bytes(layer) <= most_sine_bytes;
+                  },
+                  {"tokens"})
+      .constraint("accesses in flight and sines must fit in a thread's registers",
+                  [layer, facts](const Config& c) {
+                    return registers_needed(layer, c) <=
+                           registers_of_thread(facts, block_threads(layer, c));
+                  },
+                  {"vector", "heads", "tokens", "unroll"});
+  return space;
+}
 
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    if (is_fallback()) return {};
-    const Layer layer = layer_of(problem);
-    Space space;
-    add_wide_vector(space, element_bytes(layer), widest(layer), "halves and rows")
-        .parameter("heads", "heads of a block side by side", {1, 2, 4, 8, 16, 32})
-        .parameter("tokens", "tokens of a block", {1, 2, 4, 8, 16, 32, 64, 128})
-        .parameter("unroll", "heads that a thread has in flight", {1, 2, 4, 8})
-        .parameter("passes", "times that it goes on to further heads with the same sines",
-                   {1, 2, 4, 8})
-        .parameter("evict_first", "1: accesses use the L2 policy evict_first; 0: evict_normal",
-                   {0, 1})
-        .constraint("a block has 64 to 512 threads, or as many as one row needs",
-                    [layer](const Config& c) {
-                      const std::int64_t threads = block_threads(layer, c);
-                      return threads >= 64 &&
-                             (threads <= 512 || (c.at("heads") == 1 && c.at("tokens") == 1));
-                    },
-                    {"vector", "heads", "tokens"})
-        .constraint("more than half of the heads of a pass would be padding",
-                    [layer](const Config& c) {
-                      return c.at("heads") * c.at("unroll") == 1 ||
-                             c.at("heads") * c.at("unroll") < 2 * all_heads(layer);
-                    },
-                    {"heads", "unroll"})
-        .constraint("every pass needs heads",
-                    [layer](const Config& c) {
-                      return c.at("passes") == 1 ||
-                             c.at("heads") * c.at("unroll") * (c.at("passes") - 1) <
-                                 all_heads(layer);
-                    },
-                    {"heads", "unroll", "passes"})
-        .constraint(
-            "more than half of a block's tokens would be padding, in a block of more than 64 "
-            "threads",
-            [layer](const Config& c) {
-              return c.at("tokens") == 1 || c.at("tokens") < 2 * layer.tokens() ||
-                     block_threads(layer, c) < 128;
-            },
-            {"vector", "heads", "tokens"})
-        .constraint("a block's sines and cosines must fit in 48 KB of shared memory",
-                    [layer](const Config& c) {
-                      return c.at("tokens") * sine_bytes(layer) <= most_sine_bytes;
-                    },
-                    {"tokens"})
-        .constraint("accesses in flight and sines must fit in a thread's registers",
-                    [layer, facts](const Config& c) {
-                      return registers_needed(layer, c) <=
-                             registers_of_thread(facts, block_threads(layer, c));
-                    },
-                    {"vector", "heads", "tokens", "unroll"});
-    return space;
-  }
+Config default_config(const Problem& problem, const DeviceFacts&) {
+  const Layer layer = layer_of(problem);
+  return defaults(layer, std::min(widest(layer), usual_vector));
+}
 
-  Config default_config(const Problem& problem, const DeviceFacts&) const override {
-    if (is_fallback()) return {};
-    const Layer layer = layer_of(problem);
-    return defaults(layer, std::min(widest(layer), usual_vector));
-  }
+Program program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+  const Layer layer = layer_of(problem);
+  const TensorPlaces places(rope_op().tensors(problem));
+  const bool back = layer.backward;
+  const Frequencies frequencies = frequencies_of(problem);
+  const std::int64_t across = head_blocks(layer, config);
+  const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
+  return pdl_program(
+      facts, file,
+      fmt::format("rope_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+                  element_type(layer.dtype), static_cast<int>(layer.layout), !layer.is_plain(),
+                  layer.starts, layer.table, layer.backward,
+                  layer.rotation == Rotation::interleaved, layer.dim, layer.rotary,
+                  config.at("vector"), config.at("heads"), config.at("tokens"), config.at("unroll"),
+                  config.at("passes"), config.at("evict_first") != 0),
+      {static_cast<std::uint32_t>(quotient_up(layer.tokens(), config.at("tokens")) * across)},
+      static_cast<std::uint32_t>(block_threads(layer, config)),
+      {tensor_or_null(places, back ? "dq_out" : "q"),
+       tensor_or_null(places, back ? "dk_out" : "k"),
+       tensor_or_null(places, back ? "dq" : "q_out"),
+       tensor_or_null(places, back ? "dk" : "k_out"),
+       tensor_or_null(places, "angles"),
+       tensor_or_null(places, "offsets"),
+       tensor_or_null(places, "starts"),
+       ArrayArgument{frequencies.values},
+       layer.tokens(),
+       small(layer.b),
+       small(layer.s),
+       small(layer.positions),
+       small(layer.heads),
+       small(layer.kv_heads),
+       layer.q.row,
+       layer.k.row,
+       layer.q.outer,
+       layer.k.outer,
+       layer.q.head,
+       layer.k.head,
+       small(across),
+       frequencies.scale});
+}
 
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& given) const override {
-    const Layer layer = layer_of(problem);
-    const TensorPlaces places(rope_op().tensors(problem));
-    const bool back = layer.backward;
-    const Config config = is_fallback() ? defaults(layer, element_bytes(layer)) : given;
-    const Frequencies frequencies = frequencies_of(problem);
-    const std::int64_t across = head_blocks(layer, config);
-    const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-    return pdl_program(
-        facts, file,
-        fmt::format("rope_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
-                    element_type(layer.dtype), static_cast<int>(layer.layout), !layer.is_plain(),
-                    layer.starts, layer.table, layer.backward,
-                    layer.rotation == Rotation::interleaved, layer.dim, layer.rotary,
-                    config.at("vector"), config.at("heads"), config.at("tokens"),
-                    config.at("unroll"), config.at("passes"), config.at("evict_first") != 0),
-        {static_cast<std::uint32_t>(quotient_up(layer.tokens(), config.at("tokens")) * across)},
-        static_cast<std::uint32_t>(block_threads(layer, config)),
-        {tensor_or_null(places, back ? "dq_out" : "q"),
-         tensor_or_null(places, back ? "dk_out" : "k"),
-         tensor_or_null(places, back ? "dq" : "q_out"),
-         tensor_or_null(places, back ? "dk" : "k_out"),
-         tensor_or_null(places, "angles"),
-         tensor_or_null(places, "offsets"),
-         tensor_or_null(places, "starts"),
-         ArrayArgument{frequencies.values},
-         layer.tokens(),
-         small(layer.b),
-         small(layer.s),
-         small(layer.positions),
-         small(layer.heads),
-         small(layer.kv_heads),
-         layer.q.row,
-         layer.k.row,
-         layer.q.outer,
-         layer.k.outer,
-         layer.q.head,
-         layer.k.head,
-         small(across),
-         frequencies.scale});
-  }
-};
+/// Element by element.
+Program fallback_program(const Problem& problem, const DeviceFacts& facts, const Config&) {
+  const Layer layer = layer_of(problem);
+  return program(problem, facts, defaults(layer, element_bytes(layer)));
+}
 
 }  // namespace
 
 std::vector<const Family*> cuda_families() {
-  static constexpr const char* shared = "a few threads a head, sines shared by heads";
-  static constexpr const char* by_element = "element by element: the fallback";
-  static const Rows forward("forward_rows", shared, false, false);
-  static const Rows backward("backward_rows", shared, true, false);
-  static const Rows forward_fallback("forward_fallback", by_element, false, true);
-  static const Rows backward_fallback("backward_fallback", by_element, true, true);
-  return {&forward, &backward, &forward_fallback, &backward_fallback};
+  static const auto rows = of_passes({"forward_rows", "backward_rows"},
+                                     {.summary = "a few threads a head, sines shared by heads",
+                                      .sources = {file},
+                                      .search = {space, default_config},
+                                      .program = program});
+  static const auto fallbacks = of_passes({"forward_fallback", "backward_fallback"},
+                                          {.summary = "element by element: the fallback",
+                                           .sources = {file},
+                                           .is_fallback = true,
+                                           .program = fallback_program});
+  return addresses_of(rows, fallbacks);
 }
 
 }  // namespace fftune::rope

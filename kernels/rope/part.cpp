@@ -25,21 +25,13 @@ void draw_slots(std::uint64_t seed, std::int64_t rows, std::span<double> slots) 
 }  // namespace
 
 SizeField positions_size(const std::string& usual, WhenAbsent when_absent) {
-  return {.name = "positions",
-          .help = "rows of the table of angles; " + usual + " if left out",
-          .example = 4096,
-          .rare = true,
-          .performance_neutral = true,
-          .when_absent = std::move(when_absent)};
+  return neutral(rare_size("positions", "rows of the table of angles; " + usual + " if left out",
+                           SizeField().max, 4096, std::move(when_absent)));
 }
 
 SizeField cache_slots_size(const std::string& caches, WhenAbsent when_absent) {
-  return {.name = "cache-slots",
-          .help = "rows of " + caches + "; m if left out",
-          .example = 65536,
-          .rare = true,
-          .performance_neutral = true,
-          .when_absent = std::move(when_absent)};
+  return neutral(rare_size("cache-slots", "rows of " + caches + "; m if left out", SizeField().max,
+                           65536, std::move(when_absent)));
 }
 
 std::vector<OptionField> angle_options() {

@@ -53,7 +53,8 @@ TensorSpec rows_of(const Layer& layer, const char* name, Role role, std::int64_t
   return spec;
 }
 
-std::vector<TensorSpec> tensors_of(const Layer& layer) {
+std::vector<TensorSpec> tensors_of(const Problem& problem) {
+  const Layer layer = layer_of(problem);
   std::vector<TensorSpec> tensors;
   for (const Side& side : sides_of(layer))
     tensors.push_back(rows_of(layer, side.in, Role::input, side.heads, side.strides));
@@ -244,9 +245,7 @@ OpFacts facts() {
       .families = {cuda_families, cpu_families},
       .baselines = baselines,
       .contradiction = contradiction,
-      .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
-      .stage = complete_stage,
-      .reference = reference};
+      .stage = {.tensors = tensors_of, .complete = complete_stage, .reference = reference}};
 }
 
 }  // namespace

@@ -257,14 +257,13 @@ Program program(const Problem& problem, const DeviceFacts&, const Config&) {
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const StageFamily family({.name = "cpu_choose",
-                                   .summary = "parts of rows on all threads",
-                                   .device_kind = DeviceKind::cpu,
-                                   .stage = sample::stage,
-                                   .pass = "fwd",
-                                   .sources = {"sample/cpu_families.cpp", "common/sampling.cuh"},
-                                   .is_fallback = true,
-                                   .program = program});
+  static const StageFamily family =
+      cpu_fallback({.name = "cpu_choose",
+                    .summary = "parts of rows on all threads",
+                    .stage = sample::stage,
+                    .pass = "fwd",
+                    .sources = {"sample/cpu_families.cpp", "common/sampling.cuh"},
+                    .program = program});
   return {&family};
 }
 

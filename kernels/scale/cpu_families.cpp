@@ -51,10 +51,8 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
 std::vector<const Family*> cpu_families() {
   static const CpuRowFamily family({.name = "cpu_rows",
                                     .summary = "blocks of rows on all threads",
-                                    .device_kind = DeviceKind::cpu,
                                     .pass = "fwd",
                                     .sources = {"scale/cpu_families.cpp"},
-                                    .is_fallback = true,
                                     .program = program},
                                    work_of);
   return {&family};

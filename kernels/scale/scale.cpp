@@ -70,9 +70,7 @@ OpFacts facts() {
                               {"one", "rows", "ids"})},
       .families = {cuda_families, cpu_families},
       .contradiction = contradiction,
-      .tensors = tensors_of,
-      .stage = complete_stage,
-      .reference = reference};
+      .stage = {.tensors = tensors_of, .complete = complete_stage, .reference = reference}};
 }
 
 }  // namespace

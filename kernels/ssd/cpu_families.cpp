@@ -124,44 +124,35 @@ Config chunk_default(const Problem& problem, const DeviceFacts& facts) {
 }  // namespace
 
 std::vector<const Family*> cpu_families() {
-  static const std::vector<StageFamily> families = [] {
-    const std::vector<std::string> chunk_sources = {"ssd/cpu_chunks.cpp", "ssd/cpu_host.hpp",
-                                                    "gated_delta_rule/cpu_states.hpp",
-                                                    vector_kernel_source};
-    std::vector<StageFamily> made;
-    made.emplace_back(StageFamilyFacts{
-        .name = "cpu_chunks",
-        .summary = "chunks of 64 tokens of some heads on several threads, by products of matrices",
-        .device_kind = DeviceKind::cpu,
-        .pass = "fwd",
-        .sources = chunk_sources,
-        .is_preferred = has_chunks,
-        .refusal = refuse_slots,
-        .space = chunk_space,
-        .default_config = chunk_default,
-        .program = chunk_program});
-    made.emplace_back(StageFamilyFacts{
-        .name = "cpu_recurrent",
-        .summary = "rows of states on several threads, token by token",
-        .device_kind = DeviceKind::cpu,
-        .pass = "fwd",
-        .sources = {"ssd/cpu_families.cpp", "ssd/cpu_host.hpp", "gated_delta_rule/cpu_states.hpp"},
-        .is_fallback = true,
-        .space = recurrent_space,
-        .default_config = recurrent_default,
-        .program = recurrent_program});
-    made.emplace_back(StageFamilyFacts{
-        .name = "cpu_chunks_backward",
-        .summary = "chunks of 64 tokens of some heads on several threads, from the last one on",
-        .device_kind = DeviceKind::cpu,
-        .pass = "bwd",
-        .sources = chunk_sources,
-        .is_fallback = true,
-        .space = chunk_space,
-        .default_config = chunk_default,
-        .program = chunk_backward_program});
-    return made;
-  }();
+  const std::vector<std::string> chunk_sources = {"ssd/cpu_chunks.cpp", "ssd/cpu_host.hpp",
+                                                  "gated_delta_rule/cpu_states.hpp",
+                                                  vector_kernel_source};
+  static const std::vector<StageFamily> families{
+      StageFamily(
+          {.name = "cpu_chunks",
+           .summary =
+               "chunks of 64 tokens of some heads on several threads, by products of matrices",
+           .device_kind = DeviceKind::cpu,
+           .pass = "fwd",
+           .sources = chunk_sources,
+           .is_preferred = has_chunks,
+           .refusal = refuse_slots,
+           .search = {chunk_space, chunk_default},
+           .program = chunk_program}),
+      cpu_fallback({.name = "cpu_recurrent",
+                    .summary = "rows of states on several threads, token by token",
+                    .pass = "fwd",
+                    .sources = {"ssd/cpu_families.cpp", "ssd/cpu_host.hpp",
+                                "gated_delta_rule/cpu_states.hpp"},
+                    .search = {recurrent_space, recurrent_default},
+                    .program = recurrent_program}),
+      cpu_fallback(
+          {.name = "cpu_chunks_backward",
+           .summary = "chunks of 64 tokens of some heads on several threads, from the last one on",
+           .pass = "bwd",
+           .sources = chunk_sources,
+           .search = {chunk_space, chunk_default},
+           .program = chunk_backward_program})};
   return addresses_of(families);
 }
 

@@ -397,47 +397,41 @@ Program chunk_backward_program(const Problem& problem, const DeviceFacts& facts,
 }  // namespace
 
 std::vector<const Family*> cuda_families() {
-  static const std::vector<StageFamily> families = [] {
-    std::vector<StageFamily> made;
-    made.emplace_back(StageFamilyFacts{
-        .name = "chunks_sm90",
-        .summary = "chunks of 64 tokens with wgmma, a head's state in the registers of a warpgroup",
-        .pass = "fwd",
-        .sources = {sm90_file},
-        .is_preferred = has_chunks,
-        .refusal = refuse_sm90,
-        .space = sm90_space,
-        .default_config = sm90_default,
-        .program = sm90_program});
-    made.emplace_back(StageFamilyFacts{
-        .name = "chunks",
-        .summary = "chunks of 64 tokens with mma.sync, a head's state in the registers of a CTA",
-        .pass = "fwd",
-        .sources = {chunk_file},
-        .is_preferred = has_chunks,
-        .refusal = refuse_chunks,
-        .space = chunk_space,
-        .default_config = chunk_default,
-        .program = chunk_program});
-    made.push_back(gated_delta_rule::recurrent_family("fwd", {recurrent_file, decode_file},
-                                                      recurrent_space, recurrent_default,
-                                                      recurrent_program));
-    made.emplace_back(StageFamilyFacts{
-        .name = "chunks_backward",
-        .summary =
-            "chunks of 64 tokens with mma.sync: walks of states and of their gradients, then "
-            "all chunks' tokens at once",
-        .pass = "bwd",
-        .sources = {chunk_file, chunk_backward_file, backward_file, rows_file},
-        .is_preferred = has_chunks,
-        .refusal = refuse_backward_chunks,
-        .space = chunk_space,
-        .default_config = chunk_default,
-        .program = chunk_backward_program});
-    made.push_back(gated_delta_rule::recurrent_family(
-        "bwd", {backward_file, rows_file}, recurrent_space, recurrent_default, backward_program));
-    return made;
-  }();
+  static const std::vector<StageFamily> families{
+      StageFamily(
+          {.name = "chunks_sm90",
+           .summary =
+               "chunks of 64 tokens with wgmma, a head's state in the registers of a warpgroup",
+           .pass = "fwd",
+           .sources = {sm90_file},
+           .is_preferred = has_chunks,
+           .refusal = refuse_sm90,
+           .search = {sm90_space, sm90_default},
+           .program = sm90_program}),
+      StageFamily(
+          {.name = "chunks",
+           .summary = "chunks of 64 tokens with mma.sync, a head's state in the registers of a CTA",
+           .pass = "fwd",
+           .sources = {chunk_file},
+           .is_preferred = has_chunks,
+           .refusal = refuse_chunks,
+           .search = {chunk_space, chunk_default},
+           .program = chunk_program}),
+      gated_delta_rule::recurrent_family("fwd", {recurrent_file, decode_file},
+                                         {recurrent_space, recurrent_default}, recurrent_program),
+      StageFamily(
+          {.name = "chunks_backward",
+           .summary =
+               "chunks of 64 tokens with mma.sync: walks of states and of their gradients, then "
+               "all chunks' tokens at once",
+           .pass = "bwd",
+           .sources = {chunk_file, chunk_backward_file, backward_file, rows_file},
+           .is_preferred = has_chunks,
+           .refusal = refuse_backward_chunks,
+           .search = {chunk_space, chunk_default},
+           .program = chunk_backward_program}),
+      gated_delta_rule::recurrent_family("bwd", {backward_file, rows_file},
+                                         {recurrent_space, recurrent_default}, backward_program)};
   return addresses_of(families);
 }
 

@@ -62,7 +62,8 @@ auto steps_drawn_for(const Layer& layer) {
   };
 }
 
-std::vector<TensorSpec> tensors_of(const Layer& layer) {
+std::vector<TensorSpec> tensors_of(const Problem& problem) {
+  const Layer layer = layer_of(problem);
   TensorList list(layer);
   const std::int64_t groups = layer.heads, heads = layer.v_heads, dim = layer.v_dim;
   list.add_d_out();
@@ -203,9 +204,7 @@ OpFacts facts() {
           .known_models = models,
           .families = {cuda_families, cpu_families},
           .contradiction = contradiction,
-          .tensors = [](const Problem& problem) { return tensors_of(layer_of(problem)); },
-          .stage = complete,
-          .reference = reference};
+          .stage = {.tensors = tensors_of, .complete = complete, .reference = reference}};
 }
 
 }  // namespace

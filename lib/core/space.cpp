@@ -21,21 +21,13 @@ std::string Parameter::values_text(std::string_view separator) const {
 }
 
 Space& Space::parameter(std::string name, std::string help, std::vector<std::int64_t> values) {
-  Parameter added;
-  added.name = std::move(name);
-  added.help = std::move(help);
-  added.values.assign(values.begin(), values.end());
-  parameters_.push_back(std::move(added));
-  return *this;
+  return parameter(
+      {.name = std::move(name), .help = std::move(help), .values = {values.begin(), values.end()}});
 }
 
 Space& Space::parameter(std::string name, std::string help, std::vector<std::string> words) {
-  Parameter added;
-  added.name = std::move(name);
-  added.help = std::move(help);
-  added.values.assign(words.begin(), words.end());
-  parameters_.push_back(std::move(added));
-  return *this;
+  return parameter(
+      {.name = std::move(name), .help = std::move(help), .values = {words.begin(), words.end()}});
 }
 
 Space& Space::parameter(Parameter parameter) {

@@ -7,7 +7,7 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/masked/masked.hpp"
 #include "registry/catalog.hpp"
-#include "support/catch.hpp"
+#include "support/op_reference.hpp"
 #include "verify/host_threads.hpp"
 
 using namespace fftune;
@@ -41,12 +41,7 @@ std::vector<std::string> names(const Op& op, const Problem& problem, Role role) 
 }  // namespace
 
 TEST_CASE("the masked ops are in the catalog, and every source of their families is embedded") {
-  const auto& catalog = builtin_catalog();
-  for (const Op* op : {&masked_linear_op(), &masked_ffn_op()}) {
-    REQUIRE(&catalog.op(op->name()) == op);
-    for (const auto* family : op->families())
-      REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
-  }
+  for (const Op* op : {&masked_linear_op(), &masked_ffn_op()}) test::check_registration(*op);
 }
 
 TEST_CASE("buffers are in the order that the C API promises") {
@@ -158,8 +153,7 @@ TEST_CASE("every stage's GEMM has the experts' tensors, in the order that the te
         before.push_back(own.back() + "_before");
       }
       CHECK(names_of(gemm.c, expert) == own);
-      CHECK(names_of(gemm.epilogue.source, expert) ==
-            (masked::accumulates(problem) ? before : Names{}));
+      CHECK(names_of(gemm.epilogue.source, expert) == (accumulates(problem) ? before : Names{}));
     }
   };
   Problem linear = cpu_linear_problem(2, 3, 4);
@@ -178,7 +172,7 @@ TEST_CASE("every stage's GEMM has the experts' tensors, in the order that the te
       ffn.pass = "bwd";
       ffn.options["save"] = save;
       ffn.options["accumulate"] = accumulate;
-      const bool again = masked::recomputes(ffn);
+      const bool again = recomputes(ffn);
       if (again)
         check_rows(op, ffn, "gate_up", {"x"}, {"w_gate", "w_up"}, {"hidden", "gate", "up"});
       check_rows(op, ffn, "d_hidden", {"dy"}, {"w_down"},

@@ -66,16 +66,13 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
 }  // namespace
 
 std::vector<const Family*> pack_mask_cpu_families() {
-  static const StageFamily pack({.name = "cpu_pack",
-                                 .summary = "rows of tiles on all threads",
-                                 .device_kind = DeviceKind::cpu,
-                                 .stage = stage_pack,
-                                 .pass = "fwd",
-                                 .sources = {"attention/cpu/pack_mask.cpp"},
-                                 .is_fallback = true,
-                                 .space = space,
-                                 .default_config = default_config,
-                                 .program = program});
+  static const StageFamily pack = cpu_fallback({.name = "cpu_pack",
+                                                .summary = "rows of tiles on all threads",
+                                                .stage = stage_pack,
+                                                .pass = "fwd",
+                                                .sources = {"attention/cpu/pack_mask.cpp"},
+                                                .search = {space, default_config},
+                                                .program = program});
   return {&pack};
 }
 
