@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -275,27 +274,24 @@ void add_bench(CommandLine& line) {
   Command& group = line.add_group(
       line.root(), "bench", "the library's plan beside the roofline and the unfused pipelines");
   for (const Op* op : line.catalog().ops) {
-    auto options = std::make_shared<Options>();
-    Command& command =
-        line.add(group, std::string(op->name()), std::string(op->summary()),
-                 [op, options](const Session& session) { return run(*op, *options, session); });
-    add_problem_options(command, *op, Sizes::required, options->problem);
-    add_weight_options(command, options->weights);
-    add_device_option(command, options->device, false);
-    add_presets_option(command, options->presets);
-    command.option("--samples N", whole(options->request.samples, 1, 1'000'000),
+    auto [command, options] = line.add<Options>(group, *op, run);
+    add_problem_options(command, *op, Sizes::required, options.problem);
+    add_weight_options(command, options.weights);
+    add_device_option(command, options.device, false);
+    add_presets_option(command, options.presets);
+    command.option("--samples N", whole(options.request.samples, 1, 1'000'000),
                    "samples of each contender, interleaved; on the CPU in bursts apart in time");
-    command.option("--budget TIME", duration(options->request.seconds),
+    command.option("--budget TIME", duration(options.request.seconds),
                    "time for each problem's samples");
-    command.option("--seed N", seed(options->seed), "seed of the data");
+    command.option("--seed N", seed(options.seed), "seed of the data");
     command.flag(
-        "--stages", options->stages,
+        "--stages", options.stages,
         "time each kernel of the plan by itself too, and the first ones in a row: where the "
         "time goes");
-    command.option("--against FILE", options->against,
+    command.option("--against FILE", options.against,
                    "compare with earlier times (the output of bench --json, or presets) by their "
                    "intervals: FASTER, SLOWER, SAME or UNDECIDED; exit 1 if any is SLOWER");
-    add_progress_option(command, options->progress);
+    add_progress_option(command, options.progress);
   }
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -301,41 +300,40 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_check(CommandLine& line) {
-  auto options = std::make_shared<Options>();
-  Command& command =
-      line.add(line.root(), "check",
-               "validate the plans that the library would load on this device against the float64 "
-               "reference: "
-               "for every problem that any preset names, or with --weights for the ops of a saved "
-               "layer; exit "
-               "1 on any failure",
-               [options](const Session& session) { return run(*options, session); });
-  add_device_option(command, options->device, false);
-  add_presets_option(command, options->presets);
-  command.flag("--quick", options->quick,
+  auto [command, options] = line.add<Options>(
+      line.root(), "check",
+      "validate the plans that the library would load on this device against the float64 "
+      "reference: "
+      "for every problem that any preset names, or with --weights for the ops of a saved "
+      "layer; exit "
+      "1 on any failure",
+      run);
+  add_device_option(command, options.device, false);
+  add_presets_option(command, options.presets);
+  command.flag("--quick", options.quick,
                "on new hardware, in less than a minute: one record of each op, pass and dtype, "
                "at its own number of tokens, with one draw of the data");
-  command.option("--budget TIME", duration(options->budget_seconds),
+  command.option("--budget TIME", duration(options.budget_seconds),
                  "begin no further layer after this time; the others are reported as not run "
                  "(default: none; 45s with --quick)");
-  command.option("--seeds N", whole(options->seeds, 1, 1000),
+  command.option("--seeds N", whole(options.seeds, 1, 1000),
                  "number of draws of the data (default: 2; 1 with --quick)");
   command.option(
-      "--max-flops N", amount(options->max_flops),
+      "--max-flops N", amount(options.max_flops),
       "limit of floating-point operations of one run; problems above it are checked with fewer "
       "tokens, and a line says so (default: 5e10 on the CPU, 5e9 with --quick, none on a GPU)");
   command.flag(
-      "--batch-invariance", options->batch_invariance,
+      "--batch-invariance", options.batch_invariance,
       "check instead that with batch-invariant=yes the bits of a row do not depend on other "
       "rows: for each number of tokens on a GPU, for some on the CPU");
   command
-      .option("--most N", whole(options->most, 1, 1 << 20),
+      .option("--most N", whole(options.most, 1, 1 << 20),
               "the most tokens of --batch-invariance (default: 2048 on a GPU, 80 on the CPU)")
       .needs = "--batch-invariance";
-  command.option("--report FILE", options->report, "also write the outcomes as JUnit XML");
-  add_progress_option(command, options->progress);
-  add_weight_options(command, options->weights);
-  add_problem_filter(command, line.catalog().ops, options->filter);
+  command.option("--report FILE", options.report, "also write the outcomes as JUnit XML");
+  add_progress_option(command, options.progress);
+  add_weight_options(command, options.weights);
+  add_problem_filter(command, line.catalog().ops, options.filter);
 }
 
 }  // namespace fftune::tool

@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <list>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -44,8 +46,8 @@ struct Command {
   std::list<Option> options = {};
 
   /// Adds an option, spelled as in --help: "-o,--out FILE", or "PATH" for words: a text, words, or
-  /// what a reader makes of it, such as whole(count, 1, 8). Keep the value in a shared_ptr that
-  /// `run` holds; --help names what it is before parse().
+  /// what a reader makes of it, such as whole(count, 1, 8). The value lives as long as the command,
+  /// as its options do (CommandLine::add()); --help names what it is before parse().
   Option& option(std::string_view spelled, Reader value, std::string help,
                  const char* in_group = default_group);
   Option& flag(std::string_view spelled, bool& value, std::string help,
@@ -83,6 +85,24 @@ class CommandLine {
 
   /// A command with the flags that all have.
   Command& add(Command& parent, std::string name, std::string summary, Run run);
+  /// A command and its options, which live as long: it is run(options, session).
+  template <class Options>
+  std::pair<Command&, Options&> add(Command& parent, std::string name, std::string summary,
+                                    int (*run)(const Options&, const Session&)) {
+    const auto options = std::make_shared<Options>();
+    return {add(parent, std::move(name), std::move(summary),
+                [=](const Session& session) { return run(*options, session); }),
+            *options};
+  }
+  /// The same for a command named after an op: run(op, options, session).
+  template <class Options>
+  std::pair<Command&, Options&> add(Command& parent, const Op& op,
+                                    int (*run)(const Op&, Options&, const Session&)) {
+    const auto options = std::make_shared<Options>();
+    return {add(parent, std::string(op.name()), std::string(op.summary()),
+                [=, &op](const Session& session) { return run(op, *options, session); }),
+            *options};
+  }
   /// A command that only holds others.
   Command& add_group(Command& parent, std::string name, std::string summary);
 

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -203,29 +202,28 @@ int run(const BundleOptions& options, const Session& session) {
 }  // namespace
 
 void add_bundle(CommandLine& line) {
-  auto options = std::make_shared<BundleOptions>();
-  Command& command = line.add(
+  auto [command, options] = line.add<BundleOptions>(
       line.root(), "bundle",
       "compile the presets' kernels into one file, for machines without the run-time compiler",
-      [options](const Session& session) { return run(*options, session); });
+      run);
   constexpr std::int64_t most = (std::int64_t{1} << 31) - 1;
-  command.option("--arch LIST", words(options->archs, known_architectures()),
+  command.option("--arch LIST", words(options.archs, known_architectures()),
                  fmt::format("architectures, a list of {}", fmt::join(known_architectures(), ",")));
-  command.option("--op LIST", words(options->ops, line.op_names()), "only presets of these ops");
-  add_presets_option(command, options->presets);
+  command.option("--op LIST", words(options.ops, line.op_names()), "only presets of these ops");
+  add_presets_option(command, options.presets);
   command.option(
-      "--m LIST", whole_list(options->tokens, 1, most),
+      "--m LIST", whole_list(options.tokens, 1, most),
       "also the kernels of the presets' layers, and --problem's, with these numbers of tokens");
   command.option(
-      "--max-m N", whole(options->max_tokens, 1, most),
+      "--max-m N", whole(options.max_tokens, 1, most),
       "also the kernels of plans for any number of tokens up to N of the presets' layers");
   command.option(
-      "--problem JSON", options->problems,
+      "--problem JSON", options.problems,
       "also the kernels of this problem, as fftune_plan_create takes it; may be repeated");
-  command.option("-o,--out FILE", options->out, "the file to write");
-  command.option("--jobs N", whole(options->jobs, 1, 1024),
+  command.option("-o,--out FILE", options.out, "the file to write");
+  command.option("--jobs N", whole(options.jobs, 1, 1024),
                  "threads that compile (default: one a core)");
-  add_progress_option(command, options->progress);
+  add_progress_option(command, options.progress);
 }
 
 }  // namespace fftune::tool

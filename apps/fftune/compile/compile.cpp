@@ -234,28 +234,27 @@ int run(const CompileOptions& options, const Session& session) {
 }  // namespace
 
 void add_compile(CommandLine& line) {
-  auto options = std::make_shared<CompileOptions>();
-  Command& command = line.add(
+  auto [command, options] = line.add<CompileOptions>(
       line.root(), "compile",
       "compile every variant for architectures, no GPU needed: registers, spills, shared memory",
-      [options](const Session& session) { return run(*options, session); });
-  Reader archs = words(options->archs, known_architectures());
+      run);
+  Reader archs = words(options.archs, known_architectures());
   archs.initial = "all: " + archs.initial;
   command.option("--arch LIST", archs, "architectures, a list");
-  command.option("--op LIST", words(options->ops, line.op_names()), "only these ops");
-  command.option("--family NAME", options->family, "only this family");
-  command.option("--dtype LIST", words(options->dtypes),
+  command.option("--op LIST", words(options.ops, line.op_names()), "only these ops");
+  command.option("--family NAME", options.family, "only this family");
+  command.option("--dtype LIST", words(options.dtypes),
                  "only these element types; ops that have none of them are left out");
-  command.option("--option LIST", fields_reader(options->options, "act=gelu"),
+  command.option("--option LIST", fields_reader(options.options, "act=gelu"),
                  "with these options of the op alone, a list of NAME=VALUE (default: the usual "
                  "ones, and each rare one by itself)");
-  command.option("--size LIST", fields_reader(options->sizes, "ranks=2"),
+  command.option("--size LIST", fields_reader(options.sizes, "ranks=2"),
                  "with these sizes of the op, a list of NAME=VALUE (default: its examples)");
-  command.option("--sample N", whole(options->sample, 1, 1 << 30),
+  command.option("--sample N", whole(options.sample, 1, 1 << 30),
                  "compile N programs of each family, evenly spread, instead of all");
-  command.option("--jobs N", whole(options->jobs, 1, 1024),
+  command.option("--jobs N", whole(options.jobs, 1, 1024),
                  "threads that compile (default: one a core)");
-  add_progress_option(command, options->progress);
+  add_progress_option(command, options.progress);
 }
 
 }  // namespace fftune::tool

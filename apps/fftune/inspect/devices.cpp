@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -175,12 +174,10 @@ int run(const DevicesOptions& options, const Session& session) {
 }  // namespace
 
 void add_devices(CommandLine& line) {
-  auto options = std::make_shared<DevicesOptions>();
-  Command& command = line.add(
+  auto [command, options] = line.add<DevicesOptions>(
       line.root(), "devices",
-      "the devices of this host: facts that matter to tuning, and which presets would load",
-      [options](const Session& session) { return run(*options, session); });
-  command.option("--presets DIR", options->presets,
+      "the devices of this host: facts that matter to tuning, and which presets would load", run);
+  command.option("--presets DIR", options.presets,
                  "folder of presets (default: those in which the library looks)");
 }
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -305,7 +304,7 @@ void print_variants(const Section& section, const Output& output) {
       output.line(Variant{std::string(view.family->name()), config}.id());
 }
 
-int run(const Op& op, const ListOptions& options, const Session& session) {
+int run(const Op& op, ListOptions& options, const Session& session) {
   if (!options.arch.empty() && !options.device.empty())
     throw Error(ErrorKind::invalid_input,
                 "--arch and --device exclude each other: give the one to list for");
@@ -353,20 +352,17 @@ void add_list(CommandLine& line) {
   Command& group = line.add_group(line.root(), "list",
                                   "an op's families, parameters and feasible variants on a device");
   for (const Op* op : line.catalog().ops) {
-    auto options = std::make_shared<ListOptions>();
-    Command& command =
-        line.add(group, std::string(op->name()), std::string(op->summary()),
-                 [op, options](const Session& session) { return run(*op, *options, session); });
-    add_problem_options(command, *op, Sizes::optional, options->problem);
-    add_device_option(command, options->device, false);
-    command.option("--arch NAME", choice(options->arch, known_architectures()),
+    auto [command, options] = line.add<ListOptions>(group, *op, run);
+    add_problem_options(command, *op, Sizes::optional, options.problem);
+    add_device_option(command, options.device, false);
+    command.option("--arch NAME", choice(options.arch, known_architectures()),
                    fmt::format("instead of a device, a typical one of an architecture: {}",
                                fmt::join(known_architectures(), ", ")));
-    command.flag("--explain", options->explain,
+    command.flag("--explain", options.explain,
                  "why families are refused; for each constraint its reason, and how many "
                  "configurations it alone rules out; and which variants are quarantined on the "
                  "device, and why");
-    command.flag("--variants", options->variants, "the id of every feasible variant");
+    command.flag("--variants", options.variants, "the id of every feasible variant");
   }
 }
 

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -136,14 +135,13 @@ int run(const DiffOptions& options, const Session& session) {
 }  // namespace
 
 void add_presets_diff(CommandLine& line, Command& group) {
-  auto options = std::make_shared<DiffOptions>();
-  Command& command = line.add(
+  auto [command, options] = line.add<DiffOptions>(
       group, "diff",
       "records added, removed, or with another winner or time, and by their intervals FASTER, "
       "SLOWER, SAME or UNDECIDED; exit 0 unless --exit-code is given",
-      [options](const Session& session) { return run(*options, session); });
-  command.option("BEFORE_AFTER", options->paths, "two preset files or folders");
-  command.flag("--exit-code", options->exit_code,
+      run);
+  command.option("BEFORE_AFTER", options.paths, "two preset files or folders");
+  command.flag("--exit-code", options.exit_code,
                "exit 1 if a record is SLOWER or was removed: for a pipeline");
 }
 

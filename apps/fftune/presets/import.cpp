@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -274,19 +273,17 @@ int run(const ImportOptions& options, const Session& session) {
 }  // namespace
 
 void add_presets_import(CommandLine& line, Command& group) {
-  auto options = std::make_shared<ImportOptions>();
-  Command& command = line.add(
+  auto [command, options] = line.add<ImportOptions>(
       group, "import-vllm",
-      "the searches of moe-ffn that cover the problems of vLLM's tuned tables, as commands",
-      [options](const Session& session) { return run(*options, session); });
+      "the searches of moe-ffn that cover the problems of vLLM's tuned tables, as commands", run);
   command
-      .option("PATHS", options->paths,
+      .option("PATHS", options.paths,
               "tables (E=...,N=...,device_name=....json), or folders of them")
       .required = true;
-  command.option("--d N", whole(options->d, 1, 1 << 30),
+  command.option("--d N", whole(options.d, 1, 1 << 30),
                  "embedding size, which tables do not have (default: that of the known models "
                  "with as many experts of this size)");
-  command.option("--top-k N", whole(options->choices, 1, 1024), "experts of a token, likewise");
+  command.option("--top-k N", whole(options.choices, 1, 1024), "experts of a token, likewise");
 }
 
 }  // namespace fftune::tool

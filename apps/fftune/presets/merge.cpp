@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -81,31 +80,33 @@ int merge(const std::vector<std::string>& paths, const std::filesystem::path& ou
   return left_out.empty() && faults.empty() ? exit_good : exit_check_failed;
 }
 
+int merge(const MergeOptions& options, const Session& session) {
+  if (options.paths.empty())
+    throw Error(ErrorKind::invalid_input,
+                "presets merge has nothing to merge: give the files or folders to take from");
+  return merge(options.paths, options.out, "--out", session);
+}
+
+int install(const MergeOptions& options, const Session& session) {
+  return merge(or_presets_folder(options.paths), session.environment.user_presets,
+               "the user's folder of presets (XDG_DATA_HOME)", session);
+}
+
 }  // namespace
 
 void add_presets_merge(CommandLine& line, Command& group) {
-  auto options = std::make_shared<MergeOptions>();
-  Command& command = line.add(
+  auto [command, options] = line.add<MergeOptions>(
       group, "merge", "take records into a folder; they replace those of the same problem there",
-      [options](const Session& session) {
-        if (options->paths.empty())
-          throw Error(ErrorKind::invalid_input,
-                      "presets merge has nothing to merge: give the files or folders to take from");
-        return merge(options->paths, options->out, "--out", session);
-      });
-  command.option("PATH", options->paths, "preset files or folders to take from");
-  command.option("--out DIR", options->out, "folder to merge into");
+      merge);
+  command.option("PATH", options.paths, "preset files or folders to take from");
+  command.option("--out DIR", options.out, "folder to merge into");
 }
 
 void add_presets_install(CommandLine& line, Command& group) {
-  auto options = std::make_shared<MergeOptions>();
-  Command& command = line.add(
+  auto [command, options] = line.add<MergeOptions>(
       group, "install", "take records into the user's folder, in which the library looks for them",
-      [options](const Session& session) {
-        return merge(or_presets_folder(options->paths), session.environment.user_presets,
-                     "the user's folder of presets (XDG_DATA_HOME)", session);
-      });
-  command.option("PATH", options->paths, "preset files or folders to take from (default: presets)");
+      install);
+  command.option("PATH", options.paths, "preset files or folders to take from (default: presets)");
 }
 
 }  // namespace fftune::tool

@@ -193,16 +193,15 @@ int run(const RestampOptions& options, const Session& session) {
 }  // namespace
 
 void add_presets_restamp(CommandLine& line, Command& group) {
-  auto options = std::make_shared<RestampOptions>();
-  Command& command =
-      line.add(group, "restamp",
-               "give stale records the hash of the current sources if their winners compile to the "
-               "same PTX as before; needs NVRTC, and no GPU",
-               [options](const Session& session) { return run(*options, session); });
+  auto [command, options] = line.add<RestampOptions>(
+      group, "restamp",
+      "give stale records the hash of the current sources if their winners compile to the "
+      "same PTX as before; needs NVRTC, and no GPU",
+      run);
   command.option(
-      "--since DIR", options->since,
+      "--since DIR", options.since,
       "kernels folder of an older checkout, with the sources that records were made with");
-  command.option("PATH", options->paths, "preset files or folders (default: presets)");
+  command.option("PATH", options.paths, "preset files or folders (default: presets)");
 }
 
 }  // namespace fftune::tool

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -98,10 +97,9 @@ int run(const ShowOptions& options, const Session& session) {
 }  // namespace
 
 void add_presets_show(CommandLine& line, Command& group) {
-  auto options = std::make_shared<ShowOptions>();
-  Command& command = line.add(group, "show", "the records of preset files as tables",
-                              [options](const Session& session) { return run(*options, session); });
-  command.option("PATH", options->paths, "preset files or folders (default: presets)");
+  auto [command, options] =
+      line.add<ShowOptions>(group, "show", "the records of preset files as tables", run);
+  command.option("PATH", options.paths, "preset files or folders (default: presets)");
 }
 
 }  // namespace fftune::tool

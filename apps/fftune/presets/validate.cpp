@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -98,11 +97,9 @@ int run(const ValidateOptions& options, const Session& session) {
 }  // namespace
 
 void add_presets_validate(CommandLine& line, Command& group) {
-  auto options = std::make_shared<ValidateOptions>();
-  Command& command =
-      line.add(group, "validate", "check files and records; exit 1 if any would be skipped",
-               [options](const Session& session) { return run(*options, session); });
-  command.option("PATH", options->paths, "preset files or folders (default: presets)");
+  auto [command, options] = line.add<ValidateOptions>(
+      group, "validate", "check files and records; exit 1 if any would be skipped", run);
+  command.option("PATH", options.paths, "preset files or folders (default: presets)");
 }
 
 }  // namespace fftune::tool

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -85,16 +84,15 @@ int run(const Options& options, const Session& session) {
 }  // namespace
 
 void add_report(CommandLine& line) {
-  auto options = std::make_shared<Options>();
-  Command& command =
-      line.add(line.root(), "report",
-               "presets, journals and bench results as one HTML page that opens offline; records "
-               "of one problem from several devices or paths are compared with the first",
-               [options](const Session& session) { return run(*options, session); });
-  command.option("PATH", options->paths,
+  auto [command, options] = line.add<Options>(
+      line.root(), "report",
+      "presets, journals and bench results as one HTML page that opens offline; records "
+      "of one problem from several devices or paths are compared with the first",
+      run);
+  command.option("PATH", options.paths,
                  "presets, journals, folders of either, or the output of fftune bench --json "
                  "(default: presets)");
-  command.option("-o,--out FILE", options->out, "the page");
+  command.option("-o,--out FILE", options.out, "the page");
 }
 
 namespace {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -198,20 +197,19 @@ int run(const RefreshOptions& options, const Session& session) {
 }  // namespace
 
 void add_refresh(CommandLine& line) {
-  auto options = std::make_shared<RefreshOptions>();
-  Command& command = line.add(
+  auto [command, options] = line.add<RefreshOptions>(
       line.root(), "refresh",
       "time the variants of a device's stale records again: winners, ties and runners-up; a "
       "record is stale if the kernel's sources, the driver or the toolkit have changed",
-      [options](const Session& session) { return run(*options, session); });
-  add_device_option(command, options->search.device, false);
-  command.flag("--all", options->all, "records that are not stale as well");
-  command.option("--out DIR", options->search.out, "folder of presets that is read and written");
-  command.option("--seed N", seed(options->search.tuning.seed), "seed of the data");
-  add_disturbance_options(command, options->search, default_group, false);
-  command.flag("--in-process", options->search.in_process, "run variants in this process");
-  add_progress_option(command, options->search.progress);
-  add_problem_filter(command, line.catalog().ops, options->filter);
+      run);
+  add_device_option(command, options.search.device, false);
+  command.flag("--all", options.all, "records that are not stale as well");
+  command.option("--out DIR", options.search.out, "folder of presets that is read and written");
+  command.option("--seed N", seed(options.search.tuning.seed), "seed of the data");
+  add_disturbance_options(command, options.search, default_group, false);
+  command.flag("--in-process", options.search.in_process, "run variants in this process");
+  add_progress_option(command, options.search.progress);
+  add_problem_filter(command, line.catalog().ops, options.filter);
 }
 
 }  // namespace fftune::tool

@@ -154,14 +154,13 @@ int run(const SweepDeviceOptions& options, const Session& session) {
 }  // namespace
 
 void add_worker(CommandLine& line) {
-  auto options = std::make_shared<SweepDeviceOptions>();
-  Command& command = line.add(line.root(), "worker", "serve a sweep, which starts it",
-                              [options](const Session& session) { return run(*options, session); });
+  auto [command, options] =
+      line.add<SweepDeviceOptions>(line.root(), "worker", "serve a sweep, which starts it", run);
   command.group = "";  // hidden
-  command.option("--device NAME", options->device, "the device to open").required = true;
-  command.option("--seed N", seed(options->seed), "seed of the data");
-  command.option("--op NAME", options->op, "op of the saved values");
-  add_weight_options(command, options->weights);
+  command.option("--device NAME", options.device, "the device to open").required = true;
+  command.option("--seed N", seed(options.seed), "seed of the data");
+  command.option("--op NAME", options.op, "op of the saved values");
+  add_weight_options(command, options.weights);
 }
 
 }  // namespace fftune::tool

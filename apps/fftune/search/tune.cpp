@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -390,14 +389,11 @@ void add_search_options(Command& command, SearchOptions& options, bool several_h
 
 void add_tune(CommandLine& line) {
   for (const Op* op : line.catalog().ops) {
-    auto options = std::make_shared<OpOptions>();
-    Command& command =
-        line.add(line.root(), std::string(op->name()), std::string(op->summary()),
-                 [op, options](const Session& session) { return run(*op, *options, session); });
+    auto [command, options] = line.add<OpOptions>(line.root(), *op, run);
     command.group = ops_group;
-    add_problem_options(command, *op, Sizes::required, options->problem);
-    add_weight_options(command, options->weights);
-    add_search_options(command, options->search, true);
+    add_problem_options(command, *op, Sizes::required, options.problem);
+    add_weight_options(command, options.weights);
+    add_search_options(command, options.search, true);
   }
 }
 

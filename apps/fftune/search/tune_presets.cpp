@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,18 +95,17 @@ int run(const TunePresetsOptions& options, const Session& session) {
 }  // namespace
 
 void add_tune_presets(CommandLine& line) {
-  auto options = std::make_shared<TunePresetsOptions>();
-  Command& command = line.add(
+  auto [command, options] = line.add<TunePresetsOptions>(
       line.root(), "tune-presets",
       "search this device for the problems that preset files of other devices name, and write "
       "presets",
-      [options](const Session& session) { return run(*options, session); });
-  command.option("PATH", options->paths, "preset files, or folders of them").required = true;
-  command.flag("--again", options->again,
+      run);
+  command.option("PATH", options.paths, "preset files, or folders of them").required = true;
+  command.flag("--again", options.again,
                "problems that --out has a record of for this device as well");
-  command.flag("--list", options->list, "print the problems, and search nothing");
-  add_search_options(command, options->search, false);
-  add_problem_filter(command, line.catalog().ops, options->filter);
+  command.flag("--list", options.list, "print the problems, and search nothing");
+  add_search_options(command, options.search, false);
+  add_problem_filter(command, line.catalog().ops, options.filter);
 }
 
 }  // namespace fftune::tool

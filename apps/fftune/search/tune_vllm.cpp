@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -102,16 +101,14 @@ int run(const TuneVllmOptions& options, const Session& session) {
 }  // namespace
 
 void add_tune_vllm(CommandLine& line) {
-  auto options = std::make_shared<TuneVllmOptions>();
-  Command& command =
-      line.add(line.root(), "tune-vllm",
-               "search this device for what vLLM's plugin runs with a model, and write presets",
-               [options](const Session& session) { return run(*options, session); });
-  command.option("CONFIG", options->paths, "config.json of a model, or the folder that has it")
+  auto [command, options] = line.add<TuneVllmOptions>(
+      line.root(), "tune-vllm",
+      "search this device for what vLLM's plugin runs with a model, and write presets", run);
+  command.option("CONFIG", options.paths, "config.json of a model, or the folder that has it")
       .required = true;
   const char* group = "How vLLM serves it";
   constexpr std::int64_t most = 1 << 24;
-  VllmServing& serving = options->serving;
+  VllmServing& serving = options.serving;
   command.option("--tp N", whole(serving.tensor_parallel, 1, 1024), "its --tensor-parallel-size",
                  group);
   command.option("--max-model-len N", whole(serving.max_model_len, 1, most),
@@ -128,14 +125,14 @@ void add_tune_vllm(CommandLine& line) {
       .excludes = "--m";
   std::vector<std::string> known;
   for (const auto& part : parts) known.emplace_back(part.first);
-  command.option("--parts LIST", words(options->parts, known),
+  command.option("--parts LIST", words(options.parts, known),
                  "parts that FFTUNE_VLLM turns on (default: those that the plugin has by default, "
                  "experts,layers,linears,packed-experts,linear-attention)",
                  group);
   command.flag("--batch-invariant", serving.batch_invariant,
                "what it runs with VLLM_BATCH_INVARIANT=1", group);
-  command.flag("--list", options->list, "print the problems, and search nothing", group);
-  add_search_options(command, options->search, false);
+  command.flag("--list", options.list, "print the problems, and search nothing", group);
+  add_search_options(command, options.search, false);
 }
 
 }  // namespace fftune::tool
