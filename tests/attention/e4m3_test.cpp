@@ -17,9 +17,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
-
 Problem with_e4m3(DeviceKind kind, Draw& draw, const Problem& problem) {
   Options options = problem.options;
   options.erase("deterministic");

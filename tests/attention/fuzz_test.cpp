@@ -20,9 +20,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
-
 /// Problems of ragged tiles, few enough that two warpgroups may divide the keys of one.
 std::vector<Problem> few_tiles() {
   std::vector<Problem> problems;

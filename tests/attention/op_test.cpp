@@ -16,8 +16,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Sizes = std::map<std::string, std::int64_t>;
-
 Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
   for (const auto& [name, size] : Sizes{{"s", 4}, {"b", 2}, {"heads", 4}, {"dim", 16}})
     sizes.try_emplace(name, size);
@@ -37,12 +35,7 @@ std::string refusal(Sizes sizes, Options options = {}, const std::string& pass =
 TEST_CASE(
     "attention and pack-mask are in the catalog, and every source that their families name is "
     "embedded") {
-  const auto& catalog = builtin_catalog();
-  for (const Op* op : {&attention_op(), &pack_mask_op()}) {
-    REQUIRE(&catalog.op(op->name()) == op);
-    for (const auto* family : op->families())
-      REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
-  }
+  for (const Op* op : {&attention_op(), &pack_mask_op()}) check_registration(*op);
 }
 
 TEST_CASE("buffers of attention are those that pass, sizes and options ask for") {

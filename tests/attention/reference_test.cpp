@@ -6,14 +6,13 @@
 #include <vector>
 
 #include "attention/run.hpp"
+#include "support/fields.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
 
 namespace {
 
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
 using Values = std::vector<double>;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 

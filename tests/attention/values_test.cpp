@@ -6,15 +6,13 @@
 #include <utility>
 
 #include "attention/run.hpp"
+#include "support/fields.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
 
 namespace {
-
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
 
 /// Allowed error of a family in 16 bits: the weights' rounding and that of the output, each 0.41 of
 /// a unit roundoff, and as much again.

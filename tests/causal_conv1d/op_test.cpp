@@ -13,8 +13,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Sizes = std::map<std::string, std::int64_t>;
-
 Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
   for (const auto& [name, size] : Sizes{{"s", 3}, {"b", 1}, {"channels", 1}, {"width", 3}})
     sizes.try_emplace(name, size);

@@ -4,6 +4,7 @@
 
 #include "causal_conv1d/problems.hpp"
 #include "support/catch.hpp"
+#include "support/fields.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;
@@ -12,8 +13,6 @@ using namespace fftune::test;
 namespace {
 
 std::vector<Problem> steps() {
-  using Sizes = std::map<std::string, std::int64_t>;
-  using Options = std::map<std::string, std::string>;
   const std::pair<Sizes, Options> forms[] = {
       {{{"slots", 9}}, {{"act", "silu"}, {"first-slot", "1"}}},
       {{{"slots", 9}, {"entries", 8}}, {{"bias", "yes"}, {"has-state", "yes"}}},

@@ -6,9 +6,7 @@
 #include "sandbox.hpp"
 #include "support/catch.hpp"
 
-using fftune::testing::Finished;
-using fftune::testing::lines_in;
-using fftune::testing::Sandbox;
+using namespace fftune::testing;
 
 namespace {
 

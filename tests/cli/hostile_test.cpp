@@ -18,11 +18,7 @@
 #include "support/catch.hpp"
 
 using namespace std::chrono_literals;
-using fftune::testing::Finished;
-using fftune::testing::lines_in;
-using fftune::testing::Sandbox;
-using fftune::testing::text_of;
-using fftune::testing::write_text;
+using namespace fftune::testing;
 
 namespace {
 

@@ -12,11 +12,7 @@
 #include "support/json.hpp"
 
 using namespace fftune;
-using fftune::testing::Finished;
-using fftune::testing::json_of;
-using fftune::testing::Sandbox;
-using fftune::testing::text_of;
-using fftune::testing::write_text;
+using namespace fftune::testing;
 using nlohmann::json;
 namespace fs = std::filesystem;
 

@@ -10,10 +10,7 @@
 #include "support/catch.hpp"
 #include "support/json.hpp"
 
-using fftune::testing::json_of;
-using fftune::testing::Process;
-using fftune::testing::Sandbox;
-using fftune::testing::text_of;
+using namespace fftune::testing;
 using nlohmann::json;
 
 namespace {

@@ -25,12 +25,7 @@
 
 using namespace fftune;
 using namespace fftune::tool;
-using fftune::testing::json_of;
-using fftune::testing::SafetensorsWriter;
-using fftune::testing::Sandbox;
-using fftune::testing::TemporaryFolder;
-using fftune::testing::text_of;
-using fftune::testing::write_text;
+using namespace fftune::testing;
 using nlohmann::json;
 
 namespace {

@@ -9,12 +9,7 @@
 #include "support/catch.hpp"
 #include "support/json.hpp"
 
-using fftune::testing::Finished;
-using fftune::testing::json_of;
-using fftune::testing::lines_in;
-using fftune::testing::Sandbox;
-using fftune::testing::text_of;
-using fftune::testing::write_text;
+using namespace fftune::testing;
 using nlohmann::json;
 using nlohmann::ordered_json;
 

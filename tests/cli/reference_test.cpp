@@ -7,9 +7,7 @@
 #include "support/catch.hpp"
 #include "support/json.hpp"
 
-using fftune::testing::Finished;
-using fftune::testing::json_of;
-using fftune::testing::Sandbox;
+using namespace fftune::testing;
 
 TEST_CASE("fftune/ops.h is current: the target ops_header writes it") {
   const Finished done = Sandbox().fftune("--ops-header");

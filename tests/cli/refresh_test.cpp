@@ -6,10 +6,7 @@
 #include "support/catch.hpp"
 #include "support/json.hpp"
 
-using fftune::testing::Finished;
-using fftune::testing::json_of;
-using fftune::testing::Sandbox;
-using fftune::testing::text_of;
+using namespace fftune::testing;
 using nlohmann::json;
 
 namespace {

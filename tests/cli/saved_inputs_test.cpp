@@ -19,9 +19,7 @@
 
 using namespace fftune;
 using namespace fftune::tool;
-using fftune::testing::SafetensorsWriter;
-using fftune::testing::TemporaryFolder;
-using fftune::testing::write_text;
+using namespace fftune::testing;
 
 namespace {
 

@@ -11,10 +11,7 @@
 #include "support/catch.hpp"
 #include "support/json.hpp"
 
-using fftune::testing::Finished;
-using fftune::testing::json_of;
-using fftune::testing::Sandbox;
-using fftune::testing::text_of;
+using namespace fftune::testing;
 using nlohmann::json;
 
 TEST_CASE("tune writes a preset that is valid and passes the check") {

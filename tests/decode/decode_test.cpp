@@ -936,9 +936,9 @@ TEST_CASE("decode: slices of a group's ranks are right on the CPU") {
 }
 
 TEST_CASE("decode: slices of a group's ranks are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  verify_model(*backend, small_models().front(), DType::bf16, 0, uses_of_ranks());
+  on_first_cuda([](Backend& backend) {
+    verify_model(backend, small_models().front(), DType::bf16, 0, uses_of_ranks());
+  });
 }
 
 TEST_CASE("decode: stages and plans of every small model are right on a GPU", "[gpu]") {
@@ -960,7 +960,5 @@ TEST_CASE("decode: stages and plans of every small model are right on a GPU", "[
 
 TEST_CASE("decode: n runs are n times embedding, layers, head and the host's steps, on a GPU",
           "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  compare_models_with_parts(*backend);
+  on_first_cuda(compare_models_with_parts);
 }

@@ -27,8 +27,6 @@ namespace {
 constexpr std::size_t most_compared = 1024;  // configurations of a family
 constexpr std::size_t most_bases = 12;       // in which families are asked about a size
 
-using Sizes = std::map<std::string, std::int64_t>;
-
 std::optional<Problem> canonical_if_any(const Op& op, Problem problem, DeviceKind kind) {
   try {
     return canonical(op, std::move(problem), kind);

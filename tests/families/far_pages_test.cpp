@@ -15,15 +15,13 @@
 #include "registry/catalog.hpp"
 #include "runtime/devices.hpp"
 #include "support/catch.hpp"
+#include "support/fields.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
 
 namespace {
-
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
 
 /// The bytes of the keys; the values have as many.
 constexpr std::int64_t far_bytes = 30'000'000'000;

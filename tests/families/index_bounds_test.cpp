@@ -26,9 +26,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
-
 bool is_index(const TensorSpec& spec) {
   return (spec.role == Role::input || spec.role == Role::updated) &&
          (spec.dtype == DType::i32 || spec.dtype == DType::i64 || spec.dtype == DType::u8);

@@ -14,10 +14,9 @@
 #include "core/error.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
+#include "support/fields.hpp"
 
 namespace fftune::test {
-
-using Options = std::map<std::string, std::string>;
 
 /// The usual form of the pass, and each rare one by itself.
 std::vector<Options> forms_of(const Op& op, const std::string& pass);

@@ -3,7 +3,7 @@
 #include "core/error.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "registry/catalog.hpp"
-#include "support/catch.hpp"
+#include "support/op_reference.hpp"
 
 using namespace fftune;
 
@@ -27,15 +27,7 @@ TensorSpec named(const std::vector<TensorSpec>& tensors, const char* name) {
 }  // namespace
 
 TEST_CASE("ffn is in the catalog, and every source that its families name is embedded") {
-  const auto& catalog = builtin_catalog();
-  const Op& op = catalog.op("ffn");
-  REQUIRE(&op == &ffn_op());
-  REQUIRE(!op.families().empty());
-  for (const auto* family : op.families()) {
-    REQUIRE(!family->sources().empty());
-    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
-    REQUIRE(&family_of(op, family->name()) == family);
-  }
+  test::check_registration(ffn_op());
 }
 
 TEST_CASE("defaults: pass fwd, silu; dtypes and tokens by device") {

@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "kernels/ffn/ffn.hpp"
+#include "support/fields.hpp"
 
 namespace fftune::test {
-
-using Options = std::map<std::string, std::string>;
 
 inline Problem ffn_problem(DeviceKind kind, DType dtype, std::int64_t m, std::int64_t d,
                            std::int64_t h, Options options = {}, const std::string& pass = "fwd") {

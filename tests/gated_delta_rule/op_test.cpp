@@ -18,9 +18,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
-
 Problem delta_problem(DeviceKind kind, const std::string& pass, DType dtype, Sizes sizes,
                       Options options = {}) {
   return canonical(gated_delta_rule_op(),

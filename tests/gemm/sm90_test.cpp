@@ -58,29 +58,26 @@ GemmProblem in_fp8(GemmProblem gemm, Scaling scaling) {
   return gemm;
 }
 
-GemmProblem grouped_rows(GemmProblem gemm, std::int64_t groups) {
-  gemm.groups = {.by = Grouping::rows, .count = groups, .scattered = true};
+/// Two groups are by a mask, and have matrices of their own; more are by offsets.
+GemmProblem grouped(GemmProblem gemm, Grouping by, std::int64_t groups) {
+  const bool sums = by == Grouping::reduction;
+  if (sums) gemm.a_major = gemm.b_major = Major::mn;
+  gemm.groups = {.by = by, .count = groups, .scattered = true};
   if (groups == 2) {
     gemm.groups.mask = "mask";
-    for (TensorNames& names : gemm.b) names = {"b_true", "b_false"};
+    for (TensorNames& names : sums ? gemm.c : gemm.b)
+      names = sums ? TensorNames{"c_true", "c_false"} : TensorNames{"b_true", "b_false"};
   } else {
     gemm.groups.offsets = "offsets";
     gemm.groups.permutation = "permutation";
   }
   return gemm;
 }
-
-GemmProblem grouped_reduction(GemmProblem gemm, std::int64_t groups) {
-  gemm.a_major = gemm.b_major = Major::mn;
-  gemm.groups = {.by = Grouping::reduction, .count = groups, .scattered = true};
-  if (groups == 2) {
-    gemm.groups.mask = "mask";
-    for (TensorNames& names : gemm.c) names = {"c_true", "c_false"};
-  } else {
-    gemm.groups.offsets = "offsets";
-    gemm.groups.permutation = "permutation";
-  }
-  return gemm;
+GemmProblem grouped_rows(const GemmProblem& gemm, std::int64_t groups) {
+  return grouped(gemm, Grouping::rows, groups);
+}
+GemmProblem grouped_reduction(const GemmProblem& gemm, std::int64_t groups) {
+  return grouped(gemm, Grouping::reduction, groups);
 }
 
 std::vector<GemmProblem> grouped_kinds(std::int64_t m, std::int64_t n, std::int64_t k) {

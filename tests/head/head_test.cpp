@@ -18,8 +18,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
-
 Problem problem_of(DeviceKind kind, DType dtype, std::int64_t m, std::int64_t d, std::int64_t vocab,
                    Options options) {
   return canonical(
@@ -137,9 +135,7 @@ TEST_CASE("head: packed weights are right on a GPU", "[gpu]") {
 
 TEST_CASE("head: ids are right on a GPU from x on, with what one kernel writes for the next",
           "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  verify_recipes(*backend, 1 << 18, 60);
+  on_first_cuda([](Backend& backend) { verify_recipes(backend, 1 << 18, 60); });
 }
 
 TEST_CASE("head: the heads of models are right on a GPU", "[gpu]") {

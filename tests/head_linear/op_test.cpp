@@ -17,9 +17,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
-
 Problem head_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options = {}) {
   return canonical(head_linear_op(),
                    {"head-linear", "fwd", dtype, std::move(sizes), std::move(options)}, kind);

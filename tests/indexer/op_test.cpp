@@ -18,9 +18,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
-
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
 Problem indexer_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options = {}) {

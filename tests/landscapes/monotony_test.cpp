@@ -18,6 +18,7 @@
 #include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
 #include "support/catch.hpp"
+#include "support/fields.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -105,9 +106,6 @@ std::size_t check_choices(const Problem& any, const DeviceFacts& facts, std::str
   }
   return compared;
 }
-
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
 
 Problem problem_of(const std::string& op, Sizes sizes, Options options = {},
                    const std::string& pass = "fwd", DType dtype = DType::bf16) {

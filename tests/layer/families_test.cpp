@@ -311,9 +311,7 @@ TEST_CASE("layers with gaps between the heads of caches are right on the CPU") {
 }
 
 TEST_CASE("layers with gaps between the heads of caches are right on the GPU", "[gpu][gaps]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  verify_gaps(*backend, DType::bf16, 64, 0);
+  on_first_cuda([](Backend& backend) { verify_gaps(backend, DType::bf16, 64, 0); });
 }
 
 TEST_CASE("norms of values and scalars of layers are right on the GPU", "[gpu][small]") {

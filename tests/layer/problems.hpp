@@ -8,11 +8,10 @@
 #include <vector>
 
 #include "kernels/layer/layer.hpp"
+#include "support/fields.hpp"
 
 namespace fftune::test {
 
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
 using Names = std::vector<std::string>;
 
 Problem layer_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options = {});

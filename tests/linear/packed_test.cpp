@@ -578,9 +578,9 @@ TEST_CASE("a packed weight that the launch before writes is read once it is ther
 }
 
 TEST_CASE("linear's baseline with packed weights writes the same on a GPU too", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  check_baselines(*backend, linear_op(), packed_problem({40, 256, 264}, DType::bf16, {}), 2e-2);
+  on_first_cuda([](Backend& backend) {
+    check_baselines(backend, linear_op(), packed_problem({40, 256, 264}, DType::bf16, {}), 2e-2);
+  });
 }
 
 TEST_CASE("inputs to be timed repeat a part of packed weights behind their header") {

@@ -9,10 +9,9 @@
 #include "core/error.hpp"
 #include "kernels/linear/linear.hpp"
 #include "support/error_of.hpp"
+#include "support/fields.hpp"
 
 namespace fftune::test {
-
-using Options = std::map<std::string, std::string>;
 
 struct LinearSizes {
   std::int64_t m, k, n;

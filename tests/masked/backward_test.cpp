@@ -150,7 +150,5 @@ TEST_CASE("on a GPU too, gradients of masked ops accumulate in place", "[gpu]") 
 }
 
 TEST_CASE("on a GPU too, the baselines of the backward passes write the same", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  check_backward_baselines(*backend, 333);
+  on_first_cuda([](Backend& backend) { check_backward_baselines(backend, 333); });
 }

@@ -9,10 +9,9 @@
 #include <vector>
 
 #include "registry/op.hpp"
+#include "support/fields.hpp"
 
 namespace fftune::test {
-
-using Options = std::map<std::string, std::string>;
 
 /// `sizes` are those beside the number of tokens, in the op's order.
 inline Problem masked_problem(const Op& op, DeviceKind kind, DType dtype, std::int64_t m,

@@ -19,9 +19,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
-
 Problem mla_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options = {}) {
   return canonical(mla_op(), {"mla", "fwd", dtype, std::move(sizes), std::move(options)}, kind);
 }

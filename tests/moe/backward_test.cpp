@@ -10,6 +10,7 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "moe/problems.hpp"
+#include "support/fields.hpp"
 #include "support/gradients.hpp"
 
 using namespace fftune;
@@ -25,7 +26,6 @@ std::vector<double> ids_of(const MoeSizes& sizes, std::uint64_t seed) {
 }  // namespace
 
 TEST_CASE("the gradients of a mixture are its central differences") {
-  using Options = std::map<std::string, std::string>;
   std::mt19937_64 random(1);
   const auto check = [&](const MoeSizes& sizes, Options options, const std::string& save) {
     auto ids = ids_of(sizes, random());

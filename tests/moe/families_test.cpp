@@ -15,6 +15,7 @@
 #include "cpu/open.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "moe/problems.hpp"
+#include "support/fields.hpp"
 #include "support/op_run.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/verify_variants.hpp"
@@ -23,8 +24,6 @@ using namespace fftune;
 using namespace fftune::test;
 
 namespace {
-
-using Options = std::map<std::string, std::string>;
 
 /// Side by side: what is compiled again later comes from the cache.
 std::vector<CompileResult> compile_all(Backend& backend, const std::vector<Program>& programs) {
@@ -284,9 +283,7 @@ TEST_CASE("the router's experts differ where few scores are finite") {
 }
 
 TEST_CASE("the router's experts differ where few scores are finite, on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  route_few_finite(*backend);
+  on_first_cuda(route_few_finite);
 }
 
 TEST_CASE("experts that are not here add nothing to the router's gradient") {

@@ -11,6 +11,7 @@
 #include "core/distribution.hpp"
 #include "cpu/open.hpp"
 #include "moe/problems.hpp"
+#include "support/fields.hpp"
 #include "support/op_run.hpp"
 #include "support/verify_variants.hpp"
 
@@ -18,8 +19,6 @@ using namespace fftune;
 using namespace fftune::test;
 
 namespace {
-
-using Options = std::map<std::string, std::string>;
 
 Problem slice_problem(const MoeSizes& sizes, std::int64_t own, DType dtype, Options options = {},
                       const std::string& pass = "fwd") {

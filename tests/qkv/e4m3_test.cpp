@@ -149,9 +149,7 @@ TEST_CASE("every 16-bit value becomes the nearest e4m3, saturates, or stays NaN,
 
 TEST_CASE("every 16-bit value becomes the nearest e4m3, saturates, or stays NaN, on the GPU",
           "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  check_every_number(*backend);
+  on_first_cuda(check_every_number);
 }
 
 const FuzzCases<qkv_op, random_qkv_of_e4m3, FuzzCounts{.small = 600, .larger = 15, .gpu = 0}>

@@ -7,12 +7,10 @@
 #include <string>
 
 #include "kernels/qkv/qkv.hpp"
+#include "support/fields.hpp"
 #include "support/fuzz.hpp"
 
 namespace fftune::test {
-
-using Options = std::map<std::string, std::string>;
-using Sizes = std::map<std::string, std::int64_t>;
 
 inline Sizes qkv_sizes(std::int64_t m, std::int64_t d, std::int64_t heads, std::int64_t kv_heads,
                        std::int64_t dim) {

@@ -11,9 +11,7 @@
 #include "support/fake_op.hpp"
 
 using namespace fftune;
-using fftune::testing::fake_problem;
-using fftune::testing::FakeFamily;
-using fftune::testing::FakeOp;
+using namespace fftune::testing;
 
 namespace {
 

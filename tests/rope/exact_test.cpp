@@ -132,9 +132,7 @@ TEST_CASE("results in f32 are within one ulp of the reference on the CPU") {
 }
 
 TEST_CASE("results in f32 are within one ulp of the reference on the GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  check_rounding(*backend);
+  on_first_cuda(check_rounding);
 }
 
 TEST_CASE("a result may lie where its input was on the CPU") {
@@ -142,7 +140,5 @@ TEST_CASE("a result may lie where its input was on the CPU") {
 }
 
 TEST_CASE("a result may lie where its input was on the GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  check_in_place(*backend);
+  on_first_cuda([](Backend& backend) { check_in_place(backend); });
 }

@@ -12,8 +12,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Sizes = std::map<std::string, std::int64_t>;
-
 Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
   for (const auto& [name, size] : Sizes{{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 4}})
     sizes.try_emplace(name, size);

@@ -19,8 +19,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Options = std::map<std::string, std::string>;
-
 Problem problem_of(DeviceKind kind, DType dtype, std::int64_t m, std::int64_t vocab,
                    Options options, std::int64_t best = 0) {
   std::map<std::string, std::int64_t> sizes{{"m", m}, {"vocab", vocab}};

@@ -26,9 +26,7 @@
 #include "support/text_file.hpp"
 
 using namespace fftune;
-using fftune::testing::SafetensorsWriter;
-using fftune::testing::TemporaryFolder;
-using fftune::testing::write_text;
+using namespace fftune::testing;
 
 namespace {
 

@@ -130,9 +130,7 @@ TEST_CASE("a factor of 1 copies x where the result is another tensor") {
 }
 
 TEST_CASE("on a GPU too, a factor of 1 copies x", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  check_copy(*backend);
+  on_first_cuda(check_copy);
 }
 
 TEST_CASE("a factor of 1 moves nothing") {

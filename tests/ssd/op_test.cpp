@@ -19,9 +19,6 @@ using namespace fftune::test;
 
 namespace {
 
-using Sizes = std::map<std::string, std::int64_t>;
-using Options = std::map<std::string, std::string>;
-
 Problem ssd_problem(DeviceKind kind, const std::string& pass, DType dtype, Sizes sizes,
                     Options options = {}) {
   return canonical(ssd_op(), {"ssd", pass, dtype, std::move(sizes), std::move(options)}, kind);
@@ -357,9 +354,7 @@ TEST_CASE("chunks of ssd by wgmma are right on the GPU in all their parts", "[gp
   verify_sm90_chunks();
 }
 TEST_CASE("values of another sequence have no effect on ssd on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  check_foreign_values(*backend);
+  on_first_cuda(check_foreign_values);
 }
 TEST_CASE("gradients of chunks of ssd are right on the GPU at their edges", "[gpu][small]") {
   verify_chunks("bwd");

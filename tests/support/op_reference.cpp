@@ -5,8 +5,12 @@ namespace fftune::test {
 void check_registration(const Op& op) {
   const auto& catalog = builtin_catalog();
   REQUIRE(&catalog.op(op.name()) == &op);
-  for (const auto* family : op.families())
+  REQUIRE_FALSE(op.families().empty());
+  for (const auto* family : op.families()) {
+    REQUIRE_FALSE(family->sources().empty());
     REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+    REQUIRE(&family_of(op, family->name()) == family);
+  }
 }
 
 std::vector<std::string> tensor_names(const Op& op, const Problem& problem) {

@@ -11,13 +11,13 @@
 
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
+#include "support/fields.hpp"
 #include "verify/host_threads.hpp"
 
 namespace fftune::test {
 
-using Options = std::map<std::string, std::string>;
-
-/// The op is in the catalog, and every source that its families name is embedded.
+/// The op is in the catalog. Its families have names of their own, and every source that they name
+/// is embedded.
 void check_registration(const Op& op);
 
 std::vector<std::string> tensor_names(const Op& op, const Problem& problem);

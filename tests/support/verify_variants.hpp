@@ -19,6 +19,14 @@ namespace fftune::test {
 /// The first CUDA device, or null where there is none.
 std::unique_ptr<Backend> open_first_cuda();
 
+/// test(backend) on it; the test case is skipped where there is none.
+template <class Test>
+void on_first_cuda(const Test& test) {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  test(*backend);
+}
+
 /// Whether a test is for a family.
 using Chosen = bool (*)(const Family&);
 bool every_family(const Family&);
