@@ -494,23 +494,28 @@ def _patch(module: nn.Module, dtype: torch.dtype | None, known: dict) -> str | N
     kept = {name: module.__dict__.pop(name) for name in (*_SCHEME, "forward") if name in module.__dict__}
     module.__dict__["_fftune_kept"] = kept
     tensors[layer.name] = None
-    for name, tensor in zip(_OWN, (*packed[:3], order)):
-        module.register_buffer(name, tensor, persistent=False)
     activations = getattr(kept.get(_SCHEME[0]), "input_activations", None)
     form = Quantised(layer.n, layer.k, dtype, layer.format, layer.name, group, layer.code, activations)
-    try:
-        replace_forward(module, static_forward if static else quantised_forward if activations is None else
-                        rounded_forward, (form,), hidden(layer.k), known)
-    except Unfit:
-        module.__dict__["_fftune"] = form,
-        restore_quantised(module)
-        raise
-    for name, method in zip(_METHODS, (_save, _load)):
-        module.__dict__[name] = types.MethodType(method, module)
+    forward = static_forward if static else quantised_forward if activations is None else rounded_forward
+    _run_packed(module, form, (*packed[:3], order), forward, _save, known)
     groups = f"groups of {group}" if group else "a group a row"
     return (f"{type(module).__name__} by linear with a packed weight ({layer.format}, {groups}"
             f"{', in the order of its groups' if order is not None else ''}"
             f"{', rounded activations' if static or activations is not None else ''})")
+
+
+def _run_packed(module: nn.Module, form: Quantised, packed, forward, save, known: dict) -> None:
+    """Replaces the forward of a module that no longer has its own tensors, or gives these back."""
+    for name, tensor in zip(_OWN, packed):
+        module.register_buffer(name, tensor, persistent=False)
+    try:
+        replace_forward(module, forward, (form,), hidden(form.k), known)
+    except Unfit:
+        module.__dict__["_fftune"] = form,
+        restore_quantised(module)
+        raise
+    for name, method in zip(_METHODS, (save, _load)):
+        module.__dict__[name] = types.MethodType(method, module)
 
 
 # This library's own layer. Its tensors have the names of those of other replaced layers meanwhile.
@@ -524,18 +529,10 @@ def _patch_quant_linear(module: QuantLinear, dtype: torch.dtype | None, known: d
         raise Unfit("its weight has no values yet: it is on the meta device")
     dtype = module.scale.dtype if module.format == "int4" else dtype or torch.bfloat16
     form = Quantised(module.out_features, module.in_features, dtype, _OF_FFTUNE, "packed", module.group, module.format)
-    for name, tensor in zip(_OWN, (*module.packed_weight[:3], None)):
-        module.register_buffer(name, tensor, persistent=False)
+    packed = *module.packed_weight[:3], None
     module.__dict__["_fftune_kept"] = {}
     _put_back_own(module, (None, None, None))
-    try:
-        replace_forward(module, quant_linear_forward, (form,), hidden(form.k), known)
-    except Unfit:
-        module.__dict__["_fftune"] = form,
-        restore_quantised(module)
-        raise
-    for name, method in zip(_METHODS, (_save_own, _load)):
-        module.__dict__[name] = types.MethodType(method, module)
+    _run_packed(module, form, packed, quant_linear_forward, _save_own, known)
     module.__dict__["_apply"] = types.MethodType(_apply_to_own, module)
     return f"QuantLinear by linear with a packed weight ({module.format})"
 
