@@ -206,7 +206,8 @@ def test_a_prompt_in_parts(name, calls):
     for own in (model, patched):
         cache = transformers.DynamicCache(config=own.config)
         with torch.no_grad():
-            results.append(torch.cat([own(part, past_key_values=cache).logits for part in ids.split((20, 17, 13), 1)], 1))
+            parts = ids.split((20, 17, 13), 1)
+            results.append(torch.cat([own(part, past_key_values=cache).logits for part in parts], 1))
     assert error(*results) < 1e-4
     assert calls["mla"] == 9
 
