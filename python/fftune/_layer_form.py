@@ -227,6 +227,11 @@ class LayerForm:
             return keys, shared, shared
         return (keys, keys, values) if self.is_recurrent else (keys,)
 
+    @property
+    def states_are_indexed(self) -> bool:
+        """Whether sequences find the states of convolutions by index too: caches of states may be parts of pages."""
+        return self.get("conv-indices") == "yes"
+
     def state_shapes(self, batch: int) -> list[tuple[int, ...]]:
         """Those of a mixer's states; nothing for caches, which have any size."""
         if self.attends and not self.has_both or not self.mixes:
@@ -367,7 +372,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             v_dim: int = 0, beta_scale: float = 1.0, mixer_eps: float = 1e-6, state_dim: int = 0,
             state_groups: int = 1, gate_rank: int = 0, gate_bound: float = 0.0,
             gated_rows: bool = False, v_norm: bool = False, network: bool = True,
-            dt_limit: tuple[float, float] = (0.0, float("inf")), state_heads: tuple[int, int] = (0, 0)) -> str:
+            dt_limit: tuple[float, float] = (0.0, float("inf")), state_heads: tuple[int, int] = (0, 0),
+            of_states: Mapping[str, int | str] = {}) -> str:
     """The form of layers with weights of these names: "name=value", with spaces between. `grouped`
     is of w_qkv, `norm_rows` and `norm_last` are of q_norm and k_norm; see layer(). `packed`: format and
     groups of packed weights, "int4-128", and then `h`, which their shapes do not tell. `quantise`: "token" or
@@ -380,7 +386,8 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
     those of its gates, in the place of w_g. `v_norm`: heads of v have a norm without
     weights. Without `network` layers
     are their mixer alone, and with mixer="none" they are their network. `dt_limit`: of the steps of ssd. `state_heads`:
-    with mixer="attention-ssd" heads of ssd and their features, beside those of attention."""
+    with mixer="attention-ssd" heads of ssd and their features, beside those of attention. `of_states`: options of
+    states that are found by index."""
     if multiplier != 1:
         if "residual_scale" in names:
             raise Error("layer: residual_scale and a multiplier: give one of them")
@@ -499,6 +506,7 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
         options |= {"conv-bias": "yes"} if "b_conv" in names else {}
         least, most = map(float, dt_limit)
         options |= ({"dt-min": least} if least else {}) | ({"dt-max": most} if most != float("inf") else {})
+    options |= of_states
     if latent:
         options |= {"nope": latent.nope, "rope": latent.rope, "v-dim": latent.v, "rank": latent.rank,
                     "latent-eps": float(latent.eps)}

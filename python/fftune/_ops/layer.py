@@ -69,6 +69,8 @@ def values_of_layers(form: LayerForm, x: tuple[int, int, int], angles: Tensor | 
         if not form.is_latent:
             _expect_features(form, layers, count, tensors)
     options = {n: value for n, value in form.options.items() if n not in ("multiplier", "packed")}
+    if "null-index" in options:  # an option of the library, no size
+        options["null-index"] = str(options["null-index"])
     if form.get("packed"):
         options |= dict(zip(("weights", "group"), str(form.get("packed")).split("-")))
     return {"batch": batch, "s": s if s > 1 else None, "d": d, "h": h, "shared-h": shared_h, "input-h": input_h,
@@ -77,8 +79,8 @@ def values_of_layers(form: LayerForm, x: tuple[int, int, int], angles: Tensor | 
 
 
 def _values(options, x, positions, angles, slots, lengths, pages, memory, first_expert, *tensors):
-    form, kv_head = options
-    return values_of_layers(parse(form), x.shape, angles, pages, tensors) | {"kv-head": kv_head} if x.numel() else None
+    form, places = options
+    return values_of_layers(parse(form), x.shape, angles, pages, tensors) | dict(places) if x.numel() else None
 
 
 def _values_of_both(options, x, positions, angles, slots, lengths, pages, state_indices, memory, first_expert,
@@ -130,7 +132,7 @@ def expect_runs(form: str, weights: Sequence[Tensor], device: int) -> None:
     inputs = (x, rows if rotates else None, angles, *places, None, *((rows[0],) if parsed.has_both else ()), memory,
               first, *map(tensors.get, parsed.before), *caches, *map(tensors.get, parsed.behind))
     kind = _BOTH if parsed.has_both else _LAYER
-    kind.expect_fits(Plan(device, kind.problem((form, None), inputs)), inputs)
+    kind.expect_fits(Plan(device, kind.problem((form, ()), inputs)), inputs)
 
 
 def _together(weights: Sequence[Mapping]) -> tuple[list[dict[str, Tensor]], str, int]:
@@ -205,6 +207,22 @@ def _has_pages(cache: Tensor, first: Tensor) -> bool:
             and row == cache.shape[2] * head and of_pages == cache.shape[1] * row)
 
 
+def _places_of(parsed: LayerForm, caches: Sequence[Tensor], pages: Tensor | None) -> tuple[tuple[str, int | str], ...]:
+    """Sizes and options that shapes do not say, which are of the plan's key: where caches lie in memory."""
+    if parsed.states_are_indexed:
+        conv, states = caches[0], caches[1]
+        return (("states", len(states)), ("conv-block", conv.stride(0)), ("state-block", states.stride(0)),
+                ("state-dtype", "f32" if states.dtype is torch.float32 else "bf16"))
+    gap = pages is not None and not parsed.is_latent and caches[0].stride(2) != caches[0].shape[3]
+    return (("kv-head", caches[0].stride(2)),) if gap else ()
+
+
+def _is_part_of_pages(cache: Tensor, first: Tensor) -> bool:
+    """Whether the entries of a cache are contiguous, and as far from each other as those of the first layer."""
+    return (len(cache) > 0 and cache[0].is_contiguous() and cache.stride(0) == first.stride(0) >= cache[0].numel()
+            and cache.shape == first.shape and cache.dtype is first.dtype)
+
+
 def expect_layers(op: str, parsed, weights: Sequence[Tensor], caches: Sequence[Tensor], pages: Tensor | None,
                   has_pages: Callable[[Tensor, Tensor], bool]) -> None:
     """That there are the tensors of whole layers, and caches that lie in memory as the op reads them."""
@@ -213,6 +231,13 @@ def expect_layers(op: str, parsed, weights: Sequence[Tensor], caches: Sequence[T
     if not layers or len(caches) != states * layers or len(weights) != count * layers:
         raise Error(f"{op}: {len(weights)} weights and {len(caches)} caches: give {count} and {states} of each layer")
     for at, cache in enumerate(caches):
+        if parsed.states_are_indexed:
+            if not _is_part_of_pages(cache, caches[at % states]):
+                raise Error(f"{op}: states of layer {at // states} are {list(cache.shape)} with strides of "
+                            f"{list(cache.stride())}: give contiguous ones, as far apart as those of layer 0")
+            if cache.is_cuda and (cache.data_ptr() | cache.stride(0) * cache.element_size()) & 15:
+                raise Error(f"{op}: states are not at addresses of 16 bytes")
+            continue
         if parsed.mixer != "attention" and not (parsed.has_both and at % states < 2):
             if not cache.is_contiguous():
                 raise Error(f"{op}: a {'cache' if parsed.is_latent else 'state'} is not contiguous")
@@ -237,10 +262,8 @@ def _(x, positions, angles, slots, lengths, pages, weights, caches, form, memory
     tensors = tensors_of_layers(parsed, weights, caches, x)
     positions, angles, slots, lengths = (None if t is None else ready(t) for t in (positions, angles, slots, lengths))
     table = None if pages is None else ready(pages)
-    gap = pages is not None and not parsed.is_latent and caches[0].stride(2) != caches[0].shape[3]
-    kv_head = caches[0].stride(2) if gap else None  # of the plan's key: shapes do not say it
     both = (_every_state(len(x), x.device),) if parsed.has_both else ()
-    run(_BOTH if both else _LAYER, (form, kv_head),
+    run(_BOTH if both else _LAYER, (form, _places_of(parsed, caches, pages)),
         (x, positions, angles, slots, lengths, table, *both, memory, first_expert, *tensors), (y,))
     return y
 
@@ -257,7 +280,7 @@ def _(x, weights, form):
     expect_layers("layer", parsed, weights, [], None, _has_pages)
     x = ready(x)
     y = torch.empty_like(x)
-    run(_LAYER, (form, None), (x, *[None] * 7, *tensors_of_layers(parsed, weights, [], x)), (y,))
+    run(_LAYER, (form, ()), (x, *[None] * 7, *tensors_of_layers(parsed, weights, [], x)), (y,))
     return y
 
 
@@ -297,7 +320,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                  top_groups=0, group_score="max", route_scale=1.0, parallel=False,
                  rotation="halves", constants=(), grouped=False, norm_last=False, multiplier=1.0,
                  wide_logits=False, ranks=0, link="peers", window=0,
-                 v_norm=False) -> tuple[str, list[Tensor], list[Tensor]]:
+                 v_norm=False, gated_rows=False) -> tuple[str, list[Tensor], list[Tensor]]:
     """The form of a call's layers, and their weights and caches one after the other; the arguments
     are those of layer(). `x` has a gradient if the call's input has."""
     for name, given, of in (("weights", weights, Mapping), ("caches", caches, (tuple, list))):
@@ -326,7 +349,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
         eps=eps, softcap=softcap, scale=scale, rope_scale=rope_scale, route_scale=route_scale,
         multiplier=multiplier), flags=dict(renormalise=renormalise, parallel=parallel,
                                            grouped=grouped, norm_last=norm_last,
-                                           wide_logits=wide_logits, v_norm=v_norm))
+                                           wide_logits=wide_logits, v_norm=v_norm, gated_rows=gated_rows))
     if not isinstance(constants, (list, tuple)) or not all(isinstance(c, str) for c in constants):
         raise Error(f"layer: constants are {named(constants)}: give names of weights")
     if not weights or len(weights) != len(caches):
@@ -337,7 +360,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
     if wants_gradient(x, *flat):
         raise Error("layer: it has no gradient: use torch.no_grad()")
     first = weights[0]
-    dim = (first["w_q"].shape[0] // heads if "w_q" in first else
+    dim = (first["w_q"].shape[0] // heads // (1 + gated_rows) if "w_q" in first else
            (rows or first["w_qkv"].shape[0]) // (heads + 2 * kv_heads) if "w_qkv" in first else 0)
     quantise = ""
     if not packed and first.get("w_down") is not None and first["w_down"].dtype == torch.float8_e4m3fn:
@@ -356,7 +379,7 @@ def given_layers(x: Tensor, weights, caches, heads, kv_heads, angles, *, act="si
                    choice=choice, constants=constants, parallel=parallel, rotation=rotation,
                    grouped=grouped, norm_rows="q_norm" in first and first["q_norm"].shape[0] != dim,
                    norm_last=norm_last, multiplier=multiplier, packed=packed, h=h, quantise=quantise,
-                   ranks=ranks, link=link, window=window, v_norm=v_norm,
+                   ranks=ranks, link=link, window=window, v_norm=v_norm, gated_rows=gated_rows,
                    head_gates="w_g" in first and first["w_g"].shape[0] == heads != heads * dim,
                    head_scales="k_scale" in first and first["k_scale"].shape != (1,))
     for one in weights:
@@ -378,7 +401,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           group_score: str = "max", route_scale: float = 1.0, parallel: bool = False,
           rotation: str = "halves", constants: Sequence[str] = (), grouped: bool = False,
           norm_last: bool = False, multiplier: float = 1.0, wide_logits: bool = False,
-          window: int = 0, v_norm: bool = False, group: Group | None = None) -> Tensor:
+          window: int = 0, v_norm: bool = False, gated_rows: bool = False, group: Group | None = None) -> Tensor:
     """Transformer layers in one plan, one after the other, for new tokens of sequences with a KV cache.
 
     A layer is norm, q, k and v, RoPE, attention over the cache, output projection, norm, and an MLP or a
@@ -391,7 +414,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
       b_q, b_k, b_v and b_o. One w_qkv [(heads + 2 · kv_heads) · dim, d] with b_qkv can replace the three:
       all rows of q, then k, then v; with `grouped` per head of k its heads of q, then k, then v. A logit
       per head may join the softmax: sinks [heads]. Sigmoids of a product may multiply the output: w_g
-      [heads · dim, d], or [heads, d] with one for each head.
+      [heads · dim, d], or [heads, d] with one for each head. With `gated_rows` w_q is [2 · heads · dim, d]: the
+      rows of each head, and then those of its gate.
 
     * norms before: attn_norm and ffn_norm [d], with attn_norm_bias and ffn_norm_bias as layer
       normalisations. Without ffn_norm the MLP takes the same normalised input as attention, in parallel;
@@ -476,6 +500,7 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         window: As in `attention`: a token sees this many keys up to its own, 0 for all. Pages that hold no key of
             a window are not read.
         v_norm: Heads of v have an RMSNorm without weights.
+        gated_rows: See w_q.
         group: A `fftune.distributed.Group` whose ranks have slices of the layers: some of the heads, and
             some of the features between up and down. Ranks of a mixture may have experts / ranks whole
             experts instead, those of the first rank first, and the whole router. heads and kv_heads are
@@ -496,7 +521,8 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         renormalise=renormalise, packing=packing, groups=groups, top_groups=top_groups,
         group_score=group_score, route_scale=route_scale, parallel=parallel, rotation=rotation,
         constants=constants, grouped=grouped, norm_last=norm_last, multiplier=multiplier,
-        wide_logits=wide_logits, window=window, v_norm=v_norm, ranks=0 if group is None else group.ranks, link=link)
+        wide_logits=wide_logits, window=window, v_norm=v_norm, gated_rows=gated_rows,
+        ranks=0 if group is None else group.ranks, link=link)
     shares = parse(form).shares_keys
     if (slots is None and not shares) or positions is None:
         batch, s, _ = x.shape
@@ -514,3 +540,41 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
             slots = torch.where(at == places, slots, -1).int()
     return call(OPS.layer, x, positions, angles, slots, lengths, pages, flat, flat_caches, form, memory,
                 first_expert_of(form, group, x.device))
+
+
+def delta_layers(x: Tensor, weights: Sequence[Mapping[str, Tensor]], states: Sequence[tuple[Tensor, Tensor]],
+                 state_indices: Tensor, heads: int, v_heads: int, *, act: str = "silu", convention: str = "llama",
+                 eps: float = 1e-6, mixer_eps: float = 1e-6, null_index: int = -1, state_layout: str = "kv",
+                 choice: Choice | None = None) -> Tensor:
+    """Layers with the gated delta rule, as `layer` has those with attention, whose states are entries of caches.
+
+    The weights of q, k and v are packed (w_qkv, w_z, w_b, w_a) or grouped (w_qkvz, w_ba), with w_conv [channels,
+    width], A_log and dt_bias [v_heads], mixer_norm [v_dim] and w_o; those of the network are as in `layer`.
+
+    Args:
+        x: [batch, tokens, d].
+        weights: One mapping for each layer.
+        states: For each layer the inputs of the convolution, [n, channels, entries] or [n, entries, channels], and the
+            states, [n, v_heads, dim, v_dim] for state_layout="kv" or [n, v_heads, v_dim, dim] for "vk", in float32 or
+            bfloat16. They are updated in place. Entries are contiguous, and may be parts of pages; all layers have
+            the same strides.
+        state_indices: int32 [batch], the entry of each sequence; one of at most `null_index`, -1 or 0, is padding.
+        choice: How a token chooses experts, in layers with a router.
+
+    Returns:
+        [batch, tokens, d].
+    """
+    first, (conv, cache) = weights[0], states[0]
+    channels, width = first["w_conv"].shape
+    v_dim = first["mixer_norm"].shape[0]
+    dim = (channels - v_heads * v_dim) // (2 * heads)
+    order = "channels" if conv.shape[1] == channels else "entries"
+    form = form_of(
+        tuple(first), heads=heads, kv_heads=0, dim=dim, act=act, eps=eps, convention=convention, rotary=0, softcap=0.0,
+        scale=0.0, rope_scale=0.0, rotates=False, choice=choice, mixer="gated-delta-rule", width=width,
+        v_heads=v_heads, v_dim=v_dim, mixer_eps=mixer_eps, of_states={
+            "conv-indices": "yes", "conv-order": order, "conv-entries": conv.shape[2 if order == "channels" else 1],
+            "state-layout": state_layout, "null-index": null_index})
+    names = parse(form).weights
+    return call(OPS.layer, x, None, None, state_indices, None, None, [one[name] for one in weights for name in names],
+                [tensor for pair in states for tensor in pair], form)

@@ -122,14 +122,17 @@ def _delta_rule(x, w, states, slots, form):
     (keys, values), heads, v_heads = form.features, form.get("heads"), form.get("v-heads")
     rows, gates, beta, decays = _inputs_of_delta(x, w, form)
     taps = w["w_conv"] if "w_conv" in w else torch.cat([w[f"w_conv_{part}"] for part in "qkv"])
-    mixed = causal_conv1d_update(rows, taps, None, None, None, None, None, conv, "silu", "channels", 0)
+    null = form.get("null-index", -1)
+    mixed = causal_conv1d_update(rows, taps, None, None, slots if form.states_are_indexed else None, None, None, conv,
+                                 "silu", form.get("conv-order", "channels"), null + 1)
     q, k, v = (t.unflatten(-1, (n, -1)) for t, n in zip(mixed.split((keys, keys, values), -1),
                                                         (heads, heads, v_heads)))
     of_features, bound = form.mixer == "kda", form.get("gate-bound")
     out = gated_delta_rule_update(
         q, k, v, None, decays.unflatten(-1, (v_heads, -1)) if of_features else decays, w["A_log"], w["dt_bias"], None,
         beta, recurrent, slots, None, None, "bounded" if bound else "softplus",
-        "channel" if of_features else "head", "l2", 0.0, form.get("beta-scale", 1.0), bound or -5.0, -1, layout="kv")
+        "channel" if of_features else "head", "l2", 0.0, form.get("beta-scale", 1.0), bound or -5.0, null,
+        layout=form.get("state-layout", "kv"))
     of_norm = ("after", "sigmoid", "t5", 1) if of_features else ("after", "silu", "llama", 1)
     return gated_rmsnorm(out, gates.unflatten(-1, (v_heads, -1)), w["mixer_norm"], form.get("mixer-eps"),
                          *of_norm).flatten(2)
