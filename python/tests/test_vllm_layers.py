@@ -1088,7 +1088,7 @@ ORDER = "a cache that is not contiguous, or has the heads of a block before its 
     (lambda: torch.randn(BLOCKS, BLOCK, 2, 48).bfloat16().transpose(1, 2),
      "a cache of [24, 2, 16, 48]"),
     (lambda: torch.randn(BLOCKS, 2, 32).bfloat16(), "a cache of [24, 2, 32]"),
-    (lambda: torch.randn(BLOCKS, 2, 48, 2, 16).bfloat16(), "blocks of 48 tokens"),
+    (lambda: torch.randn(BLOCKS, 2, 24, 2, 16).bfloat16(), "blocks of 24 tokens"),
     (lambda: torch.randn(BLOCKS, 2, BLOCK, 2, 16), "a cache of torch.float32"),
     (lambda: torch.randn(2, BLOCKS, BLOCK, 2, 16).bfloat16(), "a cache of [2, 24, 16, 2, 16]"),
 ])
@@ -1098,6 +1098,17 @@ def test_caches(stand_in, caplog, cache, reason):
     for layer in model.layers:
         layer.self_attn.attn.kv_cache = cache()
     assert reasons(stand_in, caplog, model) == reason
+
+
+@pytest.mark.parametrize("block", [48, 272, 512])
+def test_blocks_of_several_pages(stand_in, monkeypatch, block):
+    """As vLLM makes them beside layers with states."""
+    monkeypatch.setitem(globals(), "BLOCK", block)
+    model = model_of(stand_in, model_config__max_model_len=2 * block)
+    for layer in model.layers:
+        layer.self_attn.rotary_emb.cos_sin_cache = stand_in.parts.RotaryEmbedding(16, 3 * block).cos_sin_cache
+    warm(model)
+    expect_right(model, *batch_of(model, (5, block + 9, block, 2 * block)))
 
 
 def test_subclasses(stand_in):

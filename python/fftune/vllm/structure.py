@@ -2,6 +2,7 @@
 same as its layers, and the caches of its attention as the ops take them."""
 import functools
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Callable
 
@@ -253,6 +254,9 @@ class Model:
             range(len(self.layers)), kind))]
 
 
+_LEAST_PAGE, _MOST_PAGE = 16, 256  # tokens; powers of two
+
+
 @dataclass
 class Pages:
     """Keys and values of one layer as the ops take them, without a copy.
@@ -260,11 +264,13 @@ class Pages:
     vLLM 0.24 keeps [blocks, 2, block, kv heads, features], of each block the keys, then the values.
     That is a cache of 2 * blocks blocks, in which the values are those of the keys' next block.
     vLLM 0.33 keeps [blocks, block, kv heads, 2 * features], of each head the keys, then the values.
+    Beside layers with states blocks have as many tokens as a state has room for: they are several pages.
     """
 
     rows: tuple[Tensor, Tensor]   # [rows, kv heads, features], for qkv
-    pages: tuple[Tensor, Tensor]  # [pages, block, kv heads, features], for attention
+    pages: tuple[Tensor, Tensor]  # [pages, page, kv heads, features], for attention
     block: int
+    page: int
     apart: bool  # the values of a block are a block of their own: heads have no gaps between them
 
     def slots(self, slots: Tensor) -> Tensor:
@@ -275,7 +281,11 @@ class Pages:
 
     def table(self, blocks: Tensor) -> Tensor:
         """vLLM's blocks of each sequence as pages."""
-        return blocks * 2 if self.apart else blocks
+        several, blocks = self.block // self.page, blocks * 2 if self.apart else blocks
+        if several == 1:
+            return blocks
+        within = torch.arange(several, dtype=blocks.dtype, device=blocks.device)
+        return (blocks[:, :, None] * several + within).flatten(1)
 
 
 def pages_of(cache: Tensor, kv_heads: int, dim: int, dtype: torch.dtype = _DTYPE) -> Pages:
@@ -294,12 +304,14 @@ def pages_of(cache: Tensor, kv_heads: int, dim: int, dtype: torch.dtype = _DTYPE
     if not memory.is_contiguous():
         raise Unfit("a cache that is not contiguous, or has the heads of a block before its tokens")
     block = shape[2]
-    if block not in (16, 32, 64, 128, 256):
+    if block % _LEAST_PAGE:
         raise Unfit(f"blocks of {block} tokens")
+    page = math.gcd(block, _MOST_PAGE)
     if not apart:
-        return Pages(memory.flatten(0, 1).split(dim, -1), memory.split(dim, -1), block, apart)
-    rows, pages = cache.view(-1, kv_heads, dim), cache.view(-1, block, kv_heads, dim)
-    return Pages((rows[:-block], rows[block:]), (pages[:-1], pages[1:]), block, apart)
+        both = memory.view(-1, page, kv_heads, 2 * dim)
+        return Pages(memory.flatten(0, 1).split(dim, -1), both.split(dim, -1), block, page, apart)
+    rows, pages, several = cache.view(-1, kv_heads, dim), cache.view(-1, page, kv_heads, dim), block // page
+    return Pages((rows[:-block], rows[block:]), (pages[:-several], pages[several:]), block, page, apart)
 
 
 def expect_known(model: nn.Module) -> Model:
