@@ -15,7 +15,10 @@ RECORD = json.loads(vllm_interfaces.RECORD.read_text())
 ABSENT = {"0.24": {"SpeculativeConfig.enable_adaptive_verification", "AuxOutputConfig", "VllmConfig.aux_output_config",
                    "GDNAttentionMetadata.checkpoint", "GDNAttentionMetadata.flashinfer_checkpoint_plan",
                    "Mamba2AttentionMetadata.checkpoint_chunk_idx", "MambaMixer2.use_replayssm",
-                   "MambaMixer2.mamba_config"},
+                   "MambaMixer2.mamba_config", "Qwen3NextDecoderLayer.use_attn_reduce_scatter_for_moe",
+                   "Qwen3_5DecoderLayer.use_attn_reduce_scatter_for_moe",
+                   "Qwen3NextSparseMoeBlock.replicate_shared_expert",
+                   "Qwen3NextSparseMoeBlock.is_fused_shared_expert_enabled"},
           "0.33": {"MPLinearLayerConfig.has_g_idx", "FlashAttentionMetadata.use_cascade",
                    "ModelConfig.enable_return_routed_experts", "CompressedTensorsWNA16MarlinMoEMethod",
                    "Attention.calculate_kv_scales"}}
@@ -61,6 +64,11 @@ def test_modules_and_classes(vllm, version):
                 assert {known.home, "mlp", *known.norms, *known.behind} <= set(found)
             if own in structure._MIXTURES:
                 assert structure._MIXTURES[own] in found
+        if known.delta:
+            home, own = known.delta.rsplit(".", 1)
+            assert own in recorded(version, home)
+            of_layer = of_class(version, known.layer.split(".")[1])
+            assert {"linear_attn", "layer_type", "layer_scale"} <= set(of_layer)
         assert of_class(version, known.norm)["variance_epsilon"] == "attribute"
     for name in structure._ROTARY:
         assert of_class(version, name)["cos_sin_cache"] == "attribute"

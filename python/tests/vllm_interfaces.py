@@ -46,7 +46,8 @@ TOUCHED = {
         "ReplicatedLinear": "bias quant_method skip_bias_add",
         "UnquantizedLinearMethod": ""},
     f"{_LAYERS}/layernorm": {"RMSNorm": "weight variance_epsilon variance_size_override has_weight",
-                             "GemmaRMSNorm": "weight variance_epsilon"},
+                             "GemmaRMSNorm": "weight variance_epsilon",
+                             "RMSNormGated": "weight eps activation norm_before_gate group_size"},
     f"{_LAYERS}/activation": {"SiluAndMul": "", "GeluAndMul": "approximate"},
     f"{_LAYERS}/rotary_embedding/base": {"RotaryEmbedding": "cos_sin_cache rotary_dim is_neox_style"},
     f"{_LAYERS}/rotary_embedding/llama3_rope": {"Llama3RotaryEmbedding": "cos_sin_cache"},
@@ -55,6 +56,7 @@ TOUCHED = {
         "LinearScalingRotaryEmbedding": "cos_sin_cache"},
     f"{_LAYERS}/rotary_embedding/dynamic_ntk_scaling_rope": {
         "DynamicNTKScalingRotaryEmbedding": "cos_sin_cache"},
+    f"{_LAYERS}/rotary_embedding/mrope": {"MRotaryEmbedding": "cos_sin_cache"},
     f"{_LAYERS}/fused_moe/oracle/unquantized": {"": "backend_to_kernel_cls"},
     f"{_LAYERS}/fused_moe/oracle/fp8": {"": "backend_to_kernel_cls"},
     f"{_LAYERS}/fused_moe/experts/triton_moe": {"TritonExperts": "apply"},
@@ -91,11 +93,13 @@ TOUCHED = {
         "RoutedExperts": "activation expert_map global_num_experts apply_router_weight_on_input swiglu_limit "
                          "quant_method"},
     f"{_LAYERS}/fused_moe/runner/moe_runner": {"MoERunner": "gate router routed_experts shared_experts"},
+    f"{_LAYERS}/fused_moe/runner/shared_experts": {"SharedExperts": "_layer"},
     f"{_LAYERS}/fused_moe/router/gate_linear": {"GateLinear": "out_dtype"},
     f"{_LAYERS}/mamba/gdn/qwen_gdn_linear_attn": {
         "QwenGatedDeltaNetAttention": "_forward_core conv1d A_log dt_bias num_k_heads num_v_heads head_k_dim "
                                       "head_v_dim tp_size prefix activation kv_cache gdn_prefill_backend "
-                                      "enable_packed_recurrent_decode"},
+                                      "enable_packed_recurrent_decode in_proj_qkvz in_proj_ba norm out_proj "
+                                      "gqa_interleaved_layout"},
     f"{_LAYERS}/mamba/mamba_mixer2": {
         "MambaMixer2": "conv_ssm_forward conv1d A D dt_bias num_heads n_groups head_dim ssm_state_size tp_size prefix "
                        "activation kv_cache use_replayssm mamba_config tped_intermediate_size tped_conv_size "
@@ -141,7 +145,8 @@ TOUCHED = {
     "config/speculative": {"SpeculativeConfig": "num_speculative_tokens num_speculative_tokens_per_batch_size "
                                                 "enable_adaptive_verification"},
     "config/scheduler": {"SchedulerConfig": "max_num_seqs max_num_batched_tokens"},
-    "config/model": {"ModelConfig": "dtype max_model_len enable_return_routed_experts"},
+    "config/model": {"ModelConfig": "dtype max_model_len enable_return_routed_experts multimodal_config"},
+    "config/multimodal": {"MultiModalConfig": "language_model_only"},
     "config/parallel": {
         "ParallelConfig": "pipeline_parallel_size data_parallel_size decode_context_parallel_size "
                           "prefill_context_parallel_size enable_dbo use_ubatching"},
@@ -185,6 +190,19 @@ TOUCHED = {
                               "post_feedforward_layernorm",
         "Gemma3Attention": "num_heads num_kv_heads head_dim qkv_proj o_proj rotary_emb attn q_norm k_norm",
         "Gemma3MLP": "gate_up_proj down_proj act_fn"},
+    f"{_MODELS}/qwen2_moe": {"Qwen2MoeMLP": "gate_up_proj down_proj act_fn expert_gate"},
+    f"{_MODELS}/qwen3_next": {
+        "Qwen3NextModel": "forward embed_input_ids layers norm start_layer end_layer",
+        "Qwen3NextDecoderLayer": "layer_type linear_attn self_attn mlp input_layernorm post_attention_layernorm "
+                                 "layer_scale use_attn_reduce_scatter_for_moe",
+        "Qwen3NextAttention": "num_heads num_kv_heads head_dim qkv_proj o_proj rotary_emb attn q_norm k_norm "
+                              "attn_output_gate",
+        "Qwen3NextSparseMoeBlock": "is_sequence_parallel gate experts shared_expert replicate_shared_expert "
+                                   "is_fused_shared_expert_enabled"},
+    f"{_MODELS}/qwen3_5": {
+        "Qwen3_5Model": "forward embed_input_ids layers norm start_layer end_layer",
+        "Qwen3_5DecoderLayer": "layer_type linear_attn self_attn mlp input_layernorm post_attention_layernorm "
+                               "layer_scale use_attn_reduce_scatter_for_moe"},
 }
 
 

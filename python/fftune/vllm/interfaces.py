@@ -16,7 +16,7 @@ ORACLES = tuple(f"{_FUSED_MOE}.oracle.{name}" for name in ("unquantized", "fp8")
 MODELS = {f"vllm.model_executor.models.{module}": name for module, name in (
     ("llama", "LlamaModel"), ("mistral", "MistralModel"), ("qwen2", "Qwen2Model"),
     ("qwen3", "Qwen3Model"), ("qwen3_moe", "Qwen3MoeModel"), ("gpt_oss", "GptOssModel"), ("gemma2", "Gemma2Model"),
-    ("gemma3", "Gemma3Model"))}
+    ("gemma3", "Gemma3Model"), ("qwen3_next", "Qwen3NextModel"), ("qwen3_5", "Qwen3_5Model"))}
 # By module, the classes whose weights are processed after loading. A version has some of the modules.
 KERNELS = {f"{_MIXED}.machete": ("MacheteLinearKernel",), f"{_MIXED}.marlin": ("MarlinLinearKernel",)}
 FP8_METHODS = {f"{_QUANTISATION}.fp8": ("Fp8LinearMethod",),

@@ -3,9 +3,10 @@
 `__call__` of vLLM's inner models, such as LlamaModel, is wrapped. The layers run by fftune's ops: qkv
 into vLLM's pages, attention over them, linear with the residual, and the network with its norm and
 residual. Where every request of a batch has one new token, the op `layer` runs all of them at once, or a run
-of those that are alike and whose caches vLLM hands out together, if it computes them. Batches with prompts of models without mixtures are vLLM's if FFTUNE_VLLM has no `prompts`,
-and so are all other calls. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay
-calls nothing here.
+of those that are alike and whose caches vLLM hands out together, if it computes them. Batches with prompts of models without
+mixtures are vLLM's if FFTUNE_VLLM has no `prompts`, and so are all other calls. Layers with states in the place of keys
+and values run with the others if FFTUNE_VLLM has `states`: vLLM's metadata says which entry of its caches a sequence
+has. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
 
 Weights and pages are views of vLLM's tensors. Under tensor parallelism `layer` sums over the ranks
 within its plan. The single ops add the residual after vLLM's all-reduce.
@@ -28,10 +29,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .. import _run as running
 from .. import ops
 from .._library import Plan
+from .._ops.layer import delta_layers
 from .._run import BATCH_INVARIANT
-from . import faster, plans, products, ranks
+from . import faster, linear_cores, plans, products, ranks
 from .logs import Unfit, log, log_once, one_line, reason_of
-from .structure import E4M3, Layer, Model, Pages, expect_known, has_adapters, pages_of, queries_of
+from .structure import E4M3, DeltaLayer, Layer, Model, Pages, expect_known, has_adapters, pages_of, queries_of
 from .trial import difference, is_capturing
 
 
@@ -53,6 +55,7 @@ class _State:
     without_prompts: bool = False  # batches with prompts stay vLLM's, because theirs did not agree
     # By vLLM's caches, which it frees after it has profiled its memory.
     pages: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
+    entries: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # the same of states
     agreed: set[tuple[str, int]] = field(default_factory=set)
     problems: list[tuple[int, dict]] = field(default_factory=list)
     decoding: dict[int, list[tuple[int, dict]]] = field(default_factory=dict)  # the same by tokens of each sequence
@@ -108,7 +111,7 @@ def _own_run(original, model: nn.Module, arguments: tuple, named: dict, parts: t
     """The computation of this call by fftune's ops; None if it stays vLLM's."""
     state = _states.get(model)
     if state is None:
-        state = _states[model] = _examine(model, "ranks" in parts)
+        state = _states[model] = _examine(model, parts)
     if state.reason:
         return None
     context = _context()
@@ -139,12 +142,15 @@ def _own_run(original, model: nn.Module, arguments: tuple, named: dict, parts: t
         return None
     if batch.offsets is not None and not _has_plans(state, batch):
         return None
+    if state.model.has_states and not is_captured:
+        _warm_up(state, model, context, batch)  # a step that is begun has to be ended
     return functools.partial(_run_or_leave, original, state, model, arguments, named, batch, is_captured)
 
 
 def _run_or_leave(original, state: _State, model: nn.Module, arguments: tuple, named: dict, batch: "_Batch",
                   is_captured: bool):
-    """The result by fftune's ops. After an error it is vLLM's, whose layers write the same keys and values again."""
+    """The result by fftune's ops. After an error it is vLLM's, whose layers write the same keys and values again. An error
+    behind a layer with states is raised: the states are those after the batch."""
     context = _context()
     # vLLM finds the experts of a layer by how many layers ran before it.
     counter = getattr(context, "moe_layer_index", None)
@@ -156,8 +162,8 @@ def _run_or_leave(original, state: _State, model: nn.Module, arguments: tuple, n
         state.agreed.add((batch.kind, batch.rows))
         return y
     except Exception as error:
-        if state.model.reduce is not None and known:
-            raise  # the other ranks wait for this one
+        if state.model.reduce is not None and known or batch.begun:
+            raise  # the other ranks wait for this one, or states have changed
         _give_up(state, model, batch, reason_of(error))
     if counter is not None:
         context.moe_layer_index = counter
@@ -246,28 +252,57 @@ def _in_context_of(state: _State, context, trial: "_Batch"):
     """Gives begin(), which puts a batch that is made up into the context of vLLM's call, anew for each computation. The
     context is restored, and so are the first blocks of the caches: they may have keys of requests."""
     kept = vars(context).copy()
-    caches = [_cache_of(layer) for layer in state.model.layers]
-    before = [cache[:_BLOCKS].clone() for cache in caches]
-    generator = torch.Generator(caches[0].device).manual_seed(0)
+    caches = [(layer, _cache_of(layer)) for layer in state.model.layers if isinstance(layer, Layer)]
+    entries = _entries_of(state, trial)
+    # All copies are made first: layers of several groups may share memory.
+    before = [cache[:_BLOCKS].clone() for _, cache in caches]
+    before_entries = [cache.index_select(0, rows) for cache, rows in entries]
+    generator = torch.Generator(_cache_of(state.model.layers[0]).device).manual_seed(0)
+    states = [torch.randn((min(len(rows), _SEQUENCES), *cache.shape[1:]), device=cache.device, generator=generator)
+              .mul_(0.5).to(cache.dtype) for cache, rows in entries]
 
-    def begin() -> None:
+    def fill_states() -> None:
+        for (cache, rows), values in zip(entries, states):
+            for some in rows.split(_SEQUENCES):
+                cache.index_copy_(0, some, values[:len(some)])
+
+    def begin(anew: bool = False) -> None:
+        """`anew`: with the states of the first time."""
         vars(context).update(kept)
         context.attn_metadata = trial.by_layer(state, lambda group: group.metadata)
-        context.slot_mapping = trial.by_layer(state, lambda group: group.slots)
+        slots = kept.get("slot_mapping")  # of layers with states, too
+        context.slot_mapping = (slots if isinstance(slots, dict) else {}) | trial.by_layer(
+            state, lambda group: group.slots, trial.of_attention)
+        if anew:
+            fill_states()
         _mark_padding(context, trial.rows, trial.tokens)
         if trial.offsets is not None:  # of other sizes than the graphs of this batch
             mode = getattr(context, "cudagraph_runtime_mode", None)
             context.cudagraph_runtime_mode = getattr(type(mode), "NONE", mode)
 
     try:
-        for layer, cache in zip(state.model.layers, caches):
+        for layer, cache in caches:
             _fill(cache[:_BLOCKS], layer, generator)
+        fill_states()
         yield begin
     finally:
         vars(context).clear()
         vars(context).update(kept)
-        for cache, own in zip(caches, before):
+        for (_, cache), own in zip(caches, before):
             cache[:_BLOCKS].copy_(own)
+        for (cache, rows), own in zip(entries, before_entries):
+            cache.index_copy_(0, rows, own)
+
+
+def _entries_of(state: _State, batch: "_Batch") -> list[tuple[Tensor, Tensor]]:
+    """The caches of states, and the entries of the batch's sequences in them."""
+    found = []
+    for group in batch.of_states:
+        rows = group.indices[group.indices > linear_cores.NULL].long()
+        for place in group.places:
+            own = _states_of(state, state.model.layers[place])
+            found += [(own.inputs, rows), (own.states, rows)]
+    return found
 
 
 def _fill(cache: Tensor, layer: Layer, generator: torch.Generator) -> None:
@@ -303,7 +338,8 @@ def _together(result: Tensor | tuple[Tensor, list[Tensor]], rows: int | None = N
 
 def _arguments_of(trial: "_Batch") -> tuple:
     """As vLLM calls the model with them."""
-    return trial.ids, trial.positions.long(), None, trial.embeddings
+    positions = trial.positions.long()
+    return trial.ids, positions.expand(trial.axes, -1) if trial.axes else positions, None, trial.embeddings
 
 
 def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -> None:
@@ -311,15 +347,18 @@ def _test(original, state: _State, model: nn.Module, context, batch: "_Batch") -
     try:
         trial, real = _made_up(state, batch)
         with _in_context_of(state, context, trial) as begin:
-            results, written = [], []
+            results, written, states = [], [], []
             for run in (lambda: _on_all(state, lambda: _recorded(state, model, trial)),
                         lambda: original(model, *_arguments_of(trial))):
-                begin()
+                begin(anew=True)
                 with ranks.summing():
                     results.append(_together(run(), real))
                 written += [torch.cat([_numbers_of(_cache_of(layer)[:_SEQUENCES]).float()
-                                       for layer in state.model.layers])]
+                                       for layer in state.model.layers if isinstance(layer, Layer)])]
+                states += [[cache.index_select(0, rows).flatten() for cache, rows in _entries_of(state, trial)]]
             reason = difference("results", *results) or difference("keys and values", *written)
+            for mine, own in zip(*states):
+                reason = reason or difference("states", mine, own)
             if reason == "" and any(layer.window and layer.mixture is None for layer in state.model.layers):
                 # The first sequence has keys in front of windows. One whose experts are others by rounding says nothing.
                 reason = difference("results", *(result[:batch.queries] for result in results))
@@ -378,8 +417,12 @@ def _choose(original, state: _State, model: nn.Module, context, batch: "_Batch")
     if not _is_measured(state) or batch.queries in state.choices:
         return
     caches = [_cache_of(state.model.layers[group.places[0]]) for group in batch.groups]
-    # A sequence has a block at least, beside the one that vLLM gives to none.
-    most = min(max(state.graphed, batch.rows) // batch.queries, *(len(cache) - 1 for cache in caches))
+    # A sequence has a block at least, beside the one that vLLM gives to none; and one in each group with states.
+    most = min(max(state.graphed, batch.rows) // batch.queries,
+               *((len(cache) - 1) // max(1, len(batch.of_states)) for cache in caches))
+    counts = [count for count in (*_TIMED, batch.rows // batch.queries) if count <= most and _has_memory(state, count)]
+    if not counts:
+        raise Unfit("no memory for copies of states while steps are timed")
 
     @contextmanager
     def both(count: int):
@@ -402,9 +445,8 @@ def _choose(original, state: _State, model: nn.Module, context, batch: "_Batch")
 
     among = faster.Alone() if state.model.reduce is None else ranks.Together()
     try:
-        choice = faster.choice_of(f"layers of {type(model).__name__}", both,
-                                  [count for count in (*_TIMED, batch.rows // batch.queries) if count <= most],
-                                  _description(config), batch.queries, [cache.shape[1:] for cache in caches],
+        choice = faster.choice_of(f"layers of {type(model).__name__}", both, counts, _description(config),
+                                  batch.queries, [cache.shape[1:] for cache in caches],
                                   *(["cache of e4m3"] if state.model.has_float8_cache else ()),
                                   outside=lambda: _outside(original, state, model, context, batch, among), among=among)
     except Exception as error:
@@ -416,6 +458,17 @@ def _choose(original, state: _State, model: nn.Module, context, batch: "_Batch")
     state.choices[batch.queries] = choice
     log(f"{_layers_of(state, model)} run by fftune's ops in batches {batch.kind} where they are faster; vLLM's time "
         f"divided by fftune's, by sequences: {choice.words()}")
+
+
+_SHARE = 4  # of the free memory, the part that copies of states may take
+
+
+def _has_memory(state: _State, sequences: int) -> bool:
+    """Whether copies of the states of so many sequences are no danger for the engine."""
+    size = sum(cache[0].numel() * cache.element_size() for layer in state.model.layers if isinstance(layer, DeltaLayer)
+               for cache in layer.attention.kv_cache)
+    device = _cache_of(state.model.layers[0]).device
+    return device.type != "cuda" or sequences * size * _SHARE <= torch.cuda.mem_get_info(device)[0]
 
 
 def _vocabulary(config) -> int:
@@ -444,10 +497,10 @@ def _description(config) -> list[tuple[str, str]]:
 def _outside(original, state: _State, model: nn.Module, context, batch: "_Batch", among: faster.Alone) -> float:
     """Milliseconds of the schedules that FlashAttention makes within a graph for a batch that is made up. vLLM makes
     one for all layers, outside of the graph."""
-    if not any(getattr(group.metadata, "scheduler_metadata", None) is not None for group in batch.groups):
+    if not any(getattr(group.metadata, "scheduler_metadata", None) is not None for group in batch.of_attention):
         return 0.0
     within = replace(batch, groups=tuple(replace(group, metadata=copy.copy(group.metadata)) for group in batch.groups))
-    for group in within.groups:
+    for group in within.of_attention:
         group.metadata.scheduler_metadata = None
     with _in_context_of(state, context, batch) as begin:
         def run(own: "_Batch") -> None:
@@ -486,16 +539,23 @@ def _made_up(state: _State, batch: "_Batch") -> tuple["_Batch", int]:
     fewer keys than the one before, in a block of its own, and writes its last ones; the others are padded rows as
     vLLM has them. A batch of pure decoding keeps its rows; one with prompts has a sequence that decodes and a prompt
     of a block. Where layers have windows, the first sequence has keys before them."""
-    blocks = [_pages_of(state, state.model.layers[group.places[0]]).block for group in batch.groups]
+    blocks = [_pages_of(state, state.model.layers[group.places[0]]).block for group in batch.of_attention]
     block = min(blocks)
     queries = [batch.queries] * (batch.tokens // batch.queries) if batch.offsets is None else [1, block]
-    caches = [len(_cache_of(state.model.layers[group.places[0]])) for group in batch.groups]
+    caches = [len(_cache_of(state.model.layers[group.places[0]])) for group in batch.of_attention]
     real = min(len(queries), _SEQUENCES, *caches)
+    # Groups may share memory. So the states of each group have blocks of their own, behind those with keys.
+    rooms = [(len(_cache_of(state.model.layers[group.places[0]])) - _BLOCKS) // len(batch.of_states)
+             for group in batch.of_states]
+    real = min(real, *rooms, _SEQUENCES)
+    if real < 1:
+        raise Unfit(f"caches of {min(caches)} blocks")
     lengths = [max(own, block - i) for i, own in enumerate(queries[:real])]
     windows = [layer.window for layer in state.model.layers]
     long = max(windows) + queries[0] + 2 * max(blocks)
     if max(windows) and min(caches) >= _BLOCKS and long <= min(
-            len(state.model.layers[0].angles), *(own * group.table.shape[1] for own, group in zip(blocks, batch.groups))):
+            len(state.model.first_attention.angles),
+            *(own * group.table.shape[1] for own, group in zip(blocks, batch.of_attention))):
         lengths[0] = long
     # The places of the new tokens in their sequences.
     places = [place for length, own in zip(lengths, queries) for place in range(length - own, length)]
@@ -512,18 +572,21 @@ def _made_up(state: _State, batch: "_Batch") -> tuple["_Batch", int]:
         table[torch.arange(real), last] = torch.arange(real, dtype=table.dtype)
         return table, [i * block + place % block for i, place in zip(owners, places)] + [-1] * rest
 
+    indices = [[_BLOCKS + number * real + i for i in range(real)] + [linear_cores.NULL] * (len(queries) - real)
+               for number in range(len(batch.of_states))]
     made = _batch_of_sequences(batch, queries, lengths + [0] * (len(queries) - real), places + [3] * rest,
-                               list(map(of_group, batch.groups, blocks)))
+                               list(map(of_group, batch.of_attention, blocks)), indices)
     return made, len(places)
 
 
 def _timed(state: _State, batch: "_Batch", count: int, vocabulary: int) -> "_Batch":
-    """A batch of pure decoding of `count` sequences with up to _KEYS keys all over the caches. None is written."""
+    """A batch of pure decoding of `count` sequences with up to _KEYS keys all over the caches. None is written. Each
+    sequence has states of its own."""
     sizes = []
-    for group in batch.groups:
+    for group in batch.of_attention:
         layer = state.model.layers[group.places[0]]
         sizes.append((_pages_of(state, layer).block, len(_cache_of(layer))))
-    keys = min(_KEYS, *(size for group, (block, blocks) in zip(batch.groups, sizes)
+    keys = min(_KEYS, *(size for group, (block, blocks) in zip(batch.of_attention, sizes)
                         for size in (group.table.shape[1] * block, (blocks - 1) // count * block)))
     rows = count * batch.queries
 
@@ -533,41 +596,53 @@ def _timed(state: _State, batch: "_Batch", count: int, vocabulary: int) -> "_Bat
         table[:, :own] = 1 + torch.arange(count * own).view(count, own) % (blocks - 1)
         return table, [-1] * rows
 
+    indices = [[1 + number * count + i for i in range(count)] for number in range(len(batch.of_states))]
     return _batch_of_sequences(batch, [batch.queries] * count, [keys] * count, [keys - 1] * rows,
-                               [of_group(group, *size) for group, size in zip(batch.groups, sizes)], vocabulary)
+                               [of_group(group, *size) for group, size in zip(batch.of_attention, sizes)], indices,
+                               vocabulary)
 
 
 def _batch_of_sequences(batch: "_Batch", queries: list[int], lengths: list[int], positions: list[int],
-                        of_groups: list[tuple[Tensor, list[int]]], vocabulary: int = 16) -> "_Batch":
+                        of_groups: list[tuple[Tensor, list[int]]], indices: list[list[int]], vocabulary: int = 16
+                        ) -> "_Batch":
     """With the metadata of `batch`, and ids below `vocabulary`: many tokens choose many experts. `of_groups`: the tables
-    and the slots of each group of layers."""
+    and the slots of each group of layers with attention. `indices`: of states, in each of the other groups."""
     device, rows = batch.positions.device, len(positions)
     starts = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32, device=device)
-    groups = []
-    for group, (table, slots) in zip(batch.groups, of_groups):
+    groups, of_sequences = [], torch.tensor(lengths, dtype=batch.lengths.dtype, device=device)
+    tables, of_states = iter(of_groups), iter(indices)
+    for group in batch.groups:
+        if isinstance(group, _StateGroup):
+            own = torch.tensor(next(of_states), dtype=torch.int32, device=device)
+            groups.append(_StateGroup(group.places, own, linear_cores.GatedDeltaNet().metadata_of(
+                group.metadata, linear_cores.Batch(rows, rows, own))))
+            continue
+        table, slots = next(tables)
         metadata = copy.copy(group.metadata)
         metadata.num_actual_tokens = rows
         metadata.max_query_len, metadata.max_seq_len = max(queries), max(lengths)
         metadata.query_start_loc = starts
         metadata.slot_mapping = torch.tensor(slots, dtype=group.slots.dtype, device=device)
-        metadata.seq_lens = torch.tensor(lengths, dtype=batch.lengths.dtype, device=device)
+        metadata.seq_lens = of_sequences
         metadata.block_table = table.to(device)
         metadata.scheduler_metadata = None  # of other lengths
         groups.append(_Group(group.places, metadata.slot_mapping, metadata.block_table, metadata))
     embeddings = None if batch.embeddings is None else batch.embeddings[:1].repeat(rows, 1)
     ids = None if batch.ids is None else (torch.arange(rows, device=device) * 37 % vocabulary).to(batch.ids.dtype)
     return _Batch(rows, rows, ids, embeddings, torch.tensor(positions, dtype=torch.int32, device=device),
-                  groups[0].metadata.seq_lens, tuple(groups), None if batch.offsets is None else starts,
-                  queries=batch.queries)
+                  of_sequences, tuple(groups), None if batch.offsets is None else starts, queries=batch.queries,
+                  axes=batch.axes)
 
 
-def _examine(model: nn.Module, with_ranks: bool) -> _State:
+def _examine(model: nn.Module, parts: tuple[str, ...]) -> _State:
     found, reason = None, ""
     try:
         products.decide()
         found = expect_known(model)
-        if found.reduce is not None and not with_ranks:
+        if found.reduce is not None and "ranks" not in parts:
             raise Unfit("tensor parallelism, which needs ranks in FFTUNE_VLLM")
+        if found.has_states and "states" not in parts:
+            raise Unfit("layers with states, which need states in FFTUNE_VLLM")
         if BATCH_INVARIANT and not found.has_ops:
             raise Unfit("batch invariance, for layers that the op layer alone computes")
         if BATCH_INVARIANT and found.has_float8_cache:
@@ -603,6 +678,15 @@ class _Group:
 
 
 @dataclass
+class _StateGroup:
+    """Layers whose states vLLM hands out together."""
+
+    places: tuple[int, ...]
+    indices: Tensor  # [sequences], the entry of each
+    metadata: object  # of vLLM
+
+
+@dataclass
 class _Batch:
     """New tokens, a row each: one of each sequence in pure decoding, else those of a sequence in
     succession."""
@@ -613,14 +697,25 @@ class _Batch:
     embeddings: Tensor | None
     positions: Tensor
     lengths: Tensor
-    groups: tuple[_Group, ...]
+    groups: tuple[_Group | _StateGroup, ...]
     offsets: Tensor | None = None  # int32 [sequences + 1] of rows; None in pure decoding
     queries: int = 1  # of each sequence in pure decoding: more than one where drafts are verified
     behind: int = 0  # rows of no sequence, the last ones
+    axes: int = 0  # how often vLLM has the positions, one time for each axis of images; 0: once, as a vector
+    begun: list[bool] = field(default_factory=list)  # an entry for each op that has changed states
 
-    def by_layer(self, state: _State, value) -> dict[str, object]:
-        """value(group) by the names of all layers, as vLLM has it."""
-        return {state.model.layers[place].name: value(group) for group in self.groups for place in group.places}
+    @property
+    def of_attention(self) -> tuple[_Group, ...]:
+        return tuple(group for group in self.groups if isinstance(group, _Group))
+
+    @property
+    def of_states(self) -> tuple[_StateGroup, ...]:
+        return tuple(group for group in self.groups if isinstance(group, _StateGroup))
+
+    def by_layer(self, state: _State, value, groups: tuple | None = None) -> dict[str, object]:
+        """value(group) by the names of all layers, or of those in some groups, as vLLM has it."""
+        groups = self.groups if groups is None else groups
+        return {state.model.layers[place].name: value(group) for group in groups for place in group.places}
 
     @property
     def kind(self) -> str:
@@ -639,7 +734,9 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
               inputs_embeds=None, **others) -> _Batch | None:
     """The batch of this call; None if it is one that the ops do not serve."""
     context = _context()
-    metadata = getattr(context, "attn_metadata", None)
+    metadata, axes = getattr(context, "attn_metadata", None), 0
+    if positions is not None and positions.dim() == 2 and state.model.has_states:
+        axes, positions = len(positions), positions[0]  # text has the same on all axes
     if not isinstance(metadata, dict) or intermediate_tensors is not None \
             or positions is None or positions.dim() != 1 \
             or any(value is not None for value in others.values()):
@@ -648,14 +745,21 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
     places: dict[int, list[int]] = {}
     for place, layer in enumerate(state.model.layers):
         own = metadata.get(layer.name)
-        if own is None or id(own) not in places and not _is_served(own):
+        if own is None or id(own) not in places and isinstance(layer, Layer) and not _is_served(own):
             return None
         places.setdefault(id(own), []).append(place)
-    found = metadata[state.model.layers[0].name]
+    found = metadata[state.model.first_attention.name]
     rows, sequences, queries = found.num_actual_tokens, found.seq_lens.shape[0], found.max_query_len
     groups = []
     for own in places.values():
-        name = state.model.layers[own[0]].name
+        layer = state.model.layers[own[0]]
+        name = layer.name
+        if isinstance(layer, DeltaLayer):
+            indices = _indices_of(layer, metadata[name], rows) if queries == 1 else None
+            if indices is None:
+                return None
+            groups.append(_StateGroup(tuple(own), indices, metadata[name]))
+            continue
         # vLLM writes keys and values by these, not by those of the metadata.
         slots, one = context.slot_mapping.get(name), metadata[name]
         if slots is None or (one.num_actual_tokens, one.seq_lens.shape[0], one.max_query_len) != (rows, sequences, queries):
@@ -667,7 +771,15 @@ def _batch_of(state: _State, input_ids=None, positions=None, intermediate_tensor
         return None
     part = lambda tensor: None if tensor is None else tensor[:rows]
     return _Batch(rows, positions.shape[0], part(input_ids), part(inputs_embeds), positions[:rows], found.seq_lens,
-                  tuple(groups), offsets, queries=queries if is_uniform else 1)
+                  tuple(groups), offsets, queries=queries if is_uniform else 1, axes=axes)
+
+
+def _indices_of(layer: DeltaLayer, metadata, rows: int) -> Tensor | None:
+    """The entry of each sequence in the caches of states; None unless each has one new token."""
+    batch = linear_cores.GatedDeltaNet().batch_of(layer.attention, metadata)
+    if batch is None or batch.offsets is not None or batch.rows != rows:
+        return None
+    return batch.indices
 
 
 # Tensors and switches of the metadata that the ops read, or do not need.
@@ -791,29 +903,50 @@ class _Blocks:
     table: Tensor
 
 
-def _blocks_of(state: _State, batch: _Batch) -> list[_Blocks]:
+@dataclass
+class _Entries:
+    """The states of a layer, and the entry of each sequence."""
+
+    group: int
+    states: linear_cores.States
+    indices: Tensor
+
+
+def _blocks_of(state: _State, batch: _Batch) -> list[_Blocks | _Entries]:
     """By layer."""
-    found: dict[int, _Blocks] = {}
+    found: dict[int, _Blocks | _Entries] = {}
     for number, group in enumerate(batch.groups):
+        if isinstance(group, _StateGroup):
+            indices = group.indices.to(torch.int32).contiguous()
+            found |= {place: _Entries(number, _states_of(state, state.model.layers[place]), indices)
+                      for place in group.places}
+            continue
         first, layers = _pages_of(state, state.model.layers[group.places[0]]), state.model.layers
         slots, table = first.slots(group.slots), first.table(group.table)
         found |= {place: _Blocks(number, _pages_of(state, layers[place]), slots, table) for place in group.places}
     return [found[place] for place in range(len(state.model.layers))]
 
 
-def _run_whole(model: Model, blocks: list[_Blocks], batch: _Batch, x: Tensor, marks: tuple[int, ...]
+def _run_whole(model: Model, blocks: list[_Blocks | _Entries], batch: _Batch, x: Tensor, marks: tuple[int, ...]
                ) -> tuple[None, Tensor, list[Tensor]]:
     """All layers at once if they are alike and have one group of caches; else each run of such layers. Where hidden
     states are read, another run begins."""
     of_sequences, hidden = (-1, batch.queries), []
     x, positions = x.unflatten(0, of_sequences), batch.positions.unflatten(0, of_sequences)
-    int32 = {own.group: (own.slots.unflatten(0, of_sequences).int(), own.table.int()) for own in blocks}
+    int32 = {own.group: (own.slots.unflatten(0, of_sequences).int(), own.table.int()) for own in blocks
+             if isinstance(own, _Blocks)}
     begins = {run.start for run in model.runs} | {place for place in range(1, len(blocks))
                                                   if blocks[place].group != blocks[place - 1].group}
     for begin, end in itertools.pairwise(sorted({0, *marks, *begins, len(blocks)})):
         if begin in marks:
             hidden.append(x.flatten(0, 1))
         first, places = blocks[begin], range(begin, end)
+        if isinstance(first, _Entries):
+            states = [(blocks[i].states.history, blocks[i].states.states) for i in places]
+            x = delta_layers(x, [model.layers[i].weights() for i in places], states, first.indices,
+                             **model.layers[begin].options())
+            batch.begun.append(True)
+            continue
         slots, table = int32[first.group]
         x = ops.layer(x, [model.layers[i].weights() for i in places], [blocks[i].pages.pages for i in places],
                       batch.lengths, slots=slots, pages=table, positions=positions, group=model.group,
@@ -887,9 +1020,20 @@ def _norm(added: Tensor | None, x: Tensor, norm: nn.Module, convention: str = "l
     return ops.add_rmsnorm(added, x, norm.weight, **options)
 
 
-def _cache_of(layer: Layer) -> Tensor:
+def _cache_of(layer: Layer | DeltaLayer) -> Tensor:
     cache = layer.attention.kv_cache
+    if isinstance(layer, DeltaLayer):
+        return cache[1]
     return cache[0] if isinstance(cache, (list, tuple)) else cache
+
+
+def _states_of(state: _State, layer: DeltaLayer) -> linear_cores.States:
+    """The views of the layer's states, made once for each cache that vLLM binds."""
+    cache = _cache_of(layer)
+    found = state.entries.get(cache)
+    if found is None:
+        found = state.entries[cache] = layer.states_of()
+    return found
 
 
 def _pages_of(state: _State, layer: Layer) -> Pages:

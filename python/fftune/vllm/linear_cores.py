@@ -31,10 +31,13 @@ class Layer:
 
     def refresh(self) -> None:
         """Takes over parameters that vLLM may have loaded again."""
-        for name, own in self.wide.items():
-            parameter = getattr(self.module, name)
-            if own is not parameter:
-                own.copy_(parameter.detach())
+        for own, parameter in self.loaded():
+            own.copy_(parameter)
+
+    def loaded(self) -> list[tuple[Tensor, Tensor]]:
+        """Those that are copies, each with vLLM's."""
+        parameters = {name: getattr(self.module, name) for name in self.wide}
+        return [(own, parameters[name].detach()) for name, own in self.wide.items() if own is not parameters[name]]
 
     @property
     def taps(self) -> Tensor:

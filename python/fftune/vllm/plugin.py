@@ -15,8 +15,9 @@ from .logs import log, one_line
 # Each is measured on the device, and serves where it is faster than vLLM's kernels. `linears` have weights of 4 and 8 bits.
 PARTS = ("experts", "layers", "linears", "packed-experts", "linear-attention")
 # Only FFTUNE_VLLM with their name turns these on: a measurement of one layer does not tell whether they are faster in
-# a whole model. `prompts` and `ranks` are of `layers`: batches with prompts, and tensor parallelism.
-OPT_IN = ("int4-linears", "fp8-linears", "prompts", "ranks")
+# a whole model. `prompts`, `ranks` and `states` are of `layers`: batches with prompts, tensor parallelism, and layers
+# with states.
+OPT_IN = ("int4-linears", "fp8-linears", "prompts", "ranks", "states")
 # Their kernels may give other bits for other numbers of tokens.
 _VARIANT = {"int4-linears", "linears", "fp8-linears", "packed-experts", "linear-attention"}
 _LEAST_MAJOR = 8  # of compute capabilities: tensor cores for bfloat16
@@ -84,7 +85,7 @@ def _wanted(given: str) -> Decision:
     known = PARTS + OPT_IN
     if any(name not in known for name in names):
         return _nothing(f"FFTUNE_VLLM={given}: give 0, 1, or some of {', '.join(known)}")
-    for name in ("prompts", "ranks"):
+    for name in ("prompts", "ranks", "states"):
         if name in names and "layers" not in names:
             return _nothing(f"FFTUNE_VLLM={given}: {name} are of layers, so name both")
     return Decision(tuple(part for part in known if part in names))

@@ -9,8 +9,10 @@ from typing import Callable
 import torch
 from torch import Tensor, nn
 
+from .._layer_form import Choice
 from ..distributed import Group
 from ..ops import PackedWeight
+from . import linear_cores
 from .deployment import offloads_weights, returns_routed_experts
 from .logs import Unfit
 from .networks import fuse
@@ -28,10 +30,14 @@ class _Known:
     behind: tuple[str, ...] = ()  # norms of what both add
     norm: str = "RMSNorm"
     home: str = "self_attn"
+    delta: str = ""  # the class of linear attention in the place of attention, where layers have that: linear_attn
 
 
 _GEMMA = dict(norms=("input_layernorm", "pre_feedforward_layernorm"), norm="GemmaRMSNorm",
               behind=("post_attention_layernorm", "post_feedforward_layernorm"))
+_QWEN3_NEXT = dict(attention="qwen3_next.Qwen3NextAttention", norm="GemmaRMSNorm",
+                   networks=("qwen2_moe.Qwen2MoeMLP", "qwen3_next.Qwen3NextSparseMoeBlock"),
+                   delta="vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn.QwenGatedDeltaNetAttention")
 # By the class of the model.
 _CLASSES = {
     "LlamaModel": _Known("llama.LlamaDecoderLayer", "llama.LlamaAttention", ("llama.LlamaMLP",)),
@@ -43,12 +49,14 @@ _CLASSES = {
     "GptOssModel": _Known("gpt_oss.TransformerBlock", "gpt_oss.OAIAttention", ("gpt_oss.MLPBlock",), home="attn"),
     "Gemma2Model": _Known("gemma2.Gemma2DecoderLayer", "gemma2.Gemma2Attention", ("gemma2.Gemma2MLP",), **_GEMMA),
     "Gemma3Model": _Known("gemma3.Gemma3DecoderLayer", "gemma3.Gemma3Attention", ("gemma3.Gemma3MLP",), **_GEMMA),
+    "Qwen3NextModel": _Known("qwen3_next.Qwen3NextDecoderLayer", **_QWEN3_NEXT),
+    "Qwen3_5Model": _Known("qwen3_5.Qwen3_5DecoderLayer", **_QWEN3_NEXT),
 }
 # The names of routers, by the class of a mixture.
-_MIXTURES = {"Qwen3MoeSparseMoeBlock": "gate", "MLPBlock": "router"}
-# Rotary embeddings that differ only in their table.
+_MIXTURES = {"Qwen3MoeSparseMoeBlock": "gate", "MLPBlock": "router", "Qwen3NextSparseMoeBlock": "gate"}
+# Rotary embeddings that differ only in their table. The positions of text are the same on all axes of the last one.
 _ROTARY = ("RotaryEmbedding", "LinearScalingRotaryEmbedding", "DynamicNTKScalingRotaryEmbedding",
-           "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding")
+           "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding", "MRotaryEmbedding")
 _DTYPE = torch.bfloat16
 # vLLM's words for caches of float8_e4m3fn, which it keeps as bytes, and for those of the model's type.
 E4M3 = torch.float8_e4m3fn
@@ -68,6 +76,7 @@ class Experts:
     renormalise: bool
     act: str
     order: str
+    shared: nn.Module | None = None  # a network beside the experts, for every token, with a gate for all of it
 
     @property
     def packed(self):
@@ -87,6 +96,10 @@ class Experts:
 
     def weights(self) -> dict[str, Tensor | PackedWeight | None]:
         found = dict(w_router=self.gate.weight.data, b_router=None if self.gate.bias is None else self.gate.bias.data)
+        if self.shared is not None:
+            gate, up = self.shared.gate_up_proj.weight.data.chunk(2)
+            found |= dict(w_shared_router=self.shared.expert_gate.weight.data, w_shared_gate=gate, w_shared_up=up,
+                          w_shared_down=self.shared.down_proj.weight.data)
         if self.packed is not None:
             return found | dict(zip(("w_gate", "w_up", "w_down"), self.packed.weights)) | dict(
                 zip(("b_gate", "b_up", "b_down"), self.biases or ()))
@@ -98,22 +111,76 @@ class Experts:
 
 
 @dataclass
-class Layer:
-    """One decoder layer: its modules, and options of the ops. Weights are looked up at each use:
-    vLLM may load others. Sinks are in float32, as the ops read them: see Model.refresh()."""
+class Block:
+    """A decoder layer but for its attention: its modules, and options of the ops. Weights are looked up at each use:
+    vLLM may load others."""
 
     name: str  # of its attention, in vLLM's metadata
-    attention: nn.Module  # vLLM's Attention, which has the cache
-    qkv: nn.Module
+    attention: nn.Module  # vLLM's Attention, which has the cache, or its linear attention, which has the states
     out: nn.Module
     attn_norm: nn.Module
     ffn_norm: nn.Module
     behind: tuple[nn.Module, nn.Module] | None  # norms of what attention and the network add
-    head_norm_modules: tuple[nn.Module, nn.Module] | None
     gate_up: nn.Module | None
     down: nn.Module | None
     mixture: Callable[[Tensor], Tensor] | None  # vLLM's block
     experts: Experts | None  # what is known of it
+    act: str  # of the network
+    convention: str  # of the norms
+
+    # Those of layers without keys and values.
+    window, sinks, cache_scales = 0, None, None
+
+    @property
+    def w_o(self) -> Tensor | PackedWeight:
+        return _weight_of(self.out)
+
+    @property
+    def _gate_and_up(self) -> tuple[Tensor, Tensor] | Halves:
+        return getattr(self.gate_up, PACKED, None) or self.gate_up.weight.data.chunk(2)
+
+    @property
+    def w_gate(self) -> Tensor | PackedWeight:
+        return self._gate_and_up[0]
+
+    @property
+    def w_up(self) -> Tensor | PackedWeight:
+        return self._gate_and_up[1]
+
+    @property
+    def w_down(self) -> Tensor | PackedWeight:
+        return _weight_of(self.down)
+
+    @property
+    def norms(self) -> tuple[nn.Module, ...]:
+        return self.attn_norm, self.ffn_norm, *(self.behind or ())
+
+    @property
+    def packable(self) -> tuple[nn.Module | None, ...]:
+        """Modules whose weights may be packed."""
+        return self.out, self.gate_up, self.down, self.experts and self.experts.routed
+
+    def network_weights(self) -> dict[str, Tensor | PackedWeight | None]:
+        found = dict(attn_norm=self.attn_norm.weight.data, ffn_norm=self.ffn_norm.weight.data)
+        if self.behind is not None:
+            found |= dict(zip(("attn_post_norm", "ffn_post_norm"), (norm.weight.data for norm in self.behind)))
+        return found | (dict(w_gate=self.w_gate, w_up=self.w_up, w_down=self.w_down) if self.mixture is None else
+                        self.experts.weights())
+
+    @property
+    def is_one_op(self) -> bool:
+        """Whether the op `layer` computes it: its network, or a mixture that is known, and norms of one epsilon."""
+        return (self.mixture is None or self.experts is not None) and len(
+            {norm.variance_epsilon for norm in self.norms}) == 1
+
+
+@dataclass(kw_only=True)
+class Layer(Block):
+    """One with attention. Sinks are in float32, as the ops read them: see Model.refresh()."""
+
+    qkv: nn.Module
+    head_norm_modules: tuple[nn.Module, nn.Module] | None
+    gated: bool  # behind the rows of each head of q are those of its gate
     heads: int
     kv_heads: int
     dim: int
@@ -122,8 +189,6 @@ class Layer:
     rope_scale: float
     rotary: int
     rotation: str
-    act: str  # of the network
-    convention: str  # of the norms
     window: int
     softcap: float
     sinks: Tensor | None
@@ -135,10 +200,6 @@ class Layer:
     @property
     def b_qkv(self) -> Tensor | None:
         return None if self.qkv.bias is None else self.qkv.bias.data
-
-    @property
-    def w_o(self) -> Tensor | PackedWeight:
-        return _weight_of(self.out)
 
     @property
     def b_o(self) -> Tensor | None:
@@ -161,20 +222,12 @@ class Layer:
         return self.head_norm_modules[0].variance_epsilon if self.head_norm_modules else 1e-6
 
     @property
-    def _gate_and_up(self) -> tuple[Tensor, Tensor] | Halves:
-        return getattr(self.gate_up, PACKED, None) or self.gate_up.weight.data.chunk(2)
+    def norms(self) -> tuple[nn.Module, ...]:
+        return *super().norms, *(self.head_norm_modules or ())
 
     @property
-    def w_gate(self) -> Tensor | PackedWeight:
-        return self._gate_and_up[0]
-
-    @property
-    def w_up(self) -> Tensor | PackedWeight:
-        return self._gate_and_up[1]
-
-    @property
-    def w_down(self) -> Tensor | PackedWeight:
-        return _weight_of(self.down)
+    def packable(self) -> tuple[nn.Module | None, ...]:
+        return self.qkv, *super().packable
 
     @functools.cached_property
     def _no_bias(self) -> Tensor | None:
@@ -184,14 +237,13 @@ class Layer:
         """As the op `layer` calls them: all ranks have the same names."""
         q_norm, k_norm = self.head_norms or (None, None)
         k_scale, v_scale = self.cache_scales or (None, None)
-        found = dict(attn_norm=self.attn_norm.weight.data, w_qkv=self.w_qkv, b_qkv=self.b_qkv,
-                     q_norm=q_norm, k_norm=k_norm, k_scale=k_scale, v_scale=v_scale, sinks=self.sinks, w_o=self.w_o,
-                     b_o=self._no_bias if self.b_o is None else self.b_o,
-                     ffn_norm=self.ffn_norm.weight.data)
-        if self.behind is not None:
-            found |= dict(zip(("attn_post_norm", "ffn_post_norm"), (norm.weight.data for norm in self.behind)))
-        found |= (dict(w_gate=self.w_gate, w_up=self.w_up, w_down=self.w_down) if self.mixture is None else
-                  self.experts.weights())
+        found = dict(b_qkv=self.b_qkv, q_norm=q_norm, k_norm=k_norm, k_scale=k_scale, v_scale=v_scale, sinks=self.sinks,
+                     w_o=self.w_o, b_o=self._no_bias if self.b_o is None else self.b_o) | self.network_weights()
+        if self.gated:
+            sizes = [2 * self.heads * self.dim] + [self.kv_heads * self.dim] * 2
+            found |= dict(zip(("w_q", "w_k", "w_v"), self.w_qkv.split(sizes)))
+        else:
+            found["w_qkv"] = self.w_qkv
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def options(self) -> dict:
@@ -199,33 +251,77 @@ class Layer:
         of_network = self.experts.options() if self.experts else dict(act=self.act)
         return dict(heads=self.heads, kv_heads=self.kv_heads, angles=self.angles, eps=self.attn_norm.variance_epsilon,
                     scale=self.scale, rope_scale=self.rope_scale, rotation=self.rotation, convention=self.convention,
-                    window=self.window, softcap=self.softcap, **of_network)
+                    window=self.window, softcap=self.softcap, gated_rows=self.gated, **of_network)
+
+
+@dataclass(kw_only=True)
+class DeltaLayer(Block):
+    """One with the gated delta rule in the place of attention."""
+
+    core: linear_cores.Layer
 
     @property
-    def is_one_op(self) -> bool:
-        """Whether the op `layer` computes it: its network, or a mixture that is known, and norms of one epsilon."""
-        norms = self.attn_norm, self.ffn_norm, *(self.behind or ()), *(self.head_norm_modules or ())
-        return (self.mixture is None or self.experts is not None) and len({norm.variance_epsilon for norm in norms}) == 1
+    def packable(self) -> tuple[nn.Module | None, ...]:
+        return self.attention.in_proj_qkvz, self.attention.in_proj_ba, *super().packable
+
+    def states_of(self) -> linear_cores.States:
+        """The views of vLLM's caches of states."""
+        inputs, states = self.attention.kv_cache
+        return linear_cores.states_of(self.core, inputs.data, states.data)
+
+    def weights(self) -> dict[str, Tensor]:
+        """As the op `layer` calls them."""
+        own = self.attention
+        qkvz, ba = own.in_proj_qkvz.weight.data, own.in_proj_ba.weight.data
+        found = dict(w_conv=self.core.taps, A_log=self.core.wide["A_log"].detach(),
+                     dt_bias=self.core.wide["dt_bias"].detach(), mixer_norm=own.norm.weight.data, w_o=self.w_o)
+        if own.gqa_interleaved_layout:
+            found |= dict(w_qkvz=qkvz, w_ba=ba)
+        else:
+            channels = self.core.channels
+            found |= dict(w_qkv=qkvz[:channels], w_z=qkvz[channels:]) | dict(zip(("w_b", "w_a"), ba.chunk(2)))
+        found |= self.network_weights()
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def options(self) -> dict:
+        """Those of delta_layers(), which takes them once for all layers of a call."""
+        own, choice = self.attention, None
+        if self.experts is not None:
+            choice = Choice(self.experts.gate.weight.shape[0], self.experts.top_k, order=self.experts.order,
+                            renormalise=self.experts.renormalise, packing=self.experts.packing)
+        return dict(heads=own.num_k_heads // own.tp_size, v_heads=own.num_v_heads // own.tp_size, act=self.act,
+                    convention=self.convention, eps=self.attn_norm.variance_epsilon, mixer_eps=own.norm.eps,
+                    null_index=linear_cores.NULL, state_layout="vk", choice=choice)
 
 
 @dataclass
 class Model:
-    layers: list[Layer]
+    layers: list[Layer | DeltaLayer]
     reduce: Callable[[Tensor], Tensor] | None  # vLLM's all-reduce under tensor parallelism
     group: Group | None = None  # of the ranks of tensor parallelism, where their devices make one
 
     def refresh(self) -> None:
-        """Takes over sinks, which vLLM may have loaded again."""
-        own = [layer for layer in self.layers if layer.sinks is not None]
-        if own:
-            torch._foreach_copy_([layer.sinks for layer in own], [layer.attention.impl.sinks.data for layer in own])
+        """Takes over sinks and parameters of states, which vLLM may have loaded again."""
+        found = [(layer.sinks, layer.attention.impl.sinks.data) for layer in self.layers if layer.sinks is not None]
+        for layer in self.layers:
+            if isinstance(layer, DeltaLayer):
+                found += layer.core.loaded()
+        if found:
+            torch._foreach_copy_(*map(list, zip(*found)))
 
     @functools.cached_property
     def is_packed(self) -> bool:
         """Whether the layers have weights of 4 or 8 bits: the op `layer` runs them, and no other."""
-        return any(getattr(module, PACKED, None) is not None for layer in self.layers
-                   for module in (layer.qkv, layer.out, layer.gate_up, layer.down,
-                                  layer.experts and layer.experts.routed))
+        return any(getattr(module, PACKED, None) is not None for layer in self.layers for module in layer.packable)
+
+    @functools.cached_property
+    def has_states(self) -> bool:
+        """Whether layers have states in the place of keys and values: a step changes what it reads."""
+        return any(isinstance(layer, DeltaLayer) for layer in self.layers)
+
+    @functools.cached_property
+    def first_attention(self) -> Layer:
+        return next(layer for layer in self.layers if isinstance(layer, Layer))
 
     @functools.cached_property
     def is_one_op(self) -> bool:
@@ -235,7 +331,8 @@ class Model:
     @functools.cached_property
     def has_ops(self) -> bool:
         """Whether single ops compute the layers."""
-        return not self.is_packed and all(layer.behind is None and layer.convention == "llama" for layer in self.layers)
+        return not self.is_packed and not self.has_states and all(
+            layer.behind is None and layer.convention == "llama" and not layer.gated for layer in self.layers)
 
     @functools.cached_property
     def has_float8_cache(self) -> bool:
@@ -248,7 +345,7 @@ class Model:
         def kind(place: int) -> tuple:
             layer = self.layers[place]
             options = layer.options()
-            return id(options.pop("angles")), tuple(options.items()), tuple(layer.weights())
+            return type(layer), id(options.pop("angles", None)), tuple(options.items()), tuple(layer.weights())
 
         return [range(own[0], own[-1] + 1) for own in (list(places) for _, places in itertools.groupby(
             range(len(self.layers)), kind))]
@@ -323,7 +420,8 @@ def expect_known(model: nn.Module) -> Model:
     known = _CLASSES[type(model).__name__]
     _expect_norm(model.norm, known.norm)
     tables: dict = {}
-    layers = [_layer_of(known, layer, config, tables) for layer in model.layers]
+    layers = [_delta_layer_of(known, layer, config) if known.delta and layer.layer_type == "linear_attention" else
+              _layer_of(known, layer, config, tables) for layer in model.layers]
     if any(layer.mixture is not None and layer.experts is None for layer in layers):
         for layer in layers:  # vLLM counts the blocks that ran
             layer.experts = None
@@ -331,11 +429,25 @@ def expect_known(model: nn.Module) -> Model:
     if layers[0].out.tp_size > 1:
         from vllm.distributed import tensor_model_parallel_all_reduce as reduce
     found = Model(layers, reduce)
-    if found.is_packed:
+    if known.delta:
+        _expect_states(model, found)
+    elif found.is_packed:
         _expect_packed(model, found)
     elif not (found.is_one_op or found.has_ops):
         raise Unfit("norms behind attention and the network, in layers that no one op computes")
     return found
+
+
+def _expect_states(model: nn.Module, found: Model) -> None:
+    """That the op `layer` computes layers of which some have states."""
+    for is_so, reason in (
+            (not any(isinstance(layer, Layer) for layer in found.layers), "layers without attention"),
+            (found.reduce is not None, "tensor parallelism of layers with gates or states"),
+            (model.vllm_config.lora_config is not None, "LoRA in layers with gates or states"),
+            (found.is_packed, "quantised weights of layers with gates or states"),
+            (not found.is_one_op, "layers with states that no one op computes")):
+        if is_so:
+            raise Unfit(reason)
 
 
 def _expect_packed(model: nn.Module, found: Model) -> None:
@@ -417,14 +529,14 @@ def _weight_of(linear: nn.Module) -> Tensor | PackedWeight:
     return getattr(linear, PACKED, None) or linear.weight.data
 
 
-def _expect_linear(linear: nn.Module, name: str, rows: int | None = None) -> None:
+def _expect_linear(linear: nn.Module, name: str, rows: int | None = None, is_reduced: bool = True) -> None:
     packed = getattr(linear, PACKED, None)
     method = type(linear.quant_method).__name__
     if type(linear).__name__ != name or linear.skip_bias_add:
         raise Unfit(f"{type(linear).__name__} with {method}")
     if packed is None and method != "UnquantizedLinearMethod":
         raise Unfit(f"quantised weights, {type(linear).__name__} with {method}")
-    if name == "RowParallelLinear" and not (linear.reduce_results and linear.input_is_parallel):
+    if name == "RowParallelLinear" and is_reduced and not (linear.reduce_results and linear.input_is_parallel):
         raise Unfit("a row-parallel product that is not reduced")
     if packed is None:
         _expect_tensor("weights", linear.weight)
@@ -442,12 +554,72 @@ def _expect_plain(layer: nn.Module) -> None:
             raise Unfit(f"{name or type(layer).__name__} has hooks, or a forward of its own")
 
 
-def _layer_of(known: _Known, layer: nn.Module, config, tables: dict) -> Layer:
+def _expect_layer(known: _Known, layer: nn.Module) -> None:
+    """That the layer's class and its parts beside attention are known."""
     _expect_class(layer, known.layer)
     _expect_plain(layer)
-    own, network = getattr(layer, known.home), layer.mlp
+    _expect_class(layer.mlp, *known.networks)
+    for name, reason in (("layer_scale", "factors of what a layer adds"),
+                         ("use_attn_reduce_scatter_for_moe", "sequence parallelism")):
+        if getattr(layer, name, False):
+            raise Unfit(reason)
+
+
+def _network_of(network: nn.Module, out: nn.Module, config) -> dict:
+    """The network's fields of a Block. `out`: the product in front of it."""
+    mixture = network if type(network).__name__ in _MIXTURES else None
+    gate_up = down = experts = None
+    act = "silu"
+    if mixture is None:
+        gate_up, down = _base_of(network.gate_up_proj), _base_of(network.down_proj)
+        _expect_linear(gate_up, "MergedColumnParallelLinear")
+        _expect_linear(down, "RowParallelLinear")
+        if gate_up.bias is not None or down.bias is not None:
+            raise Unfit("biases of the network")
+        act = _activation_of(network)
+    elif mixture.is_sequence_parallel:
+        raise Unfit("sequence parallelism")
+    if mixture is not None and out.tp_size == 1 and not returns_routed_experts(config):
+        experts = _experts_of(mixture)
+    return dict(gate_up=gate_up, down=down, mixture=mixture, experts=experts, act=act)
+
+
+def _norms_of(known: _Known, layer: nn.Module, *others: nn.Module) -> dict:
+    before, behind = ([getattr(layer, name) for name in names] for names in (known.norms, known.behind))
+    for norm in (*before, *behind, *others):
+        _expect_norm(norm, known.norm)
+    return dict(zip(("attn_norm", "ffn_norm"), before), behind=tuple(behind) or None,
+                convention="gemma" if known.norm == "GemmaRMSNorm" else "llama")
+
+
+def _delta_layer_of(known: _Known, layer: nn.Module, config) -> DeltaLayer:
+    _expect_layer(known, layer)
+    own = layer.linear_attn
+    if f"{type(own).__module__}.{type(own).__name__}" != known.delta:
+        raise Unfit(f"{type(own).__name__} is not known")
+    core = linear_cores.GatedDeltaNet().layer_of(own)
+    v_heads, v_dim, _ = core.state
+    grouped = own.gqa_interleaved_layout
+    _expect_linear(own.in_proj_qkvz, "MergedColumnParallelLinear", core.channels + v_heads * v_dim)
+    _expect_linear(own.in_proj_ba, "MergedColumnParallelLinear", 2 * v_heads)
+    _expect_linear(own.out_proj, "RowParallelLinear")
+    norm = own.norm
+    if type(norm).__name__ != "RMSNormGated" or norm.activation not in ("silu", "swish") or not norm.norm_before_gate \
+            or norm.group_size is not None or norm.bias is not None or norm.weight.shape != (v_dim,):
+        raise Unfit(f"{type(norm).__name__} with {getattr(norm, 'activation', 'another activation')} is not known")
+    _expect_tensor("a norm", norm.weight)
+    if any(module.bias is not None for module in (own.in_proj_qkvz, own.in_proj_ba, own.out_proj, own.conv1d)):
+        raise Unfit(f"biases of {type(own).__name__}")
+    if grouped not in (True, False):
+        raise Unfit(f"projections in the order {grouped}")
+    return DeltaLayer(name=own.prefix, attention=own, out=own.out_proj, core=core, **_norms_of(known, layer),
+                      **_network_of(layer.mlp, own.out_proj, config))
+
+
+def _layer_of(known: _Known, layer: nn.Module, config, tables: dict) -> Layer:
+    _expect_layer(known, layer)
+    own = getattr(layer, known.home)
     _expect_class(own, known.attention)
-    _expect_class(network, *known.networks)
     if getattr(layer, "ada_rms_norm_t_cond", None) is not None:
         raise Unfit("a norm with a condition")
     if getattr(own, "do_llama_4_scaling", False):
@@ -460,47 +632,43 @@ def _layer_of(known: _Known, layer: nn.Module, config, tables: dict) -> Layer:
     dim, impl = own.head_dim, own.attn.impl
     _expect_attention(own.attn, heads, kv_heads, dim)
     qkv, out = _base_of(own.qkv_proj), _base_of(own.o_proj)
-    _expect_linear(qkv, "QKVParallelLinear", (heads + 2 * kv_heads) * dim)
+    gated = bool(known.delta and own.attn_output_gate)
+    _expect_linear(qkv, "QKVParallelLinear", ((1 + gated) * heads + 2 * kv_heads) * dim)
     _expect_linear(out, "RowParallelLinear")
-    before, behind = ([getattr(layer, name) for name in names] for names in (known.norms, known.behind))
+    if gated and qkv.bias is not None:
+        raise Unfit("biases of q, k and v beside gates")
     head_norms = None
     if getattr(own, "q_norm", None) is not None:
         head_norms = own.q_norm, own.k_norm
         if own.q_norm.variance_epsilon != own.k_norm.variance_epsilon:
             raise Unfit("norms of heads with two epsilons")
-    for norm in (*before, *behind, *(head_norms or ())):
-        _expect_norm(norm, known.norm)
-    mixture = network if type(network).__name__ in _MIXTURES else None
-    gate_up = down = None
-    act = "silu"
-    if mixture is None:
-        gate_up, down = _base_of(network.gate_up_proj), _base_of(network.down_proj)
-        _expect_linear(gate_up, "MergedColumnParallelLinear")
-        _expect_linear(down, "RowParallelLinear")
-        if gate_up.bias is not None or down.bias is not None:
-            raise Unfit("biases of the network")
-        act = _activation_of(network)
-    elif mixture.is_sequence_parallel:
-        raise Unfit("sequence parallelism")
-    experts = None
-    if mixture is not None and out.tp_size == 1 and not returns_routed_experts(config):
-        experts = _experts_of(mixture)
+    norms, of_network = _norms_of(known, layer, *(head_norms or ())), _network_of(layer.mlp, out, config)
     rotary = own.rotary_emb
+    if type(rotary).__name__ == "MRotaryEmbedding":
+        _expect_text(config.model_config)
     if id(rotary) not in tables:
         tables[id(rotary)] = _angles_of(rotary, config.model_config.max_model_len)
     angles, rope_scale = tables[id(rotary)]
-    return Layer(own.attn.layer_name, own.attn, qkv, out, *before, tuple(behind) or None, head_norms, gate_up, down,
-                 mixture, experts, heads, kv_heads, dim, _scale_of(impl.scale, dim), angles, rope_scale,
-                 rotary.rotary_dim, "halves" if rotary.is_neox_style else "interleaved", act,
-                 "gemma" if known.norm == "GemmaRMSNorm" else "llama", own.attn.sliding_window or 0,
-                 float(impl.logits_soft_cap or 0), None if impl.sinks is None else impl.sinks.data.float().clone())
+    return Layer(name=own.attn.layer_name, attention=own.attn, qkv=qkv, out=out, head_norm_modules=head_norms,
+                 gated=gated, heads=heads, kv_heads=kv_heads, dim=dim, scale=_scale_of(impl.scale, dim), angles=angles,
+                 rope_scale=rope_scale, rotary=rotary.rotary_dim,
+                 rotation="halves" if rotary.is_neox_style else "interleaved", window=own.attn.sliding_window or 0,
+                 softcap=float(impl.logits_soft_cap or 0),
+                 sinks=None if impl.sinks is None else impl.sinks.data.float().clone(), **norms, **of_network)
+
+
+def _expect_text(config) -> None:
+    """That tokens have one position: those of images have one for each axis."""
+    multimodal = getattr(config, "multimodal_config", None)
+    if multimodal is not None and not getattr(multimodal, "language_model_only", False):
+        raise Unfit("positions of images: --language-model-only has none")
 
 
 def _activation_of(network: nn.Module) -> str:
     act = network.act_fn
     found = {"SiluAndMul": "silu", "GeluAndMul": {"tanh": "gelu-tanh", "none": "gelu"}.get(getattr(act, "approximate", ""))
              }.get(type(act).__name__)
-    if found is None or getattr(network, "expert_gate", None):
+    if found is None or getattr(network, "expert_gate", None) is not None:
         raise Unfit("a network that is not known")
     return found
 
@@ -514,8 +682,9 @@ def _experts_of(mixture: nn.Module) -> Experts | None:
         router, routed = runner.router, runner.routed_experts
         _expect_router(gate)
         of_gpt_oss = name == "router"  # it computes the logits, and its experts have biases
+        shared = _shared_of(mixture, runner.shared_experts)
         is_known = (
-            runner.gate is (None if of_gpt_oss else gate) and runner.shared_experts is None
+            runner.gate is (None if of_gpt_oss else gate)
             and (gate.bias is not None) == of_gpt_oss
             and type(router).__name__ == "FusedTopKRouter" and router.scoring_func == "softmax"
             and router.eplb_state is None and getattr(router, "capture_fn", None) is None and routed.expert_map is None
@@ -543,7 +712,29 @@ def _experts_of(mixture: nn.Module) -> Experts | None:
         return None
     # A softmax of the chosen logits is that of all of them whose best ones add up to 1.
     return Experts(gate, routed, router.top_k, router.renormalize and not of_gpt_oss,
-                   *(("swiglu-oai", "after") if of_gpt_oss else ("silu", "before")))
+                   *(("swiglu-oai", "after") if of_gpt_oss else ("silu", "before")), shared)
+
+
+def _shared_of(mixture: nn.Module, of_runner: nn.Module | None) -> nn.Module | None:
+    """The network beside the experts, which vLLM's runner adds; Unfit if the op `layer` does not compute it."""
+    shared = getattr(mixture, "shared_expert", None)
+    if of_runner is None and shared is None:
+        return None
+    # The runner has it in an object that chooses its stream.
+    of_runner = getattr(of_runner, "_layer", of_runner)
+    if shared is None or shared is not of_runner or type(shared).__name__ != "Qwen2MoeMLP":
+        raise Unfit("a network beside the experts that is not known")
+    if any(getattr(mixture, name, False) for name in ("replicate_shared_expert", "is_fused_shared_expert_enabled")):
+        raise Unfit("a network beside the experts that is fused, or on all ranks")
+    gate = shared.expert_gate
+    for linear, name, rows in ((shared.gate_up_proj, "MergedColumnParallelLinear", None),
+                               (shared.down_proj, "RowParallelLinear", None), (gate, "ReplicatedLinear", 1)):
+        if getattr(linear, PACKED, None) is not None or linear.bias is not None:
+            raise Unfit("a network beside the experts with packed weights or biases")
+        _expect_linear(linear, name, rows, is_reduced=name != "RowParallelLinear")
+    if type(shared.act_fn).__name__ != "SiluAndMul":
+        raise Unfit("another activation beside the experts")
+    return shared
 
 
 def _expect_router(gate: nn.Module) -> None:

@@ -76,6 +76,20 @@ class GemmaRMSNorm(nn.Module):
         return y if residual is None else (y, total)
 
 
+class RMSNormGated(nn.Module):
+    activation, group_size, norm_before_gate, bias = "silu", None, True, None
+
+    def __init__(self, d, eps=1e-5):
+        super().__init__()
+        self.weight = nn.Parameter(1 + 0.2 * torch.randn(d), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x, z):
+        wide, gate = (t if t.dtype is torch.float64 else t.float() for t in (x, z))
+        normed = wide * (wide.pow(2).mean(-1, keepdim=True) + self.eps).rsqrt()
+        return (normed * self.weight.to(wide.dtype) * F.silu(gate)).to(x.dtype)
+
+
 class SiluAndMul(nn.Module):
     def forward(self, x):
         gate, up = x.chunk(2, -1)
@@ -111,6 +125,10 @@ class RotaryEmbedding(nn.Module):
         whole = (torch.cat((a, b), -1) if self.is_neox_style else
                  torch.stack((a, b), -1).flatten(-2))
         return torch.cat((whole, rest), -1)
+
+
+class MRotaryEmbedding(RotaryEmbedding):
+    pass
 
 
 class FlashAttentionImpl:

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers import parts
 
 
 @dataclass
@@ -32,7 +33,8 @@ class GDNAttentionMetadata:
 
 
 class QwenGatedDeltaNetAttention(nn.Module):
-    def __init__(self, prefix="layers.0.linear_attn", k_heads=2, v_heads=4, k_dim=16, v_dim=8, width=4):
+    def __init__(self, prefix="layers.0.linear_attn", k_heads=2, v_heads=4, k_dim=16, v_dim=8, width=4, d=0,
+                 gqa_interleaved_layout=False):
         super().__init__()
         self.prefix, self.activation = prefix, "silu"
         self.tp_size, self.num_k_heads, self.num_v_heads = 1, k_heads, v_heads
@@ -46,6 +48,32 @@ class QwenGatedDeltaNetAttention(nn.Module):
         self.gdn_prefill_backend, self.enable_packed_recurrent_decode = "triton", True
         self.kv_cache = (torch.tensor([]), torch.tensor([]))
         self.calls = 0
+        if not d:
+            return
+        self.gqa_interleaved_layout = gqa_interleaved_layout
+        self.in_proj_qkvz = parts.MergedColumnParallelLinear(channels + v_heads * v_dim, d)
+        self.in_proj_ba = parts.MergedColumnParallelLinear(2 * v_heads, d)
+        self.norm = parts.RMSNormGated(v_dim)
+        self.out_proj = parts.RowParallelLinear(d, v_heads * v_dim)
+
+    def _projected(self, x):
+        qkvz, ba = self.in_proj_qkvz(x), self.in_proj_ba(x)
+        keys, values = self.num_k_heads * self.head_k_dim, self.num_v_heads * self.head_v_dim
+        if not self.gqa_interleaved_layout:
+            return *qkvz.split([2 * keys + values, values], -1), *ba.chunk(2, -1)
+
+        def parts_of(rows, *sizes):
+            of_heads = rows.unflatten(-1, (self.num_k_heads, -1))
+            return [part.flatten(1) for part in of_heads.split([size // self.num_k_heads for size in sizes], -1)]
+
+        q, k, v, z = parts_of(qkvz, keys, keys, values, values)
+        return torch.cat([q, k, v], -1), z, *parts_of(ba, self.num_v_heads, self.num_v_heads)
+
+    def forward(self, hidden_states):
+        qkv, z, b, a = self._projected(hidden_states)
+        out = qkv.new_zeros(len(qkv), self.num_v_heads, self.head_v_dim)
+        self._forward_core(qkv, b, a, out)
+        return self.out_proj(self.norm(out, z.unflatten(-1, (-1, self.head_v_dim))).flatten(1))
 
     def _forward_core(self, mixed_qkv, b, a, core_attn_out):
         metadata = get_forward_context().attn_metadata
@@ -103,7 +131,7 @@ class QwenGatedDeltaNetAttention(nn.Module):
         taps = self.conv1d.weight[:, 0].float()
         keys, dim, values, v_dim = self.num_k_heads, self.head_k_dim, self.num_v_heads, self.head_v_dim
         for place, row in enumerate(rows):
-            mixed = F.silu((every[place:place + taps.shape[1]].T * taps).sum(1)).bfloat16()
+            mixed = F.silu((every[place:place + taps.shape[1]].T * taps).sum(1)).to(qkv.dtype)
             if writes:
                 qkv[row] = mixed  # in the place of its input
             q, k, v = mixed.float().split([keys * dim] * 2 + [values * v_dim])
