@@ -113,10 +113,11 @@ class DerivedForm:
               dtype: torch.dtype) -> tuple[dict, dict]:
         """The values of options for which the op has these tensors and the results, and the sizes:
         the usual ones first, of those that the tensors' extents allow."""
-        sizes = {n.replace("-", "_"): v for n, v in fields.items() if n in self.about.sizes and v}
+        sizes = {n.replace("-", "_"): v for n, v in fields.items()
+                 if n in self.about.sizes and v is not None}
         fixed = {n: v for n, v in fields.items() if n in self.axes and n not in self.about.fixed}
         key = (tuple((i, t.dtype is dtype, t.dtype, t.dim()) for i, t in there.items()),
-               tuple((n, bool(v) if n in self.about.sizes else v) for n, v in fixed.items()), present)
+               tuple((n, v is not None if n in self.about.sizes else v) for n, v in fixed.items()), present)
         if key not in self.found:
             self.found[key] = self._search(there, fixed, present, dtype)
         wrong = []
@@ -180,7 +181,7 @@ class DerivedForm:
     def _choices(self, axis: str, fixed: Mapping) -> list[str]:
         values = list(self.about.domain(axis))
         if axis in self.about.sizes:  # is given wherever a tensor has it
-            return values[::-1] if axis not in fixed else ["given" if fixed[axis] else ""]
+            return values[::-1] if axis not in fixed else ["given" if fixed[axis] is not None else ""]
         if fixed.get(axis) is None:
             return values
         return [values[0], fixed[axis]] if axis in self.loose else [fixed[axis]]

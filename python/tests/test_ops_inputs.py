@@ -136,6 +136,24 @@ def test_ids_beyond_int32_are_no_experts():
         assert torch.equal(ops.moe_ffn(x[2:], ids[2:].to(small), torch.ones(1, 2), *experts), y[2:])
 
 
+@pytest.mark.parametrize("batch, queries", [(2, 3), (2, 0), (0, 3)])
+@pytest.mark.parametrize("cache, pages", [("keys", None), ("pages", 0)])
+def test_no_keys_are_refused_where_there_are_queries(batch, queries, cache, pages):
+    rows = (batch, 0) if cache == "keys" else (5, 16)
+    table = None if pages is None else torch.zeros(batch, pages, dtype=torch.int32)
+    q = torch.randn(batch, queries, 4, 16)
+    for call, shape in (
+            (lambda: ops.attention(q, *torch.randn(2, *rows, 2, 16), pages=table), (batch, queries, 4, 16)),
+            (lambda: ops.mla(q, q[..., :8], torch.randn(*rows, 24), pages=table), (batch, queries, 4, 16)),
+            (lambda: ops.indexer(q, q[..., 0], torch.randn(*rows, 16), top=4, pages=table), (batch, queries, 4)),
+            (lambda: ops.indexer(q, q[..., 0], torch.randn(*rows, 16).to(torch.float8_e4m3fn), top=4, pages=table,
+                                 k_scale=torch.ones(rows)), (batch, queries, 4))):
+        if batch * queries:
+            refuses(call, "give one (key|page) or more")
+        else:
+            assert call().shape == shape
+
+
 def _cast_to_int32(case):
     """The places of arguments that the op casts, without those that leave rows to no sequence."""
     arguments = getattr(OPS, case.op).overload._schema.arguments

@@ -26,6 +26,10 @@ def _check(q, weights, k, top, pages, **_):
     if k.dim() != 3 or pages is None and k.shape[0] != q.shape[0] or k.shape[2] != q.shape[3]:
         raise Error(f"indexer: k is {list(k.shape)}: give [batch, keys, {q.shape[3]}], or with pages "
                     f"[pages, page_size, {q.shape[3]}]")
+    if q.numel() and not k.numel():
+        raise Error(f"indexer: k is {list(k.shape)}: give one key or more")
+    if q.numel() and pages is not None and not pages.shape[-1]:
+        raise Error(f"indexer: pages is {list(pages.shape)}: give one page or more of each sequence")
     if isinstance(top, int) and top < 1:
         raise Error(f"indexer: top is {top}: give 1 or more")
 

@@ -38,6 +38,8 @@ def _check(q_latent, q_rope, cache, pages, **_):
                     f"[pages, page_size, {width}]")
     if q_latent.numel() and not cache.shape[1]:
         raise Error(f"mla: cache is {list(cache.shape)}: give one key or more")
+    if q_latent.numel() and pages is not None and not pages.shape[-1]:
+        raise Error(f"mla: pages is {list(pages.shape)}: give one page or more of each sequence")
 
 
 def _fill(fields, cache, pages, **_):
