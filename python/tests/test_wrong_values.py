@@ -136,7 +136,8 @@ GOOD = {
                   scale=0.0, rope_scale=0.0, top_k=0, score="softmax", order="before",
                   renormalise=False, packing="halves", groups=0, top_groups=0, group_score="max",
                   route_scale=1.0, parallel=False, rotation="halves", constants=(), grouped=False,
-                  norm_last=False, multiplier=1.0, wide_logits=False, group=None, window=0, v_norm=False),
+                  norm_last=False, multiplier=1.0, wide_logits=False, group=None, window=0, v_norm=False,
+                  gated_rows=False),
 }
 DRAW = dict(temperature=torch.ones(3), seeds=torch.arange(3), steps=torch.zeros(3).int(),
             top_k=torch.tensor([0, 2, 3]).int(), top_p=torch.full((3,), 0.9), min_p=torch.zeros(3))
