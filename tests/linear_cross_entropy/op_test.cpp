@@ -26,11 +26,11 @@ const Op& op() {
   return linear_cross_entropy_op();
 }
 
-struct Sizes {
+struct HeadSizes {
   std::int64_t m, d, vocab;
 };
 
-Problem problem_of(DeviceKind kind, const std::string& pass, const Sizes& sizes, DType dtype,
+Problem problem_of(DeviceKind kind, const std::string& pass, const HeadSizes& sizes, DType dtype,
                    Options options) {
   return canonical(op(),
                    {"linear-cross-entropy",
@@ -82,7 +82,7 @@ Problem random_problem(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
 }  // namespace
 
 TEST_CASE("the gradients of linear-cross-entropy's reference are those of its differences") {
-  const Sizes sizes{3, 2, 4};
+  const HeadSizes sizes{3, 2, 4};
   const Options options{
       {"reduction", "mean"}, {"bias", "yes"}, {"label-smoothing", "0.1"}, {"z-loss", "0.02"}};
   Options both = options;
@@ -216,7 +216,7 @@ TEST_CASE("linear-cross-entropy is right on a GPU in several chunks of whole til
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(5);
-  for (const Sizes sizes : {Sizes{600, 256, 4096}, {1000, 520, 8008}})
+  for (const HeadSizes sizes : {HeadSizes{600, 256, 4096}, {1000, 520, 8008}})
     for (const auto& [pass, more] :
          {std::pair{"fwd", Options{{"gradients", "yes"}, {"reduction", "mean"}}},
           std::pair{"fwd", Options{{"gradients", "yes"}, {"bias", "yes"}, {"accumulate", "yes"}}},
@@ -242,8 +242,8 @@ TEST_CASE("rows of linear-cross-entropy that clusters share are right on a GPU",
   // Fewer elements of dw for more ids: of 16 million, one was beyond the tolerance of an element,
   // by the rounding of a large logit, in all families alike.
   for (const auto& [sizes, options] :
-       {std::pair{Sizes{9, 64, 32768}, every}, std::pair{Sizes{9, 64, 40008}, every},
-        std::pair{Sizes{9, 64, 128256}, plain}, std::pair{Sizes{9, 8, 262144}, plain}}) {
+       {std::pair{HeadSizes{9, 64, 32768}, every}, std::pair{HeadSizes{9, 64, 40008}, every},
+        std::pair{HeadSizes{9, 64, 128256}, plain}, std::pair{HeadSizes{9, 8, 262144}, plain}}) {
     const Problem problem = problem_of(DeviceKind::cuda, "fwd", sizes, DType::bf16, options);
     REQUIRE(verify_variants(*backend, op(), problem, random, 1) > 0);
   }
