@@ -87,16 +87,28 @@ const Mixer& mixer_of(const Problem& problem) {
   return *mixers().front();
 }
 
+namespace {
+
+bool has_field(const Mixer& mixer, const std::string& name) {
+  return lists_field(mixer.needed, name) || lists_field(mixer.fields, name);
+}
+
+}  // namespace
+
+bool is_field_of_mixer(const Problem& problem, const std::string& name) {
+  const auto has_it = [&](const Mixer* mixer) { return has_field(*mixer, name); };
+  return has_it(&mixer_of(problem)) || std::none_of(mixers().begin(), mixers().end(), has_it);
+}
+
 std::string contradiction_of_mixer(const Problem& problem) {
   const Mixer& own = mixer_of(problem);
   for (const std::string& name : own.needed)
     if (!problem.sizes.contains(name))
       return fmt::format("mixer={} without {}: give the size", own.name, name);
   for (const Mixer* other : mixers()) {
-    if (other == &own) continue;
     for (const auto* names : {&other->needed, &other->fields})
       for (const std::string& name : *names) {
-        if (lists_field(own.needed, name) || lists_field(own.fields, name)) continue;
+        if (has_field(own, name)) continue;
         if (const auto size = problem.sizes.find(name); size != problem.sizes.end())
           return fmt::format("{}={} is of mixer={}", name, size->second, other->name);
         if (const auto option = problem.options.find(name); option != problem.options.end())

@@ -77,6 +77,9 @@ struct Mixer {
 const std::vector<const Mixer*>& mixers();
 const Mixer& mixer_of(const Problem& problem);
 
+/// Whether the problem's mixer, or every layer, has the field.
+bool is_field_of_mixer(const Problem& problem, const std::string& name);
+
 /// Why the problem has fields of other mixers, or lacks one; empty: it has its own.
 std::string contradiction_of_mixer(const Problem& problem);
 

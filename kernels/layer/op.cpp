@@ -190,15 +190,6 @@ std::optional<std::int64_t> usual_pages(const Problem& problem) {
   return size_or(problem, "batch", 0) * ceil_div(size_or(problem, "cache", 0), page);
 }
 
-std::optional<std::int64_t> states_of_batch(const Problem& problem) {
-  if (!mixer_needs(problem, "width")) return std::nullopt;
-  return size_or(problem, "batch", 0);
-}
-std::optional<std::int64_t> usual_conv_entries(const Problem& problem) {
-  if (!mixer_needs(problem, "width")) return std::nullopt;
-  return size_or(problem, "width", 0);
-}
-
 /// A size that must be given where the mixer needs it, and that others do without.
 SizeField size_of_mixers(SizeField field) {
   field.is_needed = [name = field.name](const Problem& problem) {
@@ -582,7 +573,7 @@ OpFacts facts() {
                      "the output; one product each if left out",
                      1 << 24, 128),
            neutral(rare_size("states", "entries of the caches of states; batch if left out",
-                             1 << 24, 65, states_of_batch)),
+                             1 << 24, 65, same_as("batch"))),
            rare_size("state-block",
                      "elements from an entry of the cache of states of heads to the next, for a "
                      "part of a page; contiguous if left out",
@@ -592,7 +583,7 @@ OpFacts facts() {
            rare_size("conv-entries",
                      "inputs that a convolution's state holds, width - 1 or more; width if left "
                      "out",
-                     causal_conv1d::most_entries, 3, usual_conv_entries),
+                     causal_conv1d::most_entries, 3, same_as("width")),
            rare_size("state-dim", "mixer=ssd: features of a group of B and C", ssd::most_dim, 128),
            rare_size("state-groups",
                      "mixer=ssd: groups of heads that share B and C, and have a norm", 1024, 8),
@@ -653,9 +644,21 @@ OpFacts facts() {
       .known_models = known_models};
 }
 
+/// A size that the problem's mixer does not have stands for no value where it is left out.
+OpFacts with_sizes_of_mixers(OpFacts facts) {
+  for (SizeField& field : facts.sizes)
+    if (field.when_absent)
+      field.when_absent = [name = field.name, usual = std::move(field.when_absent)](
+                              const Problem& problem) -> std::optional<std::int64_t> {
+        if (!is_field_of_mixer(problem, name)) return std::nullopt;
+        return usual(problem);
+      };
+  return facts;
+}
+
 class LayerOp final : public DescribedOp {
  public:
-  LayerOp() : DescribedOp(facts()) {}
+  LayerOp() : DescribedOp(with_sizes_of_mixers(facts())) {}
 
   std::string contradiction(const Problem& problem) const override {
     if (auto reason = contradiction_of_mixer(problem); !reason.empty()) return reason;

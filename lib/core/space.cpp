@@ -21,8 +21,9 @@ std::string Parameter::values_text(std::string_view separator) const {
 }
 
 Space& Space::parameter(std::string name, std::string help, std::vector<std::int64_t> values) {
-  return parameter(
-      {.name = std::move(name), .help = std::move(help), .values = {values.begin(), values.end()}});
+  return parameter({.name = std::move(name),
+                    .help = std::move(help),
+                    .values = std::vector<ParameterValue>(values.begin(), values.end())});
 }
 
 Space& Space::parameter(std::string name, std::string help, std::vector<std::string> words) {

@@ -36,8 +36,8 @@ std::optional<Problem> canonical_if_any(const Op& op, Problem problem, DeviceKin
 }
 
 /// The pass with examples of the required sizes in every form, each alone and with each rare size.
-/// And one of the op's models for each set of sizes, also with each rare size: some belong
-/// together.
+/// And one of the op's models, or of those of a layer, for each set of sizes, also with each rare
+/// size and in every form: some belong together.
 std::vector<Problem> bases_of(const Op& op, const std::string& pass, DeviceKind kind) {
   Problem usual{std::string(op.name()), pass, op.dtypes_of_pass(kind, pass).front(), {}, {}};
   std::vector<Sizes> rare{{}};
@@ -48,18 +48,29 @@ std::vector<Problem> bases_of(const Op& op, const std::string& pass, DeviceKind 
     Problem problem = usual;
     for (const auto& [name, value] : sizes) problem.sizes[name] = value;
     for (const auto& [name, value] : options) problem.options[name] = value;
+    for (const SizeField& field : op.sizes())
+      if (field.is_needed && !field.is_needed(problem) && sizes.count(field.name) == 0)
+        problem.sizes.erase(field.name);
     if (auto good = canonical_if_any(op, std::move(problem), kind)) all.insert(*std::move(good));
   };
   for (const Options& options : forms_of(op, pass))
     for (const Sizes& sizes : rare) add(sizes, options);
   std::set<std::set<std::string>> known;
-  for (const KnownModel& model : op.known_models()) {
+  std::vector<KnownModel> models = op.known_models();
+  if (op.name() == "decode")
+    for (const KnownModel& model : builtin_catalog().op("layer").known_models())
+      models.push_back(model);
+  for (const KnownModel& model : models) {
     std::set<std::string> names;
     for (const auto& [name, value] : model.sizes) names.insert(name);
     if (!known.insert(names).second) continue;
     for (Sizes sizes : rare) {
       sizes.insert(model.sizes.begin(), model.sizes.end());
       add(sizes, model.options);
+    }
+    for (Options options : forms_of(op, pass)) {
+      options.insert(model.options.begin(), model.options.end());
+      add(model.sizes, options);
     }
   }
   return {all.begin(), all.end()};

@@ -102,6 +102,16 @@ std::vector<Form> forms() {
   forms.push_back({"qkv",
                    {{"m", 3}, {"d", 16}, {"heads", 2}, {"dim", 8}, {"cache-head", 16}},
                    {{"cache", "yes"}}});
+  for (const char* stride : {"state-block", "conv-block"}) {
+    const std::map<std::string, std::int64_t> sizes{{"batch", 2}, {"d", 16},    {"h", 32},
+                                                    {"heads", 2}, {"dim", 8},   {"v-dim", 8},
+                                                    {"width", 4}, {stride, 400}};
+    forms.push_back({"layer", sizes, {{"mixer", "gated-delta-rule"}, {"conv-indices", "yes"}}});
+    forms.back().sizes["states"] = 2;
+    forms.push_back({"decode", sizes, {{"mixer", "gated-delta-rule"}}});
+    forms.back().sizes["cache"] = 20;
+    forms.back().sizes["vocab"] = 40;
+  }
   for (const char* op : {"layer", "decode"}) {
     forms.push_back({op,
                      {{"batch", 2},
@@ -123,7 +133,7 @@ bool contains(std::string_view text, std::string_view part) {
 /// Whether the size is a number of elements from a part of a tensor to the next.
 bool is_stride(const SizeField& field) {
   for (const char* words : {"stride ", "to the next", "as q-row", "as q-outer", "as q-head",
-                            "as x-row", "as b-row", "rows of a head in w;"})
+                            "as x-row", "as b-row", "as state-block", "rows of a head in w;"})
     if (contains(field.help, words)) return true;
   return false;
 }
