@@ -329,6 +329,7 @@ def test_compiled_models_choose_by_themselves(calls):
     model, ids = make_model("DeepseekV32", index_topk=TOP), ids_of(1, 40)
     patched, _ = patched_copy(model, attention=True)
     calls.clear()
+    torch._dynamo.reset()  # a function that was compiled too often before runs as it is
     with torch.no_grad():
         assert error(torch.compile(patched, backend="eager")(ids).logits, model(ids).logits) < 1e-4
     assert not calls

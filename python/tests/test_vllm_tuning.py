@@ -149,6 +149,18 @@ def test_parts_are_those_of_the_plugin(tmp_path):
     assert all(word in said[1].stderr for word in (*plugin.PARTS, *plugin.OPT_IN)), said[1].stderr
 
 
+@pytest.mark.parametrize("parts, words", [
+    ("layers", "layers stay vLLM's: they have states, which needs states in --parts and in FFTUNE_VLLM"),
+    ("layers,states", "layers with states are not searched: how far states are apart"),
+    ("states", "--parts states without layers")])
+def test_layers_with_states_are_not_searched(tmp_path, parts, words):
+    (tmp_path / "config.json").write_text(json.dumps({
+        **config_of("llama", 1), "architectures": ["Qwen3NextForCausalLM"]}))
+    done = subprocess.run([str(tool_path()), "tune-vllm", str(tmp_path), "--list", "--parts", parts],
+                          env=tool_environment(), text=True, capture_output=True)
+    assert done.returncode == 2 and words in " ".join(done.stderr.split()), done.stderr
+
+
 @pytest.mark.parametrize("field", [None, "linear_num_key_heads", "ssm_state_size", "mamba_n_heads"])
 def test_cores_of_linear_attention_are_not_searched(tmp_path, field):
     (tmp_path / "config.json").write_text(json.dumps({**config_of("llama", 1), **({field: 16} if field else {})}))

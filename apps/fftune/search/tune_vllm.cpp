@@ -31,7 +31,8 @@ constexpr std::pair<const char*, bool VllmServing::*> parts[] = {
     {"int4-linears", &VllmServing::int4_linears},
     {"fp8-linears", &VllmServing::fp8_linears},
     {"prompts", &VllmServing::prompts},
-    {"ranks", &VllmServing::ranks}};
+    {"ranks", &VllmServing::ranks},
+    {"states", &VllmServing::states}};
 
 struct TuneVllmOptions {
   std::vector<std::string> paths;
@@ -51,8 +52,9 @@ VllmServing serving_of(const TuneVllmOptions& options) {
   if (!options.parts.empty())
     for (const auto& [name, wanted] : parts)
       serving.*wanted = std::count(options.parts.begin(), options.parts.end(), name) > 0;
-  for (const auto& [wanted, part] :
-       {std::pair(serving.prompts, "prompts"), {serving.ranks, "ranks"}})
+  for (const auto& [wanted, part] : {std::pair(serving.prompts, "prompts"),
+                                     {serving.ranks, "ranks"},
+                                     {serving.states, "states"}})
     if (wanted && !serving.layers)
       throw Error(
           ErrorKind::invalid_input,

@@ -288,7 +288,18 @@ bool is_fp8(const Quantisation& quantisation) {
 }
 
 /// The architectures whose layers the plugin knows.
-enum class Architecture { other, llama, mistral, qwen2, qwen3, qwen3_moe, gpt_oss, gemma2, gemma3 };
+enum class Architecture {
+  other,
+  llama,
+  mistral,
+  qwen2,
+  qwen3,
+  qwen3_moe,
+  gpt_oss,
+  gemma2,
+  gemma3,
+  with_states
+};
 
 struct KnownArchitecture {
   std::string_view name, type;  // in architectures, and as the model_type of a part for text
@@ -302,7 +313,10 @@ constexpr KnownArchitecture known_architectures[] = {
     {"Qwen3MoeForCausalLM", "qwen3_moe", Architecture::qwen3_moe},
     {"GptOssForCausalLM", "gpt_oss", Architecture::gpt_oss},
     {"Gemma2ForCausalLM", "gemma2", Architecture::gemma2},
-    {"Gemma3ForCausalLM", "gemma3_text", Architecture::gemma3}};
+    {"Gemma3ForCausalLM", "gemma3_text", Architecture::gemma3},
+    {"Qwen3NextForCausalLM", "qwen3_next", Architecture::with_states},
+    {"Qwen3_5ForCausalLM", "qwen3_5_text", Architecture::with_states},
+    {"Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", Architecture::with_states}};
 
 /// Those whose layers have norms behind attention and the network: the op layer alone has these.
 bool is_gemma(Architecture architecture) {
@@ -473,6 +487,8 @@ std::vector<std::int64_t> windows_of(const Config& config, Architecture architec
 /// "" where the plugin knows the decoder layers' structure.
 std::string why_not_structure(const Config& config) {
   const Architecture architecture = architecture_of(config);
+  if (architecture == Architecture::with_states)
+    return "they have states, which needs states in --parts and in FFTUNE_VLLM";
   if (architecture == Architecture::other)
     return fmt::format(
         "{} is not Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, gpt-oss, Gemma 2 or Gemma 3",
@@ -859,10 +875,11 @@ VllmProblems vllm_problems(const Catalog& catalog, const JsonValue& config,
       result.left_alone.push_back(fmt::format("{} stay vLLM's: {}", part, why));
     return why.empty();
   };
-  const bool has_layers =
-      serving.layers && unless("layers", why_not_layers(model, quantisation, serving), [&] {
-        add_layers(model, quantisation, experts, serving, problems);
-      });
+  const bool has_states = serving.states && architecture_of(model) == Architecture::with_states;
+  const bool has_layers = serving.layers && !has_states &&
+                          unless("layers", why_not_layers(model, quantisation, serving), [&] {
+                            add_layers(model, quantisation, experts, serving, problems);
+                          });
   if (quantisation.kind == Quantisation::Kind::integers
           ? serving.linears || serving.int4_linears
           : is_fp8(quantisation) && serving.fp8_linears)
@@ -875,10 +892,15 @@ VllmProblems vllm_problems(const Catalog& catalog, const JsonValue& config,
            [&] { add_experts(model, quantisation, experts, serving, problems); });
   else if (serving.experts && !serving.layers && experts.empty())
     result.left_alone.push_back(fmt::format("{} has no experts", architecture_name(model)));
-  if (serving.linear_attention && has_recurrent_states(model))
-    result.left_alone.emplace_back(
-        "cores of linear attention are not searched: how far states are apart follows from the "
-        "pages that vLLM chooses");
+  for (const auto& [wanted, part] :
+       {std::pair(serving.linear_attention && has_recurrent_states(model),
+                  "cores of linear attention"),
+        {has_states, "layers with states"}})
+    if (wanted)
+      result.left_alone.push_back(
+          fmt::format("{} are not searched: how far states are apart follows from the pages that "
+                      "vLLM chooses",
+                      part));
   result.ops = std::move(problems).ops();
   if (result.ops.empty() && result.left_alone.empty())
     fail("there is nothing to search: no part that --parts names is one of this model");

@@ -28,6 +28,7 @@ struct VllmServing {
   bool linear_attention = true;
   bool fp8_linears = false;
   bool ranks = false;    // layers under tensor parallelism
+  bool states = false;   // layers with states
   bool prompts = false;  // of layers, the batches with prompts
   bool batch_invariant = false;
 

@@ -2,8 +2,8 @@
 
 Two modules are replaced. An indexer gives the ids of the keys that each query sees, and writes its keys to a
 cache. Where there are no more keys than it chooses, all are, and no score is computed. Else the op `indexer` computes
-them. Attention to the chosen keys runs in the absorbed form over the latent cache, where that takes fewer products
-than to expand the keys of the cache: in decoding, and in prompts of several times as many keys as are chosen.
+them. Attention to the chosen keys runs in the absorbed form over the latent cache where that takes fewer products
+than expanding the keys. This is so in decoding, and in prompts of several times as many keys as are chosen.
 
 Both ops know masks by which the queries of a sequence are its last ones, and see all keys from the first one to their
 own: causal masks, in decoding also with padding on the left. With any other mask, and with gradients in attention,
@@ -65,8 +65,8 @@ class Visible:
 
 
 def visible_by(mask: Tensor, batch: int) -> Visible | None:
-    """What a mask [batch or 1, queries, keys] lets through; None for one that the ops do not know. It is boolean, or
-    added to scores."""
+    """The keys that a mask [batch or 1, queries, keys] lets through; None for one that the ops do not know. A mask is
+    boolean, or added to scores."""
     seen = mask
     if mask.dtype != torch.bool:
         seen = mask == 0
@@ -142,7 +142,7 @@ def _rotated(module: nn.Module, x: Tensor, embeddings: tuple[Tensor, Tensor]) ->
 
 
 def _keys(module: nn.Module, given: dict) -> Tensor:
-    """All keys of the indexer [batch, keys, features], of which the cache has the new ones too."""
+    """All keys of the indexer [batch, keys, features]; the new ones are added to the cache."""
     k = module.k_norm(module.wk(given["hidden_states"]))[:, :, None]
     k, cache = _rotated(module, k, given["position_embeddings"])[:, :, 0], cache_of(given)
     return k if cache is None else cache.update_indexer(k, module.layer_idx)
@@ -156,7 +156,7 @@ def _queries(module: nn.Module, given: dict) -> tuple[Tensor, Tensor]:
 
 
 def _choose(q: Tensor, weights: Tensor, k: Tensor, visible: Visible, top: int) -> Tensor:
-    """-> ids [batch, queries, top]. Of fewer keys the first is there several times."""
+    """-> ids [batch, queries, top]. A query with fewer keys has its first one several times."""
     tokens, first = q.shape[1], visible.first.int()[:, None, None]
     if q.dtype != k.dtype:
         q, k = q.float(), k.float()

@@ -439,7 +439,7 @@ def expect_known(model: nn.Module) -> Model:
 
 
 def _expect_states(model: nn.Module, found: Model) -> None:
-    """That the op `layer` computes layers of which some have states."""
+    """That the op `layer` computes these layers, some with states."""
     for is_so, reason in (
             (not any(isinstance(layer, Layer) for layer in found.layers), "layers without attention"),
             (found.reduce is not None, "tensor parallelism of layers with gates or states"),
