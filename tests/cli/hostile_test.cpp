@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <fcntl.h>
+#include <fmt/format.h>
+
 #include <chrono>
 #include <csignal>
 #include <filesystem>
