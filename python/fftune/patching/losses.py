@@ -6,6 +6,7 @@ makes the loss from these and the head's weights. Logits are computed where some
 import functools
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -88,20 +89,17 @@ def _has_whole_vectors(head: nn.Linear) -> bool:
     return not head.weight.is_cuda or not (head.in_features % 8 or head.out_features % 8)
 
 
+def _dtype_of(head: nn.Linear) -> torch.dtype:
+    """The element type of its product in a call."""
+    device = head.weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
+
+
 def _is_fast(head: nn.Linear) -> bool:
     """Whether products are those of the tensor cores."""
     if not head.weight.is_cuda:
         return True
-    dtype = (torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda")
-             else head.weight.dtype)
-    return dtype in (torch.bfloat16, torch.float16) and _has_whole_vectors(head)
-
-
-def _has_few_exponents(head: nn.Linear) -> bool:
-    """Whether hidden states are of float16, in which those times a small number lose digits."""
-    device = head.weight.device.type
-    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
-    return cast == torch.float16
+    return _dtype_of(head) in (torch.bfloat16, torch.float16) and _has_whole_vectors(head)
 
 
 def _is_transformers_loss(model: nn.Module) -> bool:
@@ -152,7 +150,8 @@ def patch_loss(model: nn.Module, known: dict) -> str | None:
 @torch.no_grad()
 def _expect_known_forward(model: nn.Module, name: str, head: nn.Linear) -> bool:
     """That the model gives its head's logits, or these times a number, and the loss function's loss of these and the
-    labels, as they are. Gives whether there is such a number. Stand-ins of its decoder, head and loss function show what it passes on."""
+    labels, as they are. Gives whether there is such a number. Stand-ins of its decoder, head and loss function show
+    what it passes on."""
     base = model.base_model_prefix
     if base not in model._modules:
         raise Unfit(f"the loss stays the model's: it has no decoder {base!r}")
@@ -192,10 +191,8 @@ def _is_linear(model: nn.Module, name: str) -> bool:
     numbers = Numbers(12)
     logits = numbers(1, 64, 8).double() * 10 ** (8 * numbers(1, 64, 1).double())
     base, ids = model.base_model_prefix, torch.zeros(1, 64, dtype=torch.long)
-    view = view_of(model, {(base,): _GivenDecoder(logits, model._modules[base]), (name,): _Hidden()})
-    for own in ("forward", "_fftune_view"):
-        view.__dict__.pop(own, None)
-    view.__dict__["_loss_function"] = lambda *_, **__: logits.new_zeros(())
+    view = _view_with(model, {(base,): _GivenDecoder(logits, model._modules[base]), (name,): _Hidden()},
+                      lambda *_, **__: logits.new_zeros(()))
     try:
         scaled = type(model).forward(view, input_ids=ids, labels=ids, use_cache=False).logits
     except Exception:
@@ -212,10 +209,15 @@ def _is_same(one, other) -> bool:
 
 def _view(model: nn.Module, name: str, head: nn.Linear) -> nn.Module:
     given = _Hidden(head, model.__dict__["_fftune_scaled"])
-    view = view_of(model, {(name,): given})
+    return _view_with(model, {(name,): given}, functools.partial(_loss, given))
+
+
+def _view_with(model: nn.Module, parts: dict, loss_function: Callable) -> nn.Module:
+    """The model before patch(), with other parts and another loss function."""
+    view = view_of(model, parts)
     for own in ("forward", "_fftune_view"):
         view.__dict__.pop(own, None)
-    view.__dict__["_loss_function"] = functools.partial(_loss, given)
+    view.__dict__["_loss_function"] = loss_function
     return view
 
 
@@ -258,7 +260,8 @@ def _serves(model: nn.Module, head, options: dict) -> bool:
             and options.get("return_dict") is not False and model.config.return_dict
             and type(head) is nn.Linear and are_plain(head.weight, head.bias)
             and has_kernels(head.weight) and _is_fast(head) and not watched(head)
-            and not (model._fftune_scaled and _has_few_exponents(head))
+            # In float16 hidden states times a small number lose digits.
+            and not (model._fftune_scaled and _dtype_of(head) == torch.float16)
             and (torch.compiler.is_compiling() or _is_transformers_loss(model)))
 
 
