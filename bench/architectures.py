@@ -663,7 +663,8 @@ def main() -> int:
     tokens = sum(r.tokens in ("decode", "layers and head") for r in plain)
     wrong = sum(bool(r.wrong) for r in results)
     print(f"{len(plain)} architectures, {len(results)} configurations: whole layers in {layers}, "
-          f"tokens by fftune.generate in {tokens}, fused MLPs in {mlps}, nothing in {sum(not r.replaced for r in plain)}; {wrong} wrong, "
+          f"tokens by fftune.generate in {tokens}, fused MLPs in {mlps}, "
+          f"nothing in {sum(not r.replaced for r in plain)}; {wrong} wrong, "
           f"{sum(bool(r.skipped) for r in results)} not built")
     if wrong or not plain:
         return 1

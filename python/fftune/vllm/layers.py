@@ -3,10 +3,11 @@
 `__call__` of vLLM's inner models, such as LlamaModel, is wrapped. The layers run by fftune's ops: qkv
 into vLLM's pages, attention over them, linear with the residual, and the network with its norm and
 residual. Where every request of a batch has one new token, the op `layer` runs all of them at once, or a run
-of those that are alike and whose caches vLLM hands out together, if it computes them. Batches with prompts of models without
-mixtures are vLLM's if FFTUNE_VLLM has no `prompts`, and so are all other calls. Layers with states in the place of keys
-and values run with the others if FFTUNE_VLLM has `states`: vLLM's metadata says which entry of its caches a sequence
-has. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay calls nothing here.
+of those that are alike and whose caches vLLM hands out together, if it computes them. Batches with prompts of
+models without mixtures are vLLM's if FFTUNE_VLLM has no `prompts`, and so are all other calls. Layers with states
+in the place of keys and values run with the others if FFTUNE_VLLM has `states`: vLLM's metadata says which entry of
+its caches a sequence has. Under vLLM's capture of CUDA graphs this decides what a graph holds; a replay calls
+nothing here.
 
 Weights and pages are views of vLLM's tensors. Under tensor parallelism `layer` sums over the ranks
 within its plan. The single ops add the residual after vLLM's all-reduce.
@@ -149,8 +150,8 @@ def _own_run(original, model: nn.Module, arguments: tuple, named: dict, parts: t
 
 def _run_or_leave(original, state: _State, model: nn.Module, arguments: tuple, named: dict, batch: "_Batch",
                   is_captured: bool):
-    """The result by fftune's ops. After an error it is vLLM's, whose layers write the same keys and values again. An error
-    behind a layer with states is raised: the states are those after the batch."""
+    """The result by fftune's ops. After an error it is vLLM's, whose layers write the same keys and values again. An
+    error behind a layer with states is raised: the states are those after the batch."""
     context = _context()
     # vLLM finds the experts of a layer by how many layers ran before it.
     counter = getattr(context, "moe_layer_index", None)
