@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 
+import torch.distributed
 import torch.multiprocessing as mp
 
 SECONDS = 150  # of a work, behind which its ranks print where they are and end
@@ -15,12 +16,14 @@ multiprocessing.set_forkserver_preload(["torch._dynamo", "torch.distributed", "t
 
 
 def start(work, ranks: int, *arguments) -> None:
-    """Runs work(rank, *arguments) in a process for each rank; raises what one raises."""
+    """Runs work(rank, *arguments) in a process for each rank; raises what one raises. A work keeps its
+    process group: to drop one of gloo holds Python's lock while it waits for a thread that may need it."""
     mp.start_processes(_run, (work, *arguments), nprocs=ranks, start_method=START)
 
 
 def _run(rank: int, work, *arguments) -> None:
     faulthandler.dump_traceback_later(SECONDS, exit=True)
+    torch.distributed.destroy_process_group = None
     work(rank, *arguments)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -99,7 +99,6 @@ def _distributed(rank, ranks, device, store):
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-    dist.destroy_process_group()
 
 
 def _sharded(rank, ranks, device, store):
@@ -127,7 +126,6 @@ def _sharded(rank, ranks, device, store):
                 for optimizer in optimizers:
                     optimizer.step()
                     optimizer.zero_grad()
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -38,7 +38,6 @@ def _rank(rank, work, ranks, meeting, *arguments):
     for state in list(importlib.import_module("fftune.vllm.layers")._states.values()):
         if state.model is not None and state.model.group is not None:
             state.model.group.close()
-    dist.destroy_process_group()
 
 
 def _model(rank, stand_in, kind="llama", **changes):

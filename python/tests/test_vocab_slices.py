@@ -149,7 +149,6 @@ def _work(rank, ranks, store):
     _labels_outside(rank)
     if ranks == 2:
         _other_cases(rank)
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -164,7 +163,6 @@ def _on_gpus(rank, ranks, store):
     for rules in (RULES[3], RULES[4]):
         for dtype in (torch.float32, torch.bfloat16):
             _compare(rank, rules, "mean", dtype, "cuda")
-    dist.destroy_process_group()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs")

@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 import fftune
 from fftune.patching import blocks, mlps, norms, recognise, rotary, trial
 from models import MIXTURES, MODELS
+from ranks import start
 from test_left_alone import GPT2, SIZES, close, copy_of_patched, ids, logits, make, static_logits, words_of
 
 SMALL = dict(SIZES, num_hidden_layers=2)  # one layer is changed, and one is not
@@ -375,11 +376,7 @@ def test_the_attention_that_a_user_chose_stays(name):
     assert fftune.unpatch(model).config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("kind", ["LlamaConfig", "Qwen3Config"])
-@pytest.mark.parametrize("mixed", [False, True])
-def test_layers_that_are_sharded(tmp_path, mixed, kind):
-    """FSDP2 makes its state in the first call of the whole model. With mixed precision it casts all
-    floating-point arguments of layers."""
+def _sharded(rank, store, mixed, kind):
     import torch.distributed as distributed
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -390,20 +387,25 @@ def test_layers_that_are_sharded(tmp_path, mixed, kind):
     model.zero_grad()
     policy = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if mixed else {}
     tolerance = 0.05 if mixed else 1e-5
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh, **policy)
-        fully_shard(model, mesh=mesh, **policy)
-        fftune.patch(model, projections=True, attention=True, whole_layers=True)
-        ours = model(ids(), use_cache=False).logits
-        assert close(ours, right, tolerance)
-        ours.square().mean().backward()
-        for mine, other in zip(model.parameters(), gradients):
-            assert close(mine.grad.full_tensor(), other, 4 * tolerance if mixed else 2e-4)
-    finally:
-        distributed.destroy_process_group()
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=1)
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, **policy)
+    fully_shard(model, mesh=mesh, **policy)
+    fftune.patch(model, projections=True, attention=True, whole_layers=True)
+    ours = model(ids(), use_cache=False).logits
+    assert close(ours, right, tolerance)
+    ours.square().mean().backward()
+    for mine, other in zip(model.parameters(), gradients):
+        assert close(mine.grad.full_tensor(), other, 4 * tolerance if mixed else 2e-4)
+
+
+@pytest.mark.parametrize("kind", ["LlamaConfig", "Qwen3Config"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_layers_that_are_sharded(tmp_path, mixed, kind):
+    """FSDP2 makes its state in the first call of the whole model. With mixed precision it casts all
+    floating-point arguments of layers."""
+    start(_sharded, 1, str(tmp_path / "store"), mixed, kind)
 
 
 def test_models_are_patched_twice_as_once():
