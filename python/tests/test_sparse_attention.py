@@ -7,10 +7,11 @@ import types
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fftune
 from fftune import ops
-from fftune.patching import sparse_attention
+from fftune.patching import graphs, sparse_attention
 from fftune.patching.recognise import Unfit
 from whole_layers import error
 
@@ -143,8 +144,8 @@ def test_tokens_of_patched_models_are_as_before(name, top, cache, calls):
     calls.clear()
     expect_same_tokens(generated(patched, ids, **options), right)
     indexers = 3 if name == "DeepseekV32" else 2
-    # The prompt is 14 tokens, and behind it come 7 steps, of 15 to 21 keys; static caches tell which they see.
-    assert calls["indexer"] == indexers * {TOP: 8, 18: 3, 2048: 0}[top]
+    # The prompt is 14 tokens, and behind it come 7 steps, of 15 to 21 keys; in a static cache of 21 ones.
+    assert calls["indexer"] == indexers * {TOP: 8, 18: 3 if cache is None else 7, 2048: 0}[top]
     assert calls["mla"] >= 3 * 7
     fftune.unpatch(patched)
     assert torch.equal(generated(patched, ids, **options).sequences, right.sequences)
@@ -173,7 +174,7 @@ def test_prompts_of_many_keys_attend_to_the_chosen_ones(name, calls, monkeypatch
 @pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("name", MODELS)
 def test_sequences_with_padding_on_the_left(name, cache, calls):
-    """The prompt runs by the model itself, which has rows that see no key."""
+    """A prompt of more than a few tokens runs by the model itself: it has rows that see no key."""
     model, ids = make_model(name, index_topk=TOP), ids_of(3, 14)
     mask = torch.ones_like(ids)
     mask[1, :3] = 0
@@ -184,6 +185,82 @@ def test_sequences_with_padding_on_the_left(name, cache, calls):
     calls.clear()
     expect_same_tokens(generated(patched, ids.where(mask.bool(), 0), **given), right)
     assert calls["mla"] == 3 * 7 and calls["indexer"] == 7 * (3 if name == "DeepseekV32" else 2)
+
+
+class NoHostReads(TorchDispatchMode):
+    """Refuses what waits for a device: the operations whose results depend on values of tensors."""
+
+    OPERATIONS = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero", "masked_select", "unique"}
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), options=None):
+        assert function.overloadpacket.__name__ not in self.OPERATIONS, function
+        return function(*arguments, **options or {})
+
+
+def one_attention(name, patched, tokens, past, batch=3):
+    """A layer's attention, and its call of some tokens behind others in a static cache with random holes."""
+    model = make_model(name, index_topk=TOP)
+    if patched:
+        fftune.patch(model, attention=True)
+    attention = model.model.layers[0].self_attn
+    cache = transformers.StaticCache(config=model.config, max_cache_len=24)
+    keys = torch.Generator().manual_seed(tokens)
+    mask = torch.rand(batch, 1, tokens, 24, generator=keys) < 0.6
+    mask[..., past:] &= torch.ones(tokens, 24 - past, dtype=torch.bool).tril()
+    mask[0, :, 0, 2:] = False  # fewer keys than are chosen
+    mask[0, :, 0, 1] = True
+
+    def call(first, count, own_mask):
+        x = torch.randn(batch, count, 32, generator=keys)
+        angles = model.model.rotary_emb(x, torch.arange(first, first + count)[None])
+        return lambda: attention(hidden_states=x, position_embeddings=angles, attention_mask=own_mask,
+                                 past_key_values=cache, position_ids=None)[0]
+
+    before = torch.ones(past, 24, dtype=torch.bool).tril()[None, None].expand(batch, -1, -1, -1)
+    call(0, past, before)()
+    return call(past, tokens, mask)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_few_tokens_with_any_mask_read_nothing_on_the_host(name, tokens, calls):
+    with torch.no_grad():
+        right = one_attention(name, False, tokens, 12)()
+        ours = one_attention(name, True, tokens, 12)
+        calls.clear()
+        with NoHostReads():
+            y = ours()
+    assert calls == {"indexer": 1, "mla": 1}
+    assert error(y, right) < 1e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_many_tokens_are_looked_at(name):
+    """So that the test above can fail."""
+    with torch.no_grad():
+        call = one_attention(name, True, 9, 12)
+        with NoHostReads(), pytest.raises(AssertionError):
+            call()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_as_graphs(name, padded, calls, monkeypatch):
+    """Without a GPU a stand-in runs the captured step again on the same memory."""
+    model, ids = make_model(name, index_topk=TOP), ids_of(2, 14)
+    mask = torch.ones_like(ids)
+    mask[1, :6 * padded] = 0
+    given, ids = dict(attention_mask=mask, count=12), ids.where(mask.bool(), 0)
+    right = generated(model, ids, **given)
+    patched, _ = patched_copy(model, attention=True, graphs=True)
+    compiled = transformers.CompileConfig()
+    compiled._compile_all_devices = True
+    replay, replays = graphs._Again.replay, []
+    monkeypatch.setattr(graphs._Again, "replay", lambda step: (replays.append(1), replay(step)))
+    calls.clear()
+    for _ in range(2):
+        expect_same_tokens(generated(patched, ids, compile_config=compiled, **given), right)
+    assert len(replays) == 2 * 11 - 1 and calls["mla"] and calls["indexer"]
 
 
 @pytest.mark.parametrize("how", [dict(num_beams=3), dict(prompt_lookup_num_tokens=3)], ids=["beams", "drafts"])

@@ -288,6 +288,7 @@ def _tensors_of(cache) -> list[Tensor] | None:
             if kind == "DummyLayer":  # of a layer without a mixer
                 continue
             own = _tensors_of_keys(layer) if kind in ("StaticLayer", "Float8StaticLayer") else \
+                _tensors_of_indexed_keys(layer) if kind == "StaticIndexedLayer" else \
                 _tensors_of_states(layer) if kind in STATE_LAYERS else None
             if own is None:
                 return None
@@ -311,6 +312,15 @@ def _tensors_of_keys(layer) -> list[Tensor] | None:
             or has_scales and not layer.has_scales:
         return None
     return [layer.keys, layer.values, length, *((layer.k_scale, layer.v_scale) if has_scales else ())]
+
+
+def _tensors_of_indexed_keys(layer) -> list[Tensor] | None:
+    """Those of attention to chosen keys, and of an indexer where the layer has its own. On a GPU there are none: what
+    attends to them has not been captured there."""
+    own = _tensors_of_keys(layer)
+    if own is None or layer.keys.is_cuda or layer.indexer_position_ids is not None:
+        return None
+    return own + ([layer.indexer_keys, layer.indexer_cumulative_length] if layer.is_indexer_initialized else [])
 
 
 def _tensors_of_states(layer) -> list[Tensor] | None:

@@ -5,9 +5,10 @@ cache. Where there are no more keys than it chooses, all are, and no score is co
 them. Attention to the chosen keys runs in the absorbed form over the latent cache where that takes fewer products
 than expanding the keys. This is so in decoding, and in prompts of several times as many keys as are chosen.
 
-Both ops know masks by which the queries of a sequence are its last ones, and see all keys from the first one to their
-own: causal masks, in decoding also with padding on the left. With any other mask, and with gradients in attention,
-the module's own forward runs.
+In calls of a few tokens each query is a sequence of its own for both ops, with a list of the keys that its boolean mask
+lets through. Such a call reads nothing on the host, and is captured in a graph as it is. With more tokens, the queries
+of a sequence have to be its last ones, and see all keys from the first one to their own; the host looks whether the
+mask says so. With any other mask, and with gradients in attention, the module's own forward runs.
 """
 import copy
 import functools
@@ -31,10 +32,27 @@ from .trial import Trial, replace_forward, tokens_of
 _GROWING, _STATIC = "DynamicIndexedLayer", "StaticIndexedLayer"  # of transformers' caches
 _DEVICES = ("cpu",)  # where the ops have been timed beside the model's own forward
 _SCORES = 1 << 26  # of a call of the op
+_FEW = 8  # tokens of a sequence whose queries are sequences of their own
 _PROJECTIONS = ("wq_b", "wk", "k_norm", "weights_proj")
 
 
 # masks
+
+@dataclass(frozen=True)
+class Apart:
+    """The keys that each query sees, by its row of a boolean mask [batch, queries, keys]: any ones."""
+
+    mask: Tensor
+
+    def pages(self) -> tuple[Tensor, Tensor]:
+        """A table of pages of one row, for rows [batch * keys]: the keys that a query sees, in their order, and
+        behind them others; and how many they are. int32 [batch * queries, keys] and [batch * queries]."""
+        batch, queries, keys = self.mask.shape
+        rows = torch.arange(batch * keys, dtype=torch.int32, device=self.mask.device).view(batch, 1, keys)
+        places = self.mask.cumsum(-1).sub_(1).masked_fill_(~self.mask, keys)
+        table = rows.new_zeros(batch, queries, keys + 1).scatter_(-1, places, rows.expand(self.mask.shape))
+        return table[..., :keys].flatten(0, 1).contiguous(), self.mask.sum(-1, dtype=torch.int32).flatten()
+
 
 @dataclass(frozen=True)
 class Visible:
@@ -64,14 +82,20 @@ class Visible:
         return rows.reshape(batch * keys, 1, width), (starts[:, None] + torch.arange(keys, device=rows.device)).int()
 
 
-def visible_by(mask: Tensor, batch: int) -> Visible | None:
+def visible_by(mask: Tensor, batch: int) -> Apart | Visible | None:
     """The keys that a mask [batch or 1, queries, keys] lets through; None for one that the ops do not know. A mask is
     boolean, or added to scores."""
-    seen = mask
+    seen, few = mask, mask.shape[1] <= _FEW
+    if few and mask.dtype == torch.bool:
+        return Apart(mask.expand(batch, -1, -1))
+    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
     if mask.dtype != torch.bool:
         seen = mask == 0
         if not bool((seen | (mask <= torch.finfo(mask.dtype).min)).all()):
             return None
+        if few:
+            return Apart(seen.expand(batch, -1, -1))
     counts, first = seen.sum(-1), seen.byte().argmax(-1)[:, :1]
     query, key = (torch.arange(size, device=mask.device) for size in mask.shape[1:])
     end = first + counts
@@ -155,11 +179,13 @@ def _queries(module: nn.Module, given: dict) -> tuple[Tensor, Tensor]:
     return _rotated(module, q, given["position_embeddings"]), module.weights_proj(x).float()
 
 
-def _choose(q: Tensor, weights: Tensor, k: Tensor, visible: Visible, top: int) -> Tensor:
-    """-> ids [batch, queries, top]. A query with fewer keys has its first one several times."""
-    tokens, first = q.shape[1], visible.first.int()[:, None, None]
+def _choose(q: Tensor, weights: Tensor, k: Tensor, visible: Apart | Visible, top: int) -> Tensor:
+    """-> ids [batch, queries, top]. A query with fewer keys has one several times: a hidden one, or its first."""
     if q.dtype != k.dtype:
         q, k = q.float(), k.float()
+    if isinstance(visible, Apart):
+        return _choose_apart(q, weights, k, visible, top)
+    tokens, first = q.shape[1], visible.first.int()[:, None, None]
     k, pages = visible.rows_and_pages(k[:, :visible.end()])
     part = max(1, _SCORES // (q.shape[0] * (k.shape[1] if pages is None else pages.shape[1])))
     found = []
@@ -169,6 +195,17 @@ def _choose(q: Tensor, weights: Tensor, k: Tensor, visible: Visible, top: int) -
                                  pages=pages, lengths=visible.lengths() - (tokens - end)))
     ids = torch.cat(found, 1)
     return torch.where(ids < 0, ids[..., :1], ids) + first
+
+
+def _choose_apart(q: Tensor, weights: Tensor, k: Tensor, visible: Apart, top: int) -> Tensor:
+    batch, tokens = q.shape[:2]
+    pages, lengths = visible.pages()
+    ids = ops.indexer(q.flatten(0, 1)[:, None].contiguous(), weights.flatten(0, 1)[:, None].contiguous(),
+                      k.reshape(-1, 1, k.shape[-1]), top=top, pages=pages, lengths=lengths)[:, 0]
+    rows = pages.gather(-1, ids.clamp(min=0).long()).view(batch, tokens, top)
+    hidden = visible.mask.byte().argmin(-1, keepdim=True).int()  # there is one where keys are fewer than chosen ones
+    starts = torch.arange(0, k.shape[0] * k.shape[1], k.shape[1], dtype=torch.int32, device=k.device)
+    return torch.where(ids.view(batch, tokens, top) < 0, hidden, rows - starts[:, None, None])
 
 
 @undoable
@@ -183,7 +220,7 @@ def indexer_forward(self, *arguments, **options):
     if total > top and visible is None:
         return original(self, *arguments, **options)
     with torch.no_grad():
-        if visible is not None and visible.most > top:
+        if isinstance(visible, Apart) or visible is not None and visible.most > top:
             q, weights = _queries(self, given)
             return _choose(q, weights, _keys(self, given), visible, top)
         _keys(self, given)
@@ -331,7 +368,7 @@ def _is_cheaper(module: nn.Module, tokens: int, keys: int, top: int) -> bool:
     return absorbed < keys * (rank * wide + tokens * (wide + rope))
 
 
-def _attend(self: nn.Module, given: dict, visible: Visible) -> tuple[Tensor, Tensor]:
+def _attend(self: nn.Module, given: dict, visible: Apart | Visible) -> tuple[Tensor, Tensor]:
     """The output, and the ids of the keys that were chosen."""
     x, embeddings, cache = given["hidden_states"], given["position_embeddings"], cache_of(given)
     nope, rank = self.qk_nope_head_dim, self.kv_lora_rank
@@ -346,14 +383,35 @@ def _attend(self: nn.Module, given: dict, visible: Visible) -> tuple[Tensor, Ten
     if self.indexer is not None:
         ids = self.indexer(x, resid, embeddings, mask[:, 0], given.get("position_ids"),
                            **as_option(cache, self.indexer))
-    end = visible.end()
-    rows = torch.cat((latent[:, 0, :end], k_rope[:, 0, :end]), -1).to(x.dtype)
-    rows, pages = visible.rows_and_pages(rows)
     kv_b = self.kv_b_proj.weight.unflatten(0, (-1, nope + self.v_head_dim))
-    absorbed = ops.head_linear(q[..., :nope], kv_b[:, :nope], transposed=True)
-    out = ops.mla(absorbed, q_rope.transpose(1, 2).contiguous(), rows, pages=pages, lengths=visible.lengths(),
-                  chosen=_list(ids, visible), scale=self.scaling)
+    absorbed, q_rope = ops.head_linear(q[..., :nope], kv_b[:, :nope], transposed=True), q_rope.transpose(1, 2)
+    if isinstance(visible, Apart):
+        out = _attend_apart(absorbed, q_rope, latent[:, 0], k_rope[:, 0], ids, visible.mask, self.scaling)
+    else:
+        end = visible.end()
+        rows, pages = visible.rows_and_pages(torch.cat((latent[:, 0, :end], k_rope[:, 0, :end]), -1).to(x.dtype))
+        out = ops.mla(absorbed, q_rope.contiguous(), rows, pages=pages, lengths=visible.lengths(),
+                      chosen=_list(ids, visible), scale=self.scaling)
     return self.o_proj(ops.head_linear(out, kv_b[:, nope:]).flatten(-2)), ids
+
+
+def _attend_apart(q_latent: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, ids: Tensor, mask: Tensor,
+                  scale: float) -> Tensor:
+    """Attention to the ids that a mask lets through; the rows of the cache are copied, those of the ids if they are
+    fewer."""
+    batch, tokens, top = ids.shape
+    seen, chosen, pages = mask.gather(-1, ids.long()), ids, None
+    if tokens * top < latent.shape[1]:
+        index = ids.long().flatten(1)[..., None]
+        parts = [part.gather(1, index.expand(-1, -1, part.shape[-1])) for part in (latent, k_rope)]
+        rows = torch.cat(parts, -1).view(batch * tokens, top, -1)
+        chosen = torch.arange(top, dtype=torch.int32, device=ids.device)
+    else:
+        rows = torch.cat((latent, k_rope), -1)
+        pages = torch.arange(batch, dtype=torch.int32, device=ids.device).repeat_interleave(tokens)[:, None]
+    out = ops.mla(*(q.flatten(0, 1)[:, None].contiguous() for q in (q_latent, q_rope)), rows.to(q_latent.dtype),
+                  pages=pages, chosen=torch.where(seen, chosen, -1).int().flatten(0, 1)[:, None], scale=scale)
+    return out.view(batch, tokens, *out.shape[2:])
 
 
 def _list(ids: Tensor, visible: Visible) -> Tensor | None:
@@ -377,7 +435,7 @@ def attention_forward(self, *arguments, **options):
     return (y, None, ids)[:results]
 
 
-def _visible_in(self: nn.Module, given: dict) -> Visible | None:
+def _visible_in(self: nn.Module, given: dict) -> Apart | Visible | None:
     """The keys that the queries of a call see, if mla runs its attention."""
     if not _is_known_call(self, given):
         return None
