@@ -19,7 +19,8 @@
 namespace fftune::decoding {
 namespace {
 
-constexpr const char *pattern_option = "pattern", *usual_pattern = "a", *no_kind = "none";
+constexpr const char *pattern_option = "pattern", *usual_pattern = "a", *no_kind = "none",
+                     *angles_option = "angles-for", *angles_of_all = "all";
 /// Fields of the problem that all kinds of layers share.
 constexpr std::array common_sizes{"batch", "d", "cache", "page", "pages"};
 constexpr std::array common_options{"lengths"};
@@ -93,7 +94,11 @@ std::vector<OptionField> kind_options() {
            "the kinds of the layers in order, from the first on again behind the last one: bbba "
            "is three layers b and one a; with `layers` and several kinds",
        .choices = {usual_pattern},
-       .rare = true}};
+       .rare = true},
+      rare_option(angles_option,
+                  "with several kinds of layers, whether all rotate by the same angles, or each "
+                  "kind by its own",
+                  {angles_of_all, "kinds"})};
   for (std::size_t kind = 1; kind < most_kinds; ++kind)
     fields.push_back(
         {.name = kind_parts[kind],
@@ -113,6 +118,10 @@ std::size_t kinds_of(const Problem& problem) {
   return kinds;
 }
 
+bool has_own_angles(const Problem& problem) {
+  return option_or(problem, angles_option, angles_of_all) != angles_of_all;
+}
+
 std::string contradiction_of_kinds(const Problem& problem) {
   const std::size_t kinds = kinds_of(problem);
   for (std::size_t kind = kinds + 1; kind < most_kinds; ++kind)
@@ -123,6 +132,9 @@ std::string contradiction_of_kinds(const Problem& problem) {
   if (letters != usual_pattern && (kinds == 1 || !problem.sizes.contains("layers")))
     return fmt::format("pattern={} without {}: there is one layer of each kind", letters,
                        kinds == 1 ? "layers-b" : "layers");
+  if (kinds == 1 && has_own_angles(problem))
+    return fmt::format("{}={} without layers-b: layers of one kind have the same angles",
+                       angles_option, problem.option(angles_option));
   if (kinds == 1) return "";
   for (const char* name : {"ranks", "own-experts"})
     if (problem.sizes.contains(name))
@@ -194,8 +206,14 @@ std::string LayerNames::prefix(std::size_t layer) const {
 std::string LayerNames::operator()(std::size_t layer, const std::string& own) const {
   if (own == "lengths") return "key_lengths";
   if (own == "x" && layer > 0) return (*this)(layer - 1, "y");
-  if (own == "y") return layer + 1 == layers_ ? "last_hidden" : prefix(layer) + "y";
+  if (own == "y") return layer + 1 == kinds_.size() ? "last_hidden" : prefix(layer) + "y";
+  if (own == "angles" && own_angles_ && kinds_[layer] > 0)
+    return fmt::format("{}.{}", letter_of(kinds_[layer]), own);
   return layer::is_shared(own) ? own : prefix(layer) + own;
+}
+
+bool LayerNames::are_shared(const std::string& name) {
+  return layer::is_shared(name) || name.find(".angles") == 1;
 }
 
 }  // namespace fftune::decoding

@@ -46,7 +46,9 @@ OpPart make_layer_part(const Problem& problem, std::size_t kind) {
               layers_of_kind(problem, kind),
               {{"lengths", "key_lengths"}, {"y", "last_hidden"}}};
   if (kinds == 1) return part;
-  const LayerNames names(kinds, false);
+  std::vector<std::size_t> order(kinds);
+  std::iota(order.begin(), order.end(), 0);
+  const LayerNames names(std::move(order), false, has_own_angles(problem));
   for (const TensorSpec& tensor : layer_op().tensors(part.problem))
     part.names[tensor.name] = names(kind, tensor.name);
   return part;
@@ -177,7 +179,7 @@ class Layers {
       : parts_(parts_of(problem)),
         kinds_(kinds_in_order(problem)),
         repeated_(problem.sizes.contains("layers")),
-        names_(kinds_.size(), repeated_) {}
+        names_(kinds_, repeated_, has_own_angles(problem)) {}
 
   std::size_t count() const { return kinds_.size(); }
   std::size_t kind(std::size_t layer) const { return kinds_[layer]; }
@@ -189,18 +191,24 @@ class Layers {
     return layer_op().stages(part(layer).problem).size();
   }
 
-  /// Tensors that all layers share, and then those of each layer.
+  /// Tensors that layers share, in the order of their kinds, and then those of each layer.
   std::vector<TensorSpec> tensors() const {
     std::vector<TensorSpec> all;
-    for (const bool shared : {true, false})
-      for (std::size_t layer = 0; layer < count(); ++layer)
-        for (TensorSpec& tensor : tensors_of_part(part(layer), names(layer))) {
-          const bool is_own = tensor.name == names_(layer, "y");
-          if (layer::is_shared(tensor.name) != shared || (!is_own && find(all, tensor.name)))
-            continue;
-          if (is_own && tensor.name != "last_hidden") tensor.role = Role::intermediate;
+    std::vector<std::size_t> by_kind(count());
+    std::iota(by_kind.begin(), by_kind.end(), 0);
+    std::stable_sort(by_kind.begin(), by_kind.end(),
+                     [&](std::size_t a, std::size_t b) { return kinds_[a] < kinds_[b]; });
+    for (const std::size_t layer : by_kind)
+      for (TensorSpec& tensor : tensors_of_part(part(layer), names(layer)))
+        if (LayerNames::are_shared(tensor.name) && !find(all, tensor.name))
           all.push_back(std::move(tensor));
-        }
+    for (std::size_t layer = 0; layer < count(); ++layer)
+      for (TensorSpec& tensor : tensors_of_part(part(layer), names(layer))) {
+        const bool is_own = tensor.name == names_(layer, "y");
+        if (LayerNames::are_shared(tensor.name) || (!is_own && find(all, tensor.name))) continue;
+        if (is_own && tensor.name != "last_hidden") tensor.role = Role::intermediate;
+        all.push_back(std::move(tensor));
+      }
     return all;
   }
 
@@ -431,10 +439,18 @@ std::string contradiction_of_shared(const Problem& problem) {
         return fmt::format("{}={}: a decode step has layers that are alike, with keys of their own",
                            name, layers.option(name));
   }
+  std::size_t rotating = 0;
+  for (const OpPart& part : parts_of(problem))
+    rotating +=
+        part.op == &layer_op() && find_tensor(layer_op().tensors(part.problem), "angles") ? 1 : 0;
+  if (has_own_angles(problem) && rotating < 2)
+    return fmt::format("angles-for=kinds: {} of the kinds of layers {} a table of angles", rotating,
+                       rotating == 1 ? "has" : "have");
   std::map<std::string, std::vector<std::int64_t>> shapes;
   for (std::size_t kind = 0; kind < kinds_of(problem); ++kind)
     for (const TensorSpec& tensor : layer_op().tensors(parts_of(problem)[kind].problem)) {
-      if (!layer::is_shared(tensor.name)) continue;
+      if (!layer::is_shared(tensor.name) || (tensor.name == "angles" && has_own_angles(problem)))
+        continue;
       const auto [known, is_new] = shapes.emplace(tensor.name, tensor.shape);
       if (known->second != tensor.shape)
         return fmt::format(

@@ -44,6 +44,13 @@ class Kinds:
         forms = self.parsed
         return sum(len(forms[kind].weights) for kind in self.order), sum(forms[kind].states for kind in self.order)
 
+    def angles_behind(self, given: Sequence[Tensor]) -> list[Tensor | None]:
+        """The angles of the kinds behind the first one, given those of the kinds that rotate; None where all kinds have
+        the same."""
+        left = iter(given)
+        found = [next(left) if given and form.rotates else None for form in self.parsed[1:]]
+        return found + [None] * (MOST_KINDS - 1 - len(found))
+
     @property
     def pattern(self) -> str:
         """The shortest letters that give the kinds when they are repeated."""

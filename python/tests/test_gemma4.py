@@ -6,7 +6,9 @@ import torch
 import transformers
 
 import fftune
-from fftune import _run
+from fftune import _run, reference
+from fftune._custom import OPS, call
+from fftune.patching import decoding
 from models import inputs
 from whole_layers import error, patched_layers, run_over_cache
 
@@ -61,6 +63,58 @@ def test_tokens_are_the_models(name):
         assert torch.equal(patched.generate(ids, **STATIC | options), before)
     fftune.unpatch(patched)
     assert torch.equal(patched.generate(ids, **STATIC), before)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The arguments of the steps that the op decode has run, as they were before them."""
+    seen, original = [], decoding.call
+
+    def listen(op, *arguments):
+        if op is OPS.decode:
+            seen.append(copy.deepcopy(arguments))
+        return original(op, *arguments)
+
+    monkeypatch.setattr(decoding, "call", listen)
+    return seen
+
+
+def make_gemma3(**changes):
+    """With heads of one size and angles of two."""
+    torch.manual_seed(5)
+    sizes = {name: SIZES[name] for name in SIZES if "global" not in name and "per_layer" not in name}
+    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**sizes | changes)).eval()
+
+
+@pytest.mark.parametrize("name", ["dense", "keys-as-values", "experts", "gemma3"])
+def test_kinds_of_layers_have_angles_of_their_own(name, steps):
+    model = make_gemma3() if name == "gemma3" else make(name)
+    own, _ = patched_layers(model)
+    ids = torch.randint(3, 90, (2, 5))
+    right = model.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    assert torch.equal(fftune.generate(own, ids, 8, stop=[]), right)
+    assert len(steps) == 7
+    arguments = list(steps[3])
+    assert len(arguments[-1]) == 1 and not torch.equal(arguments[8], arguments[-1][0])
+    ours, theirs = copy.deepcopy(arguments), copy.deepcopy(arguments)
+    with torch.no_grad():
+        logits = call(OPS.decode, *ours)[1]
+        assert error(logits, reference.decode(*theirs)[1]) < 1e-5
+        if name == "gemma3":  # the other angles give something else
+            arguments[8], arguments[-1] = arguments[-1][0], [arguments[8]]
+            assert error(call(OPS.decode, *arguments)[1], logits) > 1e-4
+    for mine, wanted in zip(ours[11], theirs[11]):
+        assert error(mine, wanted) < 1e-5
+
+
+def test_wrong_numbers_of_angles_are_refused(steps):
+    own, _ = patched_layers(make("dense"))
+    fftune.generate(own, torch.randint(3, 90, (1, 5)), 3, stop=[])
+    arguments = list(steps[0])
+    for angles in ([*arguments[-1]] * 2, [torch.zeros(16, 2)], [arguments[-1][0].int()]):
+        arguments[-1] = angles
+        with torch.no_grad(), pytest.raises(fftune.Error, match="angles"):
+            call(OPS.decode, *arguments)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -432,6 +432,13 @@ std::vector<Hybrid> hybrids() {
         {"output-gate", "q-rows"},
         {"choose", "sample"},
         {"lengths", "ragged"}}},
+      {"gemma 4",
+       attention,
+       {{"layers-b",
+         "attention:angles=table,dim=32,h=96,heads=2,kv-heads=1,rotary=16,positions=20"},
+        {"angles", "table"},
+        {"angles-for", "kinds"},
+        {"pattern", "aab"}}},
       {"bamba",
        attention,
        {{"layers-b", "ssd:conv-bias=yes,dim=16,h=96,heads=4,state-dim=16,state-groups=2,width=4"},
@@ -518,6 +525,31 @@ TEST_CASE("decode: layers of several kinds are named and repeated in the order o
   }
 }
 
+TEST_CASE("decode: kinds of layers have angles of their own, or the same") {
+  for (const char* of : {"all", "kinds"}) {
+    CAPTURE(of);
+    const bool own = of == std::string_view("kinds");
+    Hybrid hybrid = hybrids()[2];
+    hybrid.options["angles-for"] = of;
+    if (!own) hybrid.options["layers-b"] = "attention:angles=table,dim=16,h=96,heads=4,kv-heads=2";
+    const Problem problem = hybrid_problem(hybrid, DeviceKind::cpu, 2, 6, true);
+    const Names names = names_of(problem);
+    const auto place = [&](const char* name) {
+      return std::find(names.begin(), names.end(), name) - names.begin();
+    };
+    CHECK(place("angles") < place("pages"));
+    CHECK((place("b.angles") == place("pages") + 1) == own);
+    CHECK((place("b.angles") == std::ssize(names)) != own);
+    const auto repetition = decode_op().repetition(problem);
+    REQUIRE(repetition);
+    const auto one = decode_op().tensors(repetition->one), all = decode_op().tensors(problem);
+    for (const auto& places : repetition->places)
+      for (const char* name : {"angles", "b.angles"})
+        if (find_tensor(one, name))
+          CHECK(places[tensor_index(one, name)] == tensor_index(all, name));
+  }
+}
+
 TEST_CASE("decode refuses kinds of layers that do not go together") {
   const std::string conv = "conv:dim=16,h=96,heads=4,width=3";
   const auto says = [](const std::string& text, const char* part) {
@@ -542,9 +574,15 @@ TEST_CASE("decode refuses kinds of layers that do not go together") {
   says(hybrid_complaint({}, {{"layers-b", conv + ",dim=4"}}), "dim is given twice");
   says(hybrid_complaint({}, {{"layers-b", "conv:dim=16,h=96,heads=4"}}), "width");
   says(hybrid_complaint({}, {{"layers-b", conv + ",kv-heads=2"}}), "kv-heads=2 is of");
-  says(hybrid_complaint(
-           {}, {{"layers-b", "attention:angles=table,dim=32,h=96,heads=2"}, {"angles", "table"}}),
+  const std::string wide = "attention:angles=table,dim=32,h=96,heads=2";
+  says(hybrid_complaint({}, {{"layers-b", wide}, {"angles", "table"}}),
        "angles of layers-b has another shape");
+  CHECK(hybrid_complaint({}, {{"layers-b", wide}, {"angles", "table"}, {"angles-for", "kinds"}}) ==
+        "");
+  says(hybrid_complaint({}, {{"layers-b", wide}, {"angles-for", "kinds"}}),
+       "angles-for=kinds: 1 of the kinds of layers has a table of angles");
+  says(hybrid_complaint({}, {{"angles", "table"}, {"angles-for", "kinds"}}),
+       "angles-for=kinds without layers-b");
   says(error_of([] {
          decode_problem(DeviceKind::cpu, DType::f32,
                         {{"batch", 1},
@@ -573,7 +611,7 @@ TEST_CASE("decode: layers of several kinds are right on the CPU, one of each and
 
 TEST_CASE("decode: a sequence that has ended keeps its states") {
   const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
-  const Problem problem = hybrid_problem(hybrids()[2], DeviceKind::cpu, 2, 3);
+  const Problem problem = hybrid_problem(hybrids()[3], DeviceKind::cpu, 2, 3);
   const Plan plan = plan_of(*backend, decode_op(), problem);
   Memory memory(*backend, buffers_of(plan));
   begin(memory, 2, 0);

@@ -2284,6 +2284,9 @@
  *                                                         the first on again behind the last one:
  *                                                         bbba is three layers b and one a; with
  *                                                         `layers` and several kinds
+ *   angles-for      all, kinds                            with several kinds of layers, whether all
+ *                                                         rotate by the same angles, or each kind
+ *                                                         by its own
  *   layers-b        a text                                the mixer and the fields of layers b in
  *                                                         the pattern, as
  *                                                         conv:dim=64,h=8192,heads=32,width=3;

@@ -1,4 +1,5 @@
 """decode: one token of a language model for each of some sequences, ids in and ids out."""
+import re
 from typing import Mapping, Sequence
 
 import torch
@@ -6,7 +7,7 @@ from torch import Tensor
 
 from .._checks import FP8, KINDS, Kind, expect_given, expect_tensors, expect_values
 from .._custom import OPS, call, define, fake
-from .._layer_kinds import Kinds, fields_of, parse_kinds
+from .._layer_kinds import MOST_KINDS, Kinds, fields_of, parse_kinds
 from .._library import Error
 from .._run import Form, ready, run
 from ..distributed import Group
@@ -24,6 +25,7 @@ _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits",
           "embedding": Kind(KINDS["data"], "[vocab, features]"),
           **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "memory", "first_expert", "weights",
                                                   "caches")},
+          **dict.fromkeys(("kind_angles", "b_angles", "c_angles"), _LAYER_KINDS["angles"]),
           # Inputs of the layers and the head: the plan says more about them.
           "tensors": Kind(KINDS["floats"] | KINDS["ints"] | FP8, "[...]"),
           **{name: Kind(KINDS["data"], "[features]") for name in ("final_norm", "final_norm_bias")},
@@ -35,13 +37,13 @@ _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits",
 _HEAD_OPTIONS = {"embed-scale": 1.0, "logit-softcap": 0.0, "pad": 0.0, "logprobs": "no"}
 
 
-def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, memory,
-            first_expert, *tensors):
+def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, b_angles, c_angles,
+            memory, first_expert, *tensors):
     layers, head = tensors[:-len(_HEAD)], dict(zip(_HEAD, tensors[-len(_HEAD):]))
     batch, (vocab, d), packed = ids.shape[0], embedding.shape, options[-1]
     if not batch:
         return None
-    sizes = _values_of_kinds(parse_kinds(options[0]), (batch, 1, d), angles, pages, layers)
+    sizes = _values_of_kinds(parse_kinds(options[0]), (batch, 1, d), (angles, b_angles, c_angles), pages, layers)
     sliced = memory is not None and not packed and head["w_head"].shape[0] != vocab
     filtered = head["top_k"] is not None
     choose = "filtered" if filtered else "argmax" if head["temperature"] is None else "sample"
@@ -54,10 +56,14 @@ def _values(options, ids, lengths, steps, ended, out, limits, stop, embedding, a
         "best": options[-2] or None, **dict(zip(_HEAD_OPTIONS, options[1:]))}
 
 
-def _values_of_kinds(kinds: Kinds, x: tuple[int, int, int], angles, pages, tensors) -> dict:
-    """Sizes and options of the layers: those of the first kind, and a text for each other one."""
+def _values_of_kinds(kinds: Kinds, x: tuple[int, int, int], angles: Sequence[Tensor | None], pages, tensors) -> dict:
+    """Sizes and options of the layers: those of the first kind, and a text for each other one. The angles are of the
+    kinds, or the first ones of all."""
     if not kinds.order:
-        return values_of_layers(kinds.parsed[0], x, angles, pages, tensors)
+        return values_of_layers(kinds.parsed[0], x, angles[0], pages, tensors)
+    own = any(t is not None for t in angles[1:])
+    if not own:
+        angles = angles[:1] * MOST_KINDS
     of_kinds = [[] for _ in kinds.forms]
     at = 0
     for kind in kinds.order:
@@ -65,18 +71,24 @@ def _values_of_kinds(kinds: Kinds, x: tuple[int, int, int], angles, pages, tenso
         count = len(form.before + form.behind) + form.library_state_count
         of_kinds[kind] += tensors[at:at + count]
         at += count
-    found = [values_of_layers(form, x, angles, pages, of_kind) for form, of_kind in zip(kinds.parsed, of_kinds)]
+    found = [values_of_layers(form, x, own_angles, pages, of_kind)
+             for form, own_angles, of_kind in zip(kinds.parsed, angles, of_kinds)]
     caches = {tuple(one.get(name) for name in ("cache", "page", "pages"))
               for one, form in zip(found, kinds.parsed) if form.attends}
     if len(caches) > 1:
         raise Error("decode: caches of layers have different sizes: give all the same")
     first, *others = found
     return first | dict(zip(("cache", "page", "pages"), *caches)) | {
-        "layers": len(kinds.order), "pattern": kinds.pattern,
+        "layers": len(kinds.order), "pattern": kinds.pattern, "angles-for": "kinds" if own else "all",
         **{f"layers-{letter}": fields_of(other) for letter, other in zip("bc", others)}}
 
 
-_DECODE = Form("decode", _KINDS, shown, _values, typed=7)
+def _shown(buffer: str) -> str:
+    """As `shown`; the angles of a kind by its letter."""
+    return buffer.replace(".", "_") if re.fullmatch("[bc].angles", buffer) else shown(buffer)
+
+
+_DECODE = Form("decode", _KINDS, _shown, _values, typed=7)
 
 
 @define("decode(Tensor(a!) ids, Tensor(b!) lengths, Tensor(c!) steps, Tensor(d!) ended, "
@@ -86,16 +98,20 @@ _DECODE = Form("decode", _KINDS, shown, _values, typed=7)
         "Tensor? seeds, Tensor? top_k, Tensor? top_p, Tensor? min_p, str form, float embed_scale, "
         "float logit_softcap, int pad, bool logprobs, int best, Tensor? memory=None, "
         "Tensor? w_head_scale=None, Tensor? w_head_zero=None, str head_packed='', "
-        "Tensor? first_expert=None) -> "
+        "Tensor? first_expert=None, Tensor[]? kind_angles=None) -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor)", "decode", _KINDS)
 def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
       final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p, form,
       embed_scale, logit_softcap, pad, logprobs, best, memory=None, w_head_scale=None, w_head_zero=None,
-      head_packed="", first_expert=None):
+      head_packed="", first_expert=None, kind_angles=None):
     kinds = parse_kinds(form)
     if kinds.counts() not in (None, (len(weights), len(caches))):
         raise Error(f"decode: {len(weights)} weights and {len(caches)} caches: give {kinds.counts()[0]} and "
                     f"{kinds.counts()[1]} of all layers")
+    rotating = sum(parsed.rotates for parsed in kinds.parsed[1:])
+    if kind_angles and len(kind_angles) != rotating:
+        raise Error(f"decode: angles of {len(kind_angles)} kinds of layers behind the first one: give none, or "
+                    f"{rotating}")
     layers = [*kinds.layers(weights, caches)] if kinds.order else [(0, weights, caches)]
     for kind, parsed in enumerate(kinds.parsed):
         given = [layer[1:] for layer in layers if layer[0] == kind]
@@ -108,7 +124,7 @@ def _(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, w
     batch, device = ids.shape[0], ids.device
     tensors = [t for kind, *of_layer in layers for t in tensors_of_layers(kinds.parsed[kind], *of_layer, embedding)]
     others = [None if t is None else ready(t) for t in (
-        limits, stop, embedding, angles, pages)] + [memory, first_expert]
+        limits, stop, embedding, angles, pages, *kinds.angles_behind(kind_angles or ()))] + [memory, first_expert]
     head = [None if t is None else ready(t) for t in (
         final_norm, final_norm_bias, w_head, w_head_scale, w_head_zero, head_bias, temperature, seeds, top_k,
         top_p, min_p)]

@@ -10,10 +10,11 @@ from .packed import _dense
 def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pages, weights, caches,
            final_norm, final_norm_bias, w_head, head_bias, temperature, seeds, top_k, top_p, min_p,
            form, embed_scale, logit_softcap, pad, logprobs, best, memory=None, w_head_scale=None,
-           w_head_zero=None, head_packed="", first_expert=None):
+           w_head_zero=None, head_packed="", first_expert=None, kind_angles=None):
     _expect_no_group("decode", memory)
     kinds = parse_kinds(form)
     found = kinds.parsed[0]
+    angles = [angles, *(kinds.angles_behind(kind_angles) if kind_angles else [angles] * len(kinds.forms))]
     layers = list(kinds.layers(weights, caches))
     if head_packed:
         format, group = head_packed.split("-")
@@ -36,7 +37,7 @@ def decode(ids, lengths, steps, ended, out, limits, stop, embedding, angles, pag
     for kind, own, states in layers if kinds.order else [(0, weights, caches)]:
         parsed, form = kinds.parsed[kind], kinds.forms[kind]
         if parsed.attends:
-            x = layer(x, places, angles if parsed.rotates else None, slots, keys, pages, own, states, form)
+            x = layer(x, places, angles[kind] if parsed.rotates else None, slots, keys, pages, own, states, form)
             continue
         before = [t.clone() for t in states]
         sequences = torch.arange(len(ids), dtype=torch.int32, device=ids.device) if parsed.is_recurrent else None

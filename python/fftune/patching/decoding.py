@@ -182,7 +182,7 @@ class Whole:
 
     head: Head
     groups: list  # of layers (layers._Group)
-    first: str  # the form of the kind whose norms are as the last one
+    first: tuple  # the kind whose norms are as the last one (kind_of)
     embedding: nn.Module
     norm: nn.Module
     scale: float  # of the embedding
@@ -210,26 +210,30 @@ class Whole:
                     return None
         return None if len(sizes) > 1 or sizes and len(self.groups) > 1 and {*sizes}.pop()[1] else own
 
-    def given(self, layers: list, batch: int) -> tuple[str, list[Tensor], list[Tensor]]:
-        """The form of all layers, their weights, and their caches and states."""
-        forms, order, weights, states = [self.first], [], [], []
+    def given(self, layers: list, batch: int) -> tuple[str, list[Tensor], list[Tensor], list[Tensor | None]]:
+        """The form of all layers, their weights, their caches and states, and the angles of the kinds that have some:
+        those of the first kind, which may be None, and others where these are not the same."""
+        kinds, order, weights, states, angles = [self.first], [], [], [], {}
         for group, own in zip(self.groups, layers):
             form, given = group.given(0, own)
             weights += given
             states += group.states(own, batch, self.embedding.weight)
+            kind = kind_of(group.specs[0], form)
             if len(self.groups) == 1:
-                forms = [form]
-            elif form not in forms:
-                forms.append(form)
-            order += [forms.index(form)] * len(own)
-        return Kinds(tuple(forms), tuple(order) if len(forms) > 1 else ()).text(), weights, states
+                kinds = [kind]
+            elif kind not in kinds:
+                kinds.append(kind)
+            order += [kinds.index(kind)] * len(own)
+            if kind[1] is not None and kind[1] not in angles:
+                angles[kind[1]] = self._angles_of(group, own)
+        form = Kinds(tuple(form for form, _ in kinds), tuple(order) if len(kinds) > 1 else ()).text()
+        if len(angles) < 2:
+            return form, weights, states, [*angles.values()] or [None]
+        first, *others = (angles.get(own) for _, own in kinds)
+        return form, weights, states, [first, *(own for own in others if own is not None)]
 
-    def angles_of(self, layers: list) -> Tensor | None:
+    def _angles_of(self, group, own: list) -> Tensor:
         """The angles of the places from 0 on."""
-        group, own = next(((group, own) for group, own in zip(self.groups, layers)
-                           if group.specs[0].rotation is not None), (None, None))
-        if group is None:
-            return None
         weight, places = self.embedding.weight, own[0].keys.shape[2]
         x = weight.new_empty(1, places, weight.shape[1])
         rows = torch.arange(places, device=weight.device)[None]
@@ -331,7 +335,7 @@ def whole_of(head: Head) -> Whole:
             return False
         return norm.kind == "layer" or b is None and norm.convention == form.get("convention")
 
-    first = next((form for form in first if is_like(parse(form))), None)
+    first = next((kind for kind in first if is_like(parse(kind[0]))), None)
     if first is None:
         raise Unfit("its last norm is not as those of its layers")
     name, = (name for name, child in decoder._modules.items() if child is layers.own)
@@ -362,22 +366,25 @@ def whole_of(head: Head) -> Whole:
     return Whole(head, groups, first, embedding, norms[0], scale)
 
 
-def _expect_kinds(groups: list, embedding: nn.Module) -> list[str]:
-    """The forms of the kinds of layers, if one plan can have all of them: those with caches first."""
+def kind_of(spec, form: str) -> tuple:
+    """The kind of layers of a form: it, and what gives the angles by which they rotate, None without."""
+    return form, None if spec.rotation is None else spec.angles
+
+
+def _expect_kinds(groups: list, embedding: nn.Module) -> list[tuple]:
+    """The kinds of layers, if one plan can have all of them: those with caches first."""
     every = [spec for group in groups for spec in group.specs]
-    specs = {spec.form: spec for spec in every}
+    specs = {kind_of(spec, spec.form): spec for spec in every}
     if len(specs) > MOST_KINDS:
         raise Unfit(f"its layers are of {len(specs)} kinds")
-    if any(spec.prompt_form or not spec.mixes or parse(form).get("ffn") == "none" for form, spec in specs.items()):
+    if any(spec.prompt_form or not spec.mixes or parse(spec.form).get("ffn") == "none" for spec in specs.values()):
         raise Unfit("its layers are a mixer or a network alone, or have other steps in prompts")
-    if len({spec.angles for spec in every if spec.rotation is not None}) > 1:
-        raise Unfit("its layers have different angles")
     if any(p.is_cuda for p in embedding.parameters()):
-        if untimed := {parse(form).mixer for form in specs} - {"attention", "conv", "gated-delta-rule"}:
+        if untimed := {parse(form).mixer for form, _ in specs} - {"attention", "conv", "gated-delta-rule"}:
             raise Unfit(f"steps of layers with {', '.join(sorted(untimed))} have not been timed on a GPU")
         if len(specs) > 1 and not any(spec.states for spec in specs.values()):
             raise Unfit("steps of several kinds of attention have not been timed on a GPU")
-    return sorted(specs, key=lambda form: bool(specs[form].states))
+    return sorted(specs, key=lambda kind: bool(specs[kind].states))
 
 
 class _State:
@@ -391,9 +398,9 @@ class _State:
         self.out = loop.out.int()
         norm, product = whole.norm, whole.head.product
         shift = getattr(norm, "bias", None)
-        if shift is None and parse(whole.first).get("norm") == "layer":
+        if shift is None and parse(whole.first[0]).get("norm") == "layer":
             shift = torch.zeros_like(norm.weight)
-        form, weights, caches = whole.given(layers, batch)
+        form, weights, caches, (angles, *kind_angles) = whole.given(layers, batch)
         draw = [loop.draw.get(name) for name in ("temperature", "seeds", "top_k", "top_p", "min_p")]
         own = whole.head.weight
         head, *packed = (own, None, None, "") if isinstance(own, Tensor) else (
@@ -401,9 +408,9 @@ class _State:
         self.arguments = (
             self.ids, self.lengths, self.steps, self.ended, self.out, full(length + loop.count),
             int32("decode", "stop", loop.stop) if loop.stop.numel() else None, whole.embedding.weight,
-            whole.angles_of(layers), None, weights, caches, norm.weight,
+            angles, None, weights, caches, norm.weight,
             shift, head, product.bias, *draw,
-            form, whole.scale, whole.head.softcap, loop.pad, False, 0, None, *packed, None)
+            form, whole.scale, whole.head.softcap, loop.pad, False, 0, None, *packed, None, kind_angles)
 
     def advance(self) -> None:
         call(OPS.decode, *self.arguments)
