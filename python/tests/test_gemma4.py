@@ -1,5 +1,6 @@
 """patch(whole_layers=True) on tiny models of Gemma 4."""
 import copy
+import types
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ import fftune
 from fftune import _run, reference
 from fftune._custom import OPS, call
 from fftune.patching import decoding
+from fftune.patching.recognise import Unfit
 from models import inputs
+from test_layers_with_states import make as layers_with_states
 from whole_layers import error, patched_layers, run_over_cache
 
 SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
@@ -26,9 +29,13 @@ MODELS = {"dense": {}, "keys-as-values": dict(attention_k_eq_v=True),
 STATIC = dict(max_new_tokens=8, min_new_tokens=8, do_sample=False, cache_implementation="static", disable_compile=True)
 
 
-def make(name: str, of_text=True, **changes):
+def expect_gemma4():
     if not hasattr(transformers, "Gemma4TextConfig"):
         pytest.skip("this transformers has no Gemma 4")
+
+
+def make(name: str, of_text=True, **changes):
+    expect_gemma4()
     torch.manual_seed(3)
     config = transformers.Gemma4TextConfig(**copy.deepcopy(SIZES | MODELS[name]) | changes)
     model = transformers.Gemma4ForCausalLM(config).eval() if of_text else transformers.Gemma4ForConditionalGeneration(
@@ -80,7 +87,8 @@ def steps(monkeypatch):
 
 
 def make_gemma3(**changes):
-    """With heads of one size and angles of two."""
+    """With heads of one size and angles of two kinds."""
+    expect_gemma4()
     torch.manual_seed(5)
     sizes = {name: SIZES[name] for name in SIZES if "global" not in name and "per_layer" not in name}
     return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**sizes | changes)).eval()
@@ -105,6 +113,19 @@ def test_kinds_of_layers_have_angles_of_their_own(name, steps):
             assert error(call(OPS.decode, *arguments)[1], logits) > 1e-4
     for mine, wanted in zip(ours[11], theirs[11]):
         assert error(mine, wanted) < 1e-5
+
+
+def test_kinds_of_attention_run_layer_by_layer_on_a_gpu():
+    """Their times there are not known, also beside layers with states."""
+    own, _ = patched_layers(make_gemma3())
+    others, _ = patched_layers(layers_with_states("lfm2"))
+    groups, behind = ([g for g in model.model._fftune_layers.groups] for model in (own, others))
+    convolutions = next(group for group in behind if group.specs[0].states)
+    on_gpu = types.SimpleNamespace(parameters=lambda: [types.SimpleNamespace(is_cuda=True)])
+    for given, kinds in ((groups, 2), ([*groups, convolutions], 3)):
+        assert len(decoding._expect_kinds(given, torch.nn.Embedding(1, 1))) == kinds
+        with pytest.raises(Unfit, match="several kinds of attention have not been timed on a GPU"):
+            decoding._expect_kinds(given, on_gpu)
 
 
 def test_wrong_numbers_of_angles_are_refused(steps):

@@ -382,7 +382,8 @@ def _expect_kinds(groups: list, embedding: nn.Module) -> list[tuple]:
     if any(p.is_cuda for p in embedding.parameters()):
         if untimed := {parse(form).mixer for form, _ in specs} - {"attention", "conv", "gated-delta-rule"}:
             raise Unfit(f"steps of layers with {', '.join(sorted(untimed))} have not been timed on a GPU")
-        if len(specs) > 1 and not any(spec.states for spec in specs.values()):
+        if len(specs) > 1 and not any(spec.states for spec in specs.values()) \
+                or len({angles for _, angles in specs if angles is not None}) > 1:
             raise Unfit("steps of several kinds of attention have not been timed on a GPU")
     return sorted(specs, key=lambda kind: bool(specs[kind].states))
 
