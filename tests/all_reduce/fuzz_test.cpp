@@ -11,8 +11,8 @@ TEST_CASE("all-reduce is in the catalog, and adds by hand") {
   check_registration(all_reduce_op());
   const Problem problem = all_reduce_problem(DeviceKind::cpu, DType::f32, 3, 1, 2,
                                              {{"norm", "t5"}, {"residual", "yes"}, {"eps", "0"}});
-  const auto tensors = run_reference(all_reduce_op(), problem,
-                                     {{"x", {1, 2}}, {"residual", {0, 1}}, {"w", {10, 1}}});
+  const auto tensors =
+      run_reference(problem, {{"x", {1, 2}}, {"residual", {0, 1}}, {"w", {10, 1}}});
   CHECK(tensors.at("sum") == std::vector<double>{3, 7});
   CHECK(tensors.at("y")[0] == Approx(30 / std::sqrt(29.0)));
   CHECK(tensors.at("y")[1] == Approx(7 / std::sqrt(29.0)));

@@ -187,8 +187,7 @@ TEST_CASE(
 }
 
 TEST_CASE("prompts over caches of e4m3 are right on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const std::pair<Sizes, Options> forms[] = {
       {{{"s", 37}, {"kv", 70}, {"dim", 64}, {"page", 16}}, {{"lengths", "yes"}, {"lse", "yes"}}},
       {{{"s", 90}, {"dim", 128}}, {{"layout", "thd"}, {"cache-scales", "head"}}},
@@ -215,8 +214,7 @@ TEST_CASE("every code of e4m3 is its number, and NaN is NaN, on the CPU") {
 }
 
 TEST_CASE("every code of e4m3 is its number, and NaN is NaN, on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::f32, DType::bf16, DType::fp16}) {
     check_codes(*backend, dtype);
     check_codes_of_keys(*backend, dtype);

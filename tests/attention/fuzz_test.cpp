@@ -74,8 +74,7 @@ void add_variant(std::vector<ChosenVariant>& cases, const Problem& problem, cons
 /// Few tiles and random problems with a variant of wgmma each that is as wanted.
 template <class Wanted>
 void verify_tiles(const Wanted& wanted, std::uint64_t seed) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   const Family& family = family_of(attention_op(), "attention_sm90");
   Draw draw(seed);
@@ -139,8 +138,7 @@ TEST_CASE(
 
 TEST_CASE("tiles of several heads, and pages that several warps copy, are right on the GPU",
           "[gpu][pack]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   const Family& family = family_of(attention_op(), "attention_sm90");
   Draw draw(8);
@@ -176,8 +174,7 @@ TEST_CASE("tiles of several heads, and pages that several warps copy, are right 
 }
 
 TEST_CASE("every way to add up dq is right on the GPU", "[gpu][dq]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   std::mt19937_64 random(7);
   std::vector<ChosenVariant> cases;
@@ -228,8 +225,7 @@ std::vector<ChosenVariant> variants_of_copies(const DeviceFacts& facts) {
 }  // namespace
 
 TEST_CASE("gradients of copied keys and values are right on the GPU", "[gpu][dq][copies]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(3);
   auto cases = variants_of_copies(backend->facts());
   verify_chosen(*backend, cases, random);
@@ -309,8 +305,7 @@ std::vector<ChosenVariant> chosen_backward(const BackwardVariants& of, const Dev
 }
 
 void verify_backward(const BackwardVariants& of) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   Draw draw(of.seed);
   auto cases = chosen_backward(of, backend->facts(), draw);
   verify_chosen(*backend, cases, draw.random());
@@ -466,8 +461,7 @@ TEST_CASE("tensor maps are of whole rows, of heads, or of copies of heads") {
 }
 
 TEST_CASE("heads of every width are right in wgmma's kernels on the GPU", "[gpu][widths]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   Draw draw(13);
   std::vector<ChosenVariant> cases;
   std::vector<std::int64_t> dims{2,   20,  36,  66,  100, 130, 190, 250, 258, 264, 300,
@@ -503,8 +497,7 @@ TEST_CASE("wgmma serves values of multiples of 8 features beside keys of multipl
 
 TEST_CASE("values of other widths than keys are right in wgmma's kernel on the GPU",
           "[gpu][widths]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Family& family = family_of(attention_op(), "attention_sm90");
   Draw draw(15);
   std::vector<ChosenVariant> cases;
@@ -523,8 +516,7 @@ TEST_CASE("values of other widths than keys are right in wgmma's kernel on the G
 
 TEST_CASE("heads of more than 256 features are right in mma.sync's kernel on the GPU",
           "[gpu][widths]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Family& family = family_of(attention_op(), "attention_wide_sm80");
   Draw draw(14);
   std::vector<ChosenVariant> cases;
@@ -545,8 +537,7 @@ TEST_CASE("heads of more than 256 features are right in mma.sync's kernel on the
 }
 
 TEST_CASE("sequences cut among CTAs are right on the GPU", "[gpu][cut]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   Draw draw(8);
   const Family& family = family_of(attention_op(), "attention_decode");
   struct Cut {

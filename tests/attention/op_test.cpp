@@ -17,13 +17,8 @@ using namespace fftune::test;
 namespace {
 
 Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
-  for (const auto& [name, size] : Sizes{{"s", 4}, {"b", 2}, {"heads", 4}, {"dim", 16}})
-    sizes.try_emplace(name, size);
+  sizes.insert({{"s", 4}, {"b", 2}, {"heads", 4}, {"dim", 16}});
   return attention_problem(DeviceKind::cpu, pass, DType::f32, std::move(sizes), std::move(options));
-}
-
-std::vector<std::string> names(const Problem& problem) {
-  return test::tensor_names(attention_op(), problem);
 }
 
 std::string refusal(Sizes sizes, Options options = {}, const std::string& pass = "fwd") {
@@ -40,14 +35,14 @@ TEST_CASE(
 
 TEST_CASE("buffers of attention are those that pass, sizes and options ask for") {
   using Names = std::vector<std::string>;
-  CHECK(names(problem_of("fwd", {})) == Names{"q", "k", "v", "out"});
-  CHECK(names(problem_of("bwd", {}, {{"sinks", "yes"}})) ==
+  CHECK(tensor_names(problem_of("fwd", {})) == Names{"q", "k", "v", "out"});
+  CHECK(tensor_names(problem_of("bwd", {}, {{"sinks", "yes"}})) ==
         Names{"d_out", "q", "k", "v", "out", "lse", "sinks", "dq", "dk", "dv", "d_sinks"});
-  CHECK(names(problem_of("fwd", {{"page", 16}}, {{"lengths", "yes"}, {"lse", "yes"}})) ==
+  CHECK(tensor_names(problem_of("fwd", {{"page", 16}}, {{"lengths", "yes"}, {"lse", "yes"}})) ==
         Names{"q", "k", "v", "pages", "lengths", "out", "lse"});
-  CHECK(names(problem_of("fwd", {{"kv", 9}}, {{"layout", "thd"}})) ==
+  CHECK(tensor_names(problem_of("fwd", {{"kv", 9}}, {{"layout", "thd"}})) ==
         Names{"q", "k", "v", "offsets", "kv_offsets", "out"});
-  CHECK(names(problem_of("fwd", {}, {{"mask", "packed"}, {"bias", "yes"}})) ==
+  CHECK(tensor_names(problem_of("fwd", {}, {{"mask", "packed"}, {"bias", "yes"}})) ==
         Names{"q", "k", "v", "mask_bits", "mask_flags", "bias", "out"});
   using Shape = std::vector<std::int64_t>;
   const auto wide =

@@ -17,8 +17,7 @@ using Values = std::vector<double>;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 Problem one_head_problem(const std::string& pass, Sizes sizes, Options options = {}) {
-  for (const auto& [name, size] : Sizes{{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 8}})
-    sizes.try_emplace(name, size);
+  sizes.insert({{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 8}});
   return attention_problem(DeviceKind::cpu, pass, DType::f32, std::move(sizes), std::move(options));
 }
 

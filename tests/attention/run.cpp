@@ -2,12 +2,6 @@
 
 namespace fftune::test {
 
-ReferenceTensors run_reference(const Problem& problem, ReferenceTensors tensors) {
-  HostThreads threads;
-  attention_op().reference(problem, 0, tensors, threads);
-  return tensors;
-}
-
 void draw_inputs(const Problem& problem, std::mt19937_64& random, ReferenceTensors& tensors) {
   std::normal_distribution<double> normal;
   for (const TensorSpec& spec : attention_op().tensors(problem)) {

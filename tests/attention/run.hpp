@@ -1,4 +1,4 @@
-// Attention on given values: the reference, and any family on a device.
+// Attention on given values: any family on a device.
 #pragma once
 
 #include <cmath>
@@ -11,11 +11,9 @@
 
 #include "attention/problems.hpp"
 #include "device/backend.hpp"
-#include "verify/host_threads.hpp"
+#include "support/op_reference.hpp"
 
 namespace fftune::test {
-
-ReferenceTensors run_reference(const Problem& problem, ReferenceTensors tensors);
 
 /// Values for every input that is not there yet: what the op draws, or normal ones.
 void draw_inputs(const Problem& problem, std::mt19937_64& random, ReferenceTensors& tensors);

@@ -312,8 +312,7 @@ TEST_CASE("every even head dim is right on the CPU") {
 }
 
 TEST_CASE("every even head dim is right on a GPU", "[gpu][dims]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(8);
   // The two types have the same kernels: each has every other problem.
   auto problems = problems_of_head_dims(DeviceKind::cuda, DType::bf16);
@@ -329,8 +328,7 @@ TEST_CASE("NaN in a head leaves its neighbours alone on the CPU") {
 }
 
 TEST_CASE("NaN in a head leaves its neighbours alone on the GPU", "[gpu][dims]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const auto problems = neighbour_problems(DeviceKind::cuda);
   compile_together(*backend, problems);
   for (const Problem& problem : problems) check_neighbours(*backend, problem);
@@ -341,8 +339,7 @@ TEST_CASE("gradients follow from what the forward pass wrote on the CPU") {
 }
 
 TEST_CASE("extreme scores, foreign keys and saved values on the GPU", "[gpu][values]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const DType dtypes[] = {DType::bf16, DType::fp16, DType::f32};
   std::vector<Problem> problems;
   for (const DType dtype : dtypes) {
@@ -363,8 +360,7 @@ TEST_CASE("extreme scores, foreign keys and saved values on the GPU", "[gpu][val
 }
 
 TEST_CASE("leftovers in the workspace do not affect the next run", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(9);
   // Decode cuts sequences of other lengths in other places; tiles of unlike sequences are taken
   // from a counter.
@@ -407,8 +403,7 @@ TEST_CASE("leftovers in the workspace do not affect the next run", "[gpu][small]
 }
 
 TEST_CASE("sequences of one new token among prompts are right on the GPU", "[gpu][mixed]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Family& family = family_of(attention_op(), "attention_sm90");
   constexpr int decoding = 50;
   std::vector<int> queries(decoding, 1), keys;
@@ -449,8 +444,7 @@ TEST_CASE("sequences of one new token among prompts are right on the GPU", "[gpu
 }
 
 TEST_CASE("every CUDA family is right at ragged lengths under every mask", "[gpu][lengths]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(8);
   const std::pair<std::int64_t, std::int64_t> lengths[] = {
       {1, 1}, {2, 65}, {17, 17}, {63, 1000}, {64, 64}, {65, 63}, {1000, 1000}};

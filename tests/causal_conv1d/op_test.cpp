@@ -14,17 +14,8 @@ using namespace fftune::test;
 namespace {
 
 Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
-  for (const auto& [name, size] : Sizes{{"s", 3}, {"b", 1}, {"channels", 1}, {"width", 3}})
-    sizes.try_emplace(name, size);
+  sizes.insert({{"s", 3}, {"b", 1}, {"channels", 1}, {"width", 3}});
   return conv_problem(DeviceKind::cpu, pass, DType::f32, std::move(sizes), std::move(options));
-}
-
-ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
-  return test::run_reference(causal_conv1d_op(), problem, std::move(tensors));
-}
-
-std::vector<std::string> names(const Problem& problem) {
-  return test::tensor_names(causal_conv1d_op(), problem);
 }
 
 std::string refusal(const std::string& pass, Sizes sizes, Options options = {}) {
@@ -37,31 +28,31 @@ using Values = std::vector<double>;
 
 TEST_CASE("buffers are those that pass, sizes and options ask for") {
   using Names = std::vector<std::string>;
-  CHECK(names(problem_of("fwd", {})) == Names{"x", "w", "y"});
-  CHECK(names(problem_of("fwd", {{"slots", 4}},
-                         {{"layout", "sc"},
-                          {"bias", "yes"},
-                          {"state", "update"},
-                          {"has-state", "yes"},
-                          {"accepted", "yes"}})) ==
+  CHECK(tensor_names(problem_of("fwd", {})) == Names{"x", "w", "y"});
+  CHECK(tensor_names(problem_of("fwd", {{"slots", 4}},
+                                {{"layout", "sc"},
+                                 {"bias", "yes"},
+                                 {"state", "update"},
+                                 {"has-state", "yes"},
+                                 {"accepted", "yes"}})) ==
         Names{"x", "w", "bias", "offsets", "indices", "has_state", "accepted", "state", "y"});
-  CHECK(names(problem_of("fwd", {}, {{"state", "pass"}})) ==
+  CHECK(tensor_names(problem_of("fwd", {}, {{"state", "pass"}})) ==
         Names{"x", "w", "initial", "y", "final"});
-  CHECK(names(problem_of("bwd", {}, {{"state", "pass"}, {"bias", "yes"}})) ==
+  CHECK(tensor_names(problem_of("bwd", {}, {{"state", "pass"}, {"bias", "yes"}})) ==
         Names{"dy", "x", "w", "bias", "initial", "d_final", "dx", "dw", "dbias", "d_initial"});
-  CHECK(names(problem_of("bwd", {}, {{"frozen", "yes"}})) == Names{"dy", "x", "w", "dx"});
+  CHECK(tensor_names(problem_of("bwd", {}, {{"frozen", "yes"}})) == Names{"dy", "x", "w", "dx"});
 }
 
 TEST_CASE("the last tap multiplies the token itself, and history is zero before the first") {
-  const auto out = run(problem_of("fwd", {}), {{"x", {1, 2, 3}}, {"w", {100, 10, 1}}});
+  const auto out = run_reference(problem_of("fwd", {}), {{"x", {1, 2, 3}}, {"w", {100, 10, 1}}});
   CHECK(out.at("y") == Values{1, 12, 123});
 }
 
 TEST_CASE("gates multiply the inputs, which a state holds, and the result") {
   // Tokens of B, C and a value each.
-  const auto out =
-      run(problem_of("fwd", {{"s", 2}, {"entries", 2}}, {{"state", "update"}, {"gates", "yes"}}),
-          {{"x", {2, 7, 3, 5, -1, 4}}, {"w", {100, 10, 1}}, {"state", {1, 8}}});
+  const auto out = run_reference(
+      problem_of("fwd", {{"s", 2}, {"entries", 2}}, {{"state", "update"}, {"gates", "yes"}}),
+      {{"x", {2, 7, 3, 5, -1, 4}}, {"w", {100, 10, 1}}, {"state", {1, 8}}});
   CHECK(out.at("y") == Values{7 * 186, -1 * 880});
   CHECK(out.at("state") == Values{6, 20});
 }
@@ -72,7 +63,8 @@ TEST_CASE("x may have the channels of each head of k together") {
   Sizes grouped = sizes;
   grouped.insert({{"x-row", 10}, {"x-groups", 2}, {"x-keys", 1}});
   const auto y_of = [&](const Sizes& own, Values x) {
-    return run(problem_of("fwd", own),
+    return run_reference(
+               problem_of("fwd", own),
                {{"x", std::move(x)}, {"w", {0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0, 8}}})
         .at("y");
   };
@@ -80,34 +72,37 @@ TEST_CASE("x may have the channels of each head of k together") {
 }
 
 TEST_CASE("packed sequences share no history, and rows behind the last offset are zeros") {
-  const auto out = run(problem_of("fwd", {{"s", 5}, {"b", 3}}, {{"layout", "sc"}}),
-                       {{"x", {1, 2, 3, 4, 5}}, {"w", {100, 10, 1}}, {"offsets", {0, 2, 2, 4}}});
+  const auto out =
+      run_reference(problem_of("fwd", {{"s", 5}, {"b", 3}}, {{"layout", "sc"}}),
+                    {{"x", {1, 2, 3, 4, 5}}, {"w", {100, 10, 1}}, {"offsets", {0, 2, 2, 4}}});
   CHECK(out.at("y") == Values{1, 12, 3, 34, 0});
 }
 
 TEST_CASE("a state holds the newest inputs, in width - 1 or more entries") {
   const ReferenceTensors in{{"x", {3}}, {"w", {100, 10, 1}}, {"state", {1, 2}}};
-  const auto out = run(problem_of("fwd", {{"s", 1}, {"entries", 2}}, {{"state", "update"}}), in);
+  const auto out =
+      run_reference(problem_of("fwd", {{"s", 1}, {"entries", 2}}, {{"state", "update"}}), in);
   CHECK(out.at("y") == Values{123});
   CHECK(out.at("state") == Values{2, 3});
-  const auto wider = run(problem_of("fwd", {{"s", 1}}, {{"state", "update"}}),
-                         {{"x", {3}}, {"w", {100, 10, 1}}, {"state", {9, 1, 2}}});
+  const auto wider = run_reference(problem_of("fwd", {{"s", 1}}, {{"state", "update"}}),
+                                   {{"x", {3}}, {"w", {100, 10, 1}}, {"state", {9, 1, 2}}});
   CHECK(wider.at("y") == Values{123});
   CHECK(wider.at("state") == Values{1, 2, 3});
-  const auto longer = run(problem_of("fwd", {{"entries", 2}}, {{"state", "pass"}}),
-                          {{"x", {3, 4, 5}}, {"w", {100, 10, 1}}, {"initial", {1, 2}}});
+  const auto longer = run_reference(problem_of("fwd", {{"entries", 2}}, {{"state", "pass"}}),
+                                    {{"x", {3, 4, 5}}, {"w", {100, 10, 1}}, {"initial", {1, 2}}});
   CHECK(longer.at("y") == Values{123, 234, 345});
   CHECK(longer.at("final") == Values{4, 5});
 }
 
 TEST_CASE("slots below the first are padding, and a state that does not count is zeros") {
-  const auto out = run(problem_of("fwd", {{"s", 1}, {"b", 3}, {"slots", 4}, {"entries", 2}},
-                                  {{"state", "update"}, {"has-state", "yes"}, {"first-slot", "1"}}),
-                       {{"x", {7, 8, 9}},
-                        {"w", {100, 10, 1}},
-                        {"indices", {2, 0, 3}},
-                        {"has_state", {1, 1, 0}},
-                        {"state", {-1, -1, -2, -2, 1, 2, 5, 6}}});
+  const auto out =
+      run_reference(problem_of("fwd", {{"s", 1}, {"b", 3}, {"slots", 4}, {"entries", 2}},
+                               {{"state", "update"}, {"has-state", "yes"}, {"first-slot", "1"}}),
+                    {{"x", {7, 8, 9}},
+                     {"w", {100, 10, 1}},
+                     {"indices", {2, 0, 3}},
+                     {"has_state", {1, 1, 0}},
+                     {"state", {-1, -1, -2, -2, 1, 2, 5, 6}}});
   CHECK(out.at("y") == Values{127, 0, 9});
   CHECK(out.at("state") == Values{-1, -1, -2, -2, 2, 7, 0, 9});
 }
@@ -116,16 +111,16 @@ TEST_CASE("after drafts the history is that of the accepted tokens") {
   // Two drafts and a token behind a history of two; then one of them is accepted.
   const Problem problem =
       problem_of("fwd", {{"entries", 4}}, {{"state", "update"}, {"accepted", "yes"}});
-  const auto first =
-      run(problem,
-          {{"x", {3, 4, 5}}, {"w", {100, 10, 1}}, {"accepted", {1}}, {"state", {1, 2, -1, -1}}});
+  const auto first = run_reference(
+      problem,
+      {{"x", {3, 4, 5}}, {"w", {100, 10, 1}}, {"accepted", {1}}, {"state", {1, 2, -1, -1}}});
   CHECK(first.at("y") == Values{123, 234, 345});
   CHECK(first.at("state") == Values{2, 3, 4, 5});
   for (const int accepted : {1, 2, 3}) {
-    const auto next = run(problem, {{"x", {6, 7, 8}},
-                                    {"w", {100, 10, 1}},
-                                    {"accepted", {static_cast<double>(accepted)}},
-                                    {"state", first.at("state")}});
+    const auto next = run_reference(problem, {{"x", {6, 7, 8}},
+                                              {"w", {100, 10, 1}},
+                                              {"accepted", {static_cast<double>(accepted)}},
+                                              {"state", first.at("state")}});
     const double last = 2 + accepted;  // the newest token that was kept
     CHECK(next.at("y")[0] == (last - 1) * 100 + last * 10 + 6);
     CHECK(next.at("state") == Values{last, 6, 7, 8});
@@ -145,7 +140,7 @@ TEST_CASE("two parts with the state between them are the whole") {
     const auto part = [&](Values own, Values initial) {
       const auto count = static_cast<std::int64_t>(own.size());
       own.push_back(0);  // a row behind the last offset, so that there is one
-      return run(
+      return run_reference(
           problem_of("fwd", {{"s", count + 1}, {"width", width}, {"entries", entries}}, options),
           {{"x", own},
            {"w", w},
@@ -182,18 +177,18 @@ TEST_CASE("the gradients of the reference are the differences of its values") {
 
 TEST_CASE("the gradient of a final state reaches the inputs and the initial state") {
   // y does not count: dy is 0. final = [initial entries 1.., x].
-  const auto out = run(problem_of("bwd", {{"s", 1}, {"entries", 3}}, {{"state", "pass"}}),
-                       {{"dy", {0}},
-                        {"x", {3}},
-                        {"w", {100, 10, 1}},
-                        {"initial", {9, 1, 2}},
-                        {"d_final", {0.5, 0.25, 0.125}}});
+  const auto out = run_reference(problem_of("bwd", {{"s", 1}, {"entries", 3}}, {{"state", "pass"}}),
+                                 {{"dy", {0}},
+                                  {"x", {3}},
+                                  {"w", {100, 10, 1}},
+                                  {"initial", {9, 1, 2}},
+                                  {"d_final", {0.5, 0.25, 0.125}}});
   CHECK(out.at("d_initial") == Values{0, 0.5, 0.25});
   CHECK(out.at("dx") == Values{0.125});
   // And y alone: its gradient at the history is that of the taps.
-  const auto history =
-      run(problem_of("bwd", {{"s", 1}, {"entries", 2}}, {{"state", "pass"}}),
-          {{"dy", {2}}, {"x", {3}}, {"w", {100, 10, 1}}, {"initial", {1, 2}}, {"d_final", {0, 0}}});
+  const auto history = run_reference(
+      problem_of("bwd", {{"s", 1}, {"entries", 2}}, {{"state", "pass"}}),
+      {{"dy", {2}}, {"x", {3}}, {"w", {100, 10, 1}}, {"initial", {1, 2}}, {"d_final", {0, 0}}});
   CHECK(history.at("d_initial") == Values{200, 20});
   CHECK(history.at("dx") == Values{2});
   CHECK(history.at("dw") == Values{2, 4, 6});

@@ -37,8 +37,7 @@ std::vector<Problem> steps() {
 }  // namespace
 
 TEST_CASE("steps of one token of each sequence are right on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(1);
   verify_families(*backend, causal_conv1d_op(), steps(), random, 3);
 }

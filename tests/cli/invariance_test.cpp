@@ -146,8 +146,7 @@ TEST_CASE("check --batch-invariance reports every problem") {
 }
 
 TEST_CASE("rows have the same bits in every batch on the GPU", "[gpu]") {
-  const auto backend = test::open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const auto counts = counts_to(2048);
   for (const Problem& problem : invariance_problems(builtin_catalog(), DeviceKind::cuda)) {
     INFO(problem.text());

@@ -45,17 +45,13 @@ Problem random_loss(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   return loss_problem(kind, pass, draw.of(cross_entropy_op().dtypes(kind)), m, vocab, options);
 }
 
-ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
-  return test::run_reference(cross_entropy_op(), problem, std::move(tensors));
-}
-
 }  // namespace
 
 TEST_CASE("the reference of cross-entropy is the formula, by hand") {
   const ReferenceTensors in{{"logits", {0, std::log(3.0), 1, 1, 5, 9}}, {"labels", {1, 0, -100}}};
   const auto run = [&](std::map<std::string, std::string> options) {
-    return reference(loss_problem(DeviceKind::cpu, "fwd", DType::f32, 3, 2, std::move(options)),
-                     in);
+    return run_reference(loss_problem(DeviceKind::cpu, "fwd", DType::f32, 3, 2, std::move(options)),
+                         in);
   };
   const auto plain = run({{"logprobs", "yes"}, {"entropy", "yes"}});
   CHECK(plain.at("loss")[0] == Approx(std::log(4.0 / 3)));
@@ -86,16 +82,16 @@ TEST_CASE("the gradient of cross-entropy's reference is that of its differences"
                       {"items", {7}},
                       {"dloss", {1.5}}};
   for (int i = 0; i < m * vocab; ++i) in["logits"].push_back(std::sin(i * 1.7) * 3);
-  in["lse"] = reference(forward, in).at("lse");
+  in["lse"] = run_reference(forward, in).at("lse");
   const auto gradient =
-      reference(loss_problem(DeviceKind::cpu, "bwd", DType::f32, m, vocab, options), in)
+      run_reference(loss_problem(DeviceKind::cpu, "bwd", DType::f32, m, vocab, options), in)
           .at("dlogits");
   constexpr double step = 1e-5;
   for (std::size_t i = 0; i < gradient.size(); ++i) {
     const auto loss_at = [&](double by) {
       ReferenceTensors moved = in;
       moved["logits"][i] += by;
-      return reference(forward, moved).at("loss")[0];
+      return run_reference(forward, moved).at("loss")[0];
     };
     CHECK(gradient[i] == Approx(1.5 * (loss_at(step) - loss_at(-step)) / (2 * step)).margin(1e-8));
   }
@@ -114,9 +110,9 @@ TEST_CASE("slices of a vocabulary have the loss and the gradient of the whole") 
     if (std::string(pass) == "fwd") options["logprobs"] = "yes";
     return loss_problem(DeviceKind::cpu, pass, DType::f32, rows, ids, options);
   };
-  const auto right = reference(problem("fwd", vocab, false), whole);
+  const auto right = run_reference(problem("fwd", vocab, false), whole);
   whole["lse"] = right.at("lse");
-  const auto gradient = reference(problem("bwd", vocab, false), whole).at("dlogits");
+  const auto gradient = run_reference(problem("bwd", vocab, false), whole).at("dlogits");
   std::vector<double> powers(rows), logprob(rows), loss(rows);
   for (const auto& [first, ids] : {std::pair{0, 3}, std::pair{3, 2}}) {
     ReferenceTensors part{{"logits", {}}, {"labels", {}}, {"dloss", whole.at("dloss")}};
@@ -129,9 +125,9 @@ TEST_CASE("slices of a vocabulary have the loss and the gradient of the whole") 
         part["logits"].push_back(
             whole["logits"][at * vocab + static_cast<std::size_t>(first + id)]);
     }
-    const auto found = reference(problem("fwd", ids, true), part);
+    const auto found = run_reference(problem("fwd", ids, true), part);
     part["lse"] = whole.at("lse");
-    const auto own = reference(problem("bwd", ids, true), part).at("dlogits");
+    const auto own = run_reference(problem("bwd", ids, true), part).at("dlogits");
     for (int row = 0; row < rows; ++row) {
       const auto at = static_cast<std::size_t>(row);
       if (labels[at] < 0) continue;

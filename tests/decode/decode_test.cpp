@@ -647,8 +647,7 @@ TEST_CASE("decode: stages of several kinds of layers have families on GPUs, but 
 }
 
 TEST_CASE("decode: layers of several kinds are right on a GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const Hybrid& hybrid : hybrids()) {
     if (hybrid.name == std::string_view("states alone")) continue;
     CAPTURE(hybrid.name);
@@ -844,8 +843,7 @@ std::string one_launch_family(const Problem& problem) {
 
 /// Uses [first, last), each of some layers.
 void verify_one_launch(std::size_t first, std::size_t last) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (std::size_t i = first; i < last; ++i)
     for (const std::int64_t layers : {1, 3, 50}) {
       const Use use = uses_in_one_launch()[i];
@@ -948,8 +946,7 @@ TEST_CASE("decode: decode steps with packed experts, in one launch", "[gpu]") {
 }
 
 TEST_CASE("decode: one launch advances the state as the parts do", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Problem problem = one_launch_problem({{{"batch", 3}, {"cache", 40}}, {}}, 2);
   const Family& family = family_of(decode_op(), "persistent");
   if (family.refusal(problem, backend->facts())) return;
@@ -980,8 +977,7 @@ TEST_CASE("decode: slices of a group's ranks are right on a GPU", "[gpu]") {
 }
 
 TEST_CASE("decode: stages and plans of every small model are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(1);
   for (const SmallModel& model : small_models()) {
     CAPTURE(model.name);

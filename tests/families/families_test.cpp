@@ -110,8 +110,7 @@ void verify_families_on_cpu(const Op& op) {
 }
 
 void verify_families_on_gpu(const Op& op, Part part) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   REQUIRE(verify_families(*backend, op, part) > 0);
 }
 

@@ -316,8 +316,7 @@ void stay_inside_on_cpu(const Op& op) {
 }
 
 void stay_inside_on_gpu(const Op& op) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::bf16, DType::f32}) check_forms(*backend, op, dtype);
 }
 

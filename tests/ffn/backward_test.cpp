@@ -156,8 +156,7 @@ TEST_CASE("the backward pass is right on the CPU in every form, dtype and activa
 }
 
 TEST_CASE("the backward pass is right on a GPU at sizes that no tile divides", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(4);
   for (const auto& [m, d, h] :
        {std::tuple{1, 8, 8}, {2, 72, 40}, {50, 200, 136}, {77, 136, 264}, {1001, 200, 520}})
@@ -165,8 +164,7 @@ TEST_CASE("the backward pass is right on a GPU at sizes that no tile divides", "
 }
 
 TEST_CASE("the gradients of a gate are right on a GPU where a block has several tiles", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Problem problem = backward_problem(6001, 40, 1032, DType::bf16, {});
   const Family& family = family_of(ffn_op(), "d_hidden_sm90");
   if (family.refusal(problem, backend->facts())) FFTUNE_SKIP("the device has no wgmma");
@@ -191,8 +189,7 @@ TEST_CASE("the gradients of a gate are right on a GPU where a block has several 
 }
 
 TEST_CASE("the backward pass is right on a GPU in every form", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(5);
   for (const auto& form : backward_forms) {
     verify_families(*backend, ffn_op(), {backward_problem(64, 104, 200, DType::bf16, form)}, random,
@@ -203,8 +200,7 @@ TEST_CASE("the backward pass is right on a GPU in every form", "[gpu]") {
 }
 
 TEST_CASE("the backward pass is right on a GPU for every activation, in fp16 and f32", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(6);
   for (const auto& act : activation_names())
     verify_families(*backend, ffn_op(),
@@ -233,8 +229,7 @@ TEST_CASE("the backward pass's baseline writes the same, and gradients accumulat
 
 TEST_CASE("on a GPU too, the baseline writes the same, and gradients accumulate in place",
           "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const char* save : {"preact", "input"}) {
     check_baselines(*backend, ffn_op(),
                     backward_problem(333, 136, 264, DType::bf16, {{"save", save}}), 2e-2);

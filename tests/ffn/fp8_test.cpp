@@ -76,8 +76,7 @@ TEST_CASE("tensors saved in fp8 are held to the tolerance of bf16, unlike hidden
 }
 
 TEST_CASE("fp8 is right on a GPU in every form, with either kind of scales", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(11);
   for (const std::string scales : {"tensor", "block"})
     for (const Options& form : forward_forms) {
@@ -89,8 +88,7 @@ TEST_CASE("fp8 is right on a GPU in every form, with either kind of scales", "[g
 }
 
 TEST_CASE("a thousand runs in fp8 give the same bits", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const std::string scales : {"tensor", "block"})
     for (const std::int64_t m : {1, 64, 1000}) {
       const Problem problem = fp8_problem(m, 1024, 2048, {}, scales);

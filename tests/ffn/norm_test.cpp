@@ -176,8 +176,7 @@ TEST_CASE("norms are right on the CPU, in every family and from stage to stage")
 }
 
 TEST_CASE("norms are right on the GPU, in every family and from stage to stage", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(1);
   for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
     for (const auto& [m, d, h] : {std::tuple{1, 37, 5}, {3, 1024, 512}, {200, 264, 136}})
@@ -185,8 +184,7 @@ TEST_CASE("norms are right on the GPU, in every family and from stage to stage",
 }
 
 TEST_CASE("small norms are right on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(2);
   verify_norms(*backend, DType::bf16, 9, 72, 40, random);
   verify_norms(*backend, DType::f32, 5, 37, 19, random);

@@ -25,8 +25,7 @@ Problem packed_problem(std::int64_t m, std::int64_t d, std::int64_t h, DType dty
 
 /// Each size with every `stride`-th format, so that they take turns.
 void verify_formats_on_gpu(DType dtype, std::size_t stride) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(3);
   std::vector<Options> formats{{{"weights", "mxfp4"}},
                                {{"weights", "fp8"}, {"group", "128"}},
@@ -62,7 +61,7 @@ TEST_CASE("ffn with packed weights has their tensors, and a stage before each pr
   const auto problem = canonical(
       ffn_op(), packed_problem(5, 64, 128, DType::bf16, {{"group", "64"}, {"zeros", "yes"}}),
       DeviceKind::cuda);
-  CHECK(tensor_names(ffn_op(), problem) ==
+  CHECK(tensor_names(problem) ==
         std::vector<std::string>{"x", "w_gate", "w_up", "w_down", "w_gate_scale", "w_gate_zero",
                                  "w_up_scale", "w_up_zero", "w_down_scale", "w_down_zero", "y",
                                  "w_gate_dense", "w_up_dense", "w_down_dense", "hidden"});
@@ -163,8 +162,7 @@ TEST_CASE("ffn with packed weights is right on a GPU in every format in fp16", "
 }
 
 TEST_CASE("ffn with packed weights and no gate is right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(4);
   std::vector<Problem> problems;
   for (const auto& [m, weights] : {std::pair{1, "int4"}, {40, "nvfp4"}, {150, "int4"}})
@@ -176,8 +174,7 @@ TEST_CASE("ffn with packed weights and no gate is right on a GPU", "[gpu]") {
 
 TEST_CASE("ffn with packed weights is right on a GPU with a norm, and at the sizes of a model",
           "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(3);
   std::vector<Problem> problems;
   for (const std::int64_t m : {3, 64, 200})

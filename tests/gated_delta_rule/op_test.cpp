@@ -74,23 +74,20 @@ Problem random_chunks(DeviceKind kind, Draw& draw, std::int64_t) {
   }
 }
 
-ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
-  return test::run_reference(gated_delta_rule_op(), problem, std::move(tensors));
-}
-
 }  // namespace
 
 TEST_CASE("the reference of gated-delta-rule is the recurrence, by hand") {
   // One head of 2 features, 2 tokens: S is [v, k].
   const Sizes sizes{{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 2}, {"v-dim", 1}};
   const Options options{{"initial-state", "yes"}, {"final-state", "yes"}, {"scale", "1"}};
-  const auto found = reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, sizes, options),
-                               {{"q", {1, 0, 0.5, 1}},
-                                {"k", {1, 0, 0.6, 0.8}},
-                                {"v", {3, 5}},
-                                {"g", {std::log(0.5), 0}},
-                                {"beta", {1, 0.5}},
-                                {"initial_state", {2, 4}}});
+  const auto found =
+      run_reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, sizes, options),
+                    {{"q", {1, 0, 0.5, 1}},
+                     {"k", {1, 0, 0.6, 0.8}},
+                     {"v", {3, 5}},
+                     {"g", {std::log(0.5), 0}},
+                     {"beta", {1, 0.5}},
+                     {"initial_state", {2, 4}}});
   // Decayed to [1, 2]; k holds 1, so delta is 2 and S [3, 2]. The next k holds 3.4: delta 0.8.
   CHECK(found.at("out")[0] == Approx(3));
   CHECK(found.at("final_state")[0] == Approx(3 + 0.8 * 0.6));
@@ -105,7 +102,7 @@ TEST_CASE("gates, the norm and beta of gated-delta-rule follow from their inputs
     options.insert(more.begin(), more.end());
     ReferenceTensors in{{"q", {1, 0}}, {"k", {3, 4}}, {"v", {0}}, {"initial_state", {1, 0}}};
     in.insert(gates.begin(), gates.end());
-    return reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, sizes, options), in)
+    return run_reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, sizes, options), in)
         .at("final_state");
   };
   const ReferenceTensors decay{{"a", {0.5}}, {"A_log", {std::log(2.0)}}, {"dt_bias", {0.25}}};
@@ -127,14 +124,14 @@ TEST_CASE("gates of gated-delta-rule may be in blocks, one for each head of k") 
   const Sizes sizes{{"s", 1}, {"b", 1}, {"heads", 2}, {"v-heads", 4}, {"dim", 1}, {"v-dim", 1}};
   const auto run = [&](Sizes more, std::vector<double> g, std::vector<double> beta) {
     more.insert(sizes.begin(), sizes.end());
-    return reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, more,
-                                   {{"initial-state", "yes"}, {"final-state", "yes"}}),
-                     {{"q", {1, 1}},
-                      {"k", {1, 1}},
-                      {"v", {1, 1, 1, 1}},
-                      {"g", std::move(g)},
-                      {"beta", std::move(beta)},
-                      {"initial_state", {1, 2, 3, 4}}})
+    return run_reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, more,
+                                       {{"initial-state", "yes"}, {"final-state", "yes"}}),
+                         {{"q", {1, 1}},
+                          {"k", {1, 1}},
+                          {"v", {1, 1, 1, 1}},
+                          {"g", std::move(g)},
+                          {"beta", std::move(beta)},
+                          {"initial_state", {1, 2, 3, 4}}})
         .at("final_state");
   };
   const std::vector<double> g{-0.1, -0.2, -0.3, -0.4}, beta{0.5, 0.6, 0.7, 0.8};
@@ -161,9 +158,9 @@ TEST_CASE("an index of gated-delta-rule that is padding leaves states, and gives
                             {"states", {10, 20, 30}},
                             {"state_indices", {2, 0, -1, 3}}};
   const auto run = [&](const char* null_index) {
-    return reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
-                                   {{"indices", "yes"}, {"null-index", null_index}}),
-                     in);
+    return run_reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
+                                       {{"indices", "yes"}, {"null-index", null_index}}),
+                         in);
   };
   const auto usual = run("0");
   CHECK(usual.at("out") == std::vector<double>{5, 0, 0, 0});
@@ -183,9 +180,9 @@ TEST_CASE("slots of gated-delta-rule hold the states behind single tokens") {
                             {"states", {10, 11, 12, 13, 14, 15, 16, 17}},
                             {"state_indices", {1, 2, 3, 4, 0, 5, 6, 0}},
                             {"accepted", {1, 2, 1, 9}}};
-  const auto found = reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
-                                             {{"indices", "yes"}, {"scale", "1"}}),
-                               in);
+  const auto found = run_reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
+                                                 {{"indices", "yes"}, {"scale", "1"}}),
+                                   in);
   // The first token writes nothing. The third sequence is padding; the fourth begins with its last
   // slot, which is padding.
   CHECK(found.at("out") == std::vector<double>{11, 2, 14, 4, 0, 0, 0, 0});
@@ -196,14 +193,15 @@ TEST_CASE(
     "an empty sequence of gated-delta-rule keeps its state, and parts of a sequence are a whole") {
   const Sizes sizes{{"s", 3}, {"b", 3}, {"heads", 1}, {"dim", 1}, {"v-dim", 1}};
   const Options options{{"layout", "thd"}, {"initial-state", "yes"}, {"final-state", "yes"}};
-  const auto found = reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, sizes, options),
-                               {{"q", {1, 1, 1}},
-                                {"k", {0.5, 0.25, 1}},
-                                {"v", {1, 2, 3}},
-                                {"g", {-0.5, -0.25, -1}},
-                                {"beta", {1, 0.5, 1}},
-                                {"initial_state", {7, 8, 9}},
-                                {"offsets", {0, 2, 2, 3}}});
+  const auto found =
+      run_reference(delta_problem(DeviceKind::cpu, "fwd", DType::f32, sizes, options),
+                    {{"q", {1, 1, 1}},
+                     {"k", {0.5, 0.25, 1}},
+                     {"v", {1, 2, 3}},
+                     {"g", {-0.5, -0.25, -1}},
+                     {"beta", {1, 0.5, 1}},
+                     {"initial_state", {7, 8, 9}},
+                     {"offsets", {0, 2, 2, 3}}});
   CHECK(found.at("final_state")[1] == 8);
   CHECK(found.at("final_state")[2] == Approx(3));
   double state = 7 * std::exp(-0.5);
@@ -263,7 +261,7 @@ TEST_CASE("a chunk's matrices of gated-delta-rule, in float64, give its recurren
     for (std::size_t i = 0; i < count; ++i) in[name].push_back(normal(random));
   in["g"] = {0, -0.1, -30, -0.5, -200, -0.01, 0, -1, -0.3};
   in["beta"] = {1, 0.5, 2, 0, 0.9, 1, 0.3, 1.9, 0.7};
-  const auto right = reference(
+  const auto right = run_reference(
       delta_problem(DeviceKind::cpu, "fwd", DType::f32,
                     {{"s", tokens}, {"b", 1}, {"heads", 1}, {"dim", dim}, {"v-dim", v_dim}},
                     {{"qk-norm", "l2"}, {"initial-state", "yes"}, {"final-state", "yes"}}),

@@ -62,9 +62,9 @@ inline void check_differences(const Op& op, const Problem& forward, const Proble
                               std::mt19937_64& random, ReferenceTensors inputs) {
   constexpr double step = 1e-5;
   draw_inputs(op, backward, random, inputs);
-  const auto found = run_reference(op, backward, inputs);
+  const auto found = run_reference(backward, inputs);
   const auto objective = [&](const ReferenceTensors& at) {
-    const auto out = run_reference(op, forward, at);
+    const auto out = run_reference(forward, at);
     double sum = 0;
     for (const char* name : {"out", "final_state"})
       for (std::size_t i = 0; i < out.at(name).size(); ++i)

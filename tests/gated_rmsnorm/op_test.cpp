@@ -28,9 +28,7 @@ TEST_CASE("the gate is a factor of the result, or of what is normalised, by hand
   const ReferenceTensors in{{"x", {3, 4}}, {"z", {1, -2}}, {"w", {2, 0.5}}};
   const double r = 1 / std::sqrt(12.5 + 1e-6), sigmoid = 1 / (1 + std::exp(-1.0));
   const auto run = [&](Options options) {
-    return test::run_reference(gated_rmsnorm_op(), problem_of("fwd", {{"m", 1}, {"d", 2}}, options),
-                               in)
-        .at("y");
+    return test::run_reference(problem_of("fwd", {{"m", 1}, {"d", 2}}, options), in).at("y");
   };
   const auto after = run({});
   CHECK(after[0] == Approx(3 * r * 2 * silu(1)));
@@ -43,8 +41,7 @@ TEST_CASE("the gate is a factor of the result, or of what is normalised, by hand
 TEST_CASE("groups of a token have norms and weights of their own, and z may be wider") {
   const ReferenceTensors in{{"x", {3, 4, 1, 1}}, {"z", {1, 1, 1, 1, 9}}, {"w", {1, 2, 3, 4}}};
   const auto y =
-      test::run_reference(gated_rmsnorm_op(),
-                          problem_of("fwd", {{"m", 1}, {"d", 2}, {"groups", 2}, {"z-row", 5}}), in)
+      test::run_reference(problem_of("fwd", {{"m", 1}, {"d", 2}, {"groups", 2}, {"z-row", 5}}), in)
           .at("y");
   CHECK(y[1] == Approx(4 / std::sqrt(12.5 + 1e-6) * 2 * silu(1)));
   CHECK(y[3] == Approx(4 / std::sqrt(1 + 1e-6) * silu(1)));
@@ -54,8 +51,7 @@ TEST_CASE("all norms of a token may have one w") {
   const ReferenceTensors in{{"x", {3, 4, 1, 1}}, {"z", {1, 1, 1, 1}}, {"w", {1, 2}}};
   const std::map<std::string, std::int64_t> sizes{{"m", 1}, {"d", 2}, {"groups", 2}};
   const Options options{{"weights-for", "token"}};
-  const auto y =
-      test::run_reference(gated_rmsnorm_op(), problem_of("fwd", sizes, options), in).at("y");
+  const auto y = test::run_reference(problem_of("fwd", sizes, options), in).at("y");
   CHECK(y[1] == Approx(4 / std::sqrt(12.5 + 1e-6) * 2 * silu(1)));
   CHECK(y[3] == Approx(1 / std::sqrt(1 + 1e-6) * 2 * silu(1)));
   CHECK_THROWS_AS(problem_of("bwd", sizes, options), Error);
@@ -69,7 +65,6 @@ TEST_CASE("without a norm the gate alone is a factor, and a norm may have one ga
   const auto sigmoid = [](double z) { return 1 / (1 + std::exp(-z)); };
   const auto y =
       test::run_reference(
-          gated_rmsnorm_op(),
           problem_of("fwd", {{"m", 1}, {"d", 2}, {"groups", 2}, {"z-row", 3}}, options), in)
           .at("y");
   CHECK(y[0] == Approx(3 * sigmoid(1)));
@@ -96,8 +91,7 @@ TEST_CASE("llama rounds the normalised value and its product with a weight of th
   const ReferenceTensors in{{"x", {3, 4}}, {"z", {1, 1}}, {"w", {1.0078125, 1}}};
   const auto y_of = [&](Options options) {
     options["convention"] = "llama";
-    return test::run_reference(gated_rmsnorm_op(),
-                               problem_of("fwd", {{"m", 1}, {"d", 2}}, options, DType::bf16), in)
+    return test::run_reference(problem_of("fwd", {{"m", 1}, {"d", 2}}, options, DType::bf16), in)
         .at("y")[0];
   };
   const double normed = round_to(DType::bf16, 3 / std::sqrt(12.5 + double{1e-6f}));

@@ -173,8 +173,7 @@ DeviceFacts as_architecture(DeviceFacts facts, int compute_capability) {
 }  // namespace
 
 TEST_CASE("sm90: every form, grouping and epilogue is the one of float64", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   if (facts.compute_capability != 90) FFTUNE_SKIP("wgmma needs compute capability 9.0");
   for (const DType dtype : {DType::bf16, DType::fp16})
@@ -193,8 +192,7 @@ TEST_CASE("sm90: every form, grouping and epilogue is the one of float64", "[gpu
 }
 
 TEST_CASE("sm90: MMAs are as wide as the rows of a group's tiles need", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   if (facts.compute_capability != 90) FFTUNE_SKIP("wgmma needs compute capability 9.0");
   std::vector<Run> runs;
@@ -214,8 +212,7 @@ TEST_CASE("sm90: MMAs are as wide as the rows of a group's tiles need", "[gpu]")
 }
 
 TEST_CASE("one GEMM of every compile-time form, for compute-sanitizer", "[gpu][forms]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   std::vector<Run> runs;
   for (const Engine* engine : {&sm90_engine, &sm80_engine, &decode_engine, &simt_engine}) {
@@ -238,8 +235,7 @@ TEST_CASE("one GEMM of every compile-time form, for compute-sanitizer", "[gpu][f
 }
 
 TEST_CASE("sm80: every form, grouping and epilogue is the one of float64", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   check_all(*backend, sm80_engine, gemm_cases(DType::bf16, 8), 300, as_architecture(facts, 80));
   if (facts.compute_capability >= 90)
@@ -247,8 +243,7 @@ TEST_CASE("sm80: every form, grouping and epilogue is the one of float64", "[gpu
 }
 
 TEST_CASE("padded: every form, grouping and epilogue at any size", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   for (const DType dtype : {DType::bf16, DType::fp16}) {
     if (facts.compute_capability == 90)
@@ -258,8 +253,7 @@ TEST_CASE("padded: every form, grouping and epilogue at any size", "[gpu]") {
 }
 
 TEST_CASE("unaligned decode: up to 16 rows of every epilogue at any size", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::bf16, DType::fp16})
     for (const std::int64_t m : {1, 8, 13, 16})
       for (const std::int64_t k : {517, 518, 520, 1004, 7}) {
@@ -274,8 +268,7 @@ TEST_CASE("unaligned decode: up to 16 rows of every epilogue at any size", "[gpu
 }
 
 TEST_CASE("unaligned rows: a NaN in a row of A or B stays in its row or column", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  FFTUNE_FIRST_CUDA(backend);
   constexpr std::size_t row = 5, token = 1, n = 43;
   for (const std::int64_t k : {7, 517, 1030, 1032})
     for (const Engine* engine : {&padded_sm90_engine, &unaligned_decode_engine}) {
@@ -309,8 +302,7 @@ TEST_CASE("unaligned rows: a NaN in a row of A or B stays in its row or column",
 
 TEST_CASE("unaligned decode: groups of k, their rest, and both ways to shift tokens",
           "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   std::vector<Run> runs;
   for (const std::int64_t m : {1, 11})
@@ -333,8 +325,7 @@ TEST_CASE("unaligned decode: groups of k, their rest, and both ways to shift tok
 }
 
 TEST_CASE("unaligned rows: some forms and epilogues", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   for (const Engine* engine :
        {&padded_sm90_engine, &padded_sm80_engine, &unaligned_decode_engine}) {
@@ -355,8 +346,7 @@ TEST_CASE("unaligned rows: some forms and epilogues", "[gpu][small]") {
 }
 
 TEST_CASE("decode: up to 16 rows of every epilogue", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::bf16, DType::fp16})
     for (const std::int64_t m : {1, 8, 13, 16}) {
       auto cases = gemm_cases(dtype, 8);
@@ -367,8 +357,7 @@ TEST_CASE("decode: up to 16 rows of every epilogue", "[gpu]") {
 }
 
 TEST_CASE("simt: every form, grouping and epilogue at any size", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::f32, DType::bf16, DType::fp16}) {
     const auto cases = gemm_cases(dtype);
     check_all(*backend, simt_engine, cases, cases.size(), backend->facts());
@@ -378,8 +367,7 @@ TEST_CASE("simt: every form, grouping and epilogue at any size", "[gpu]") {
 }
 
 TEST_CASE("fused decode: both GEMMs of a gated layer, again and again", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937 random(3);
   std::vector<Run> runs;
   for (const DType dtype : {DType::bf16, DType::fp16})

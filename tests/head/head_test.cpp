@@ -123,8 +123,7 @@ TEST_CASE("head: untuned, few tokens take the family that writes no logits") {
 }
 
 TEST_CASE("head: packed weights are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const auto& [m, weights] : {std::pair{1, "int4"}, {20, "mxfp4"}, {3, "nvfp4"}}) {
     const Problem problem = problem_of(DeviceKind::cuda, DType::bf16, m, 256, 1000,
                                        {{"weights", weights}, {"logits", "f32"}});
@@ -139,8 +138,7 @@ TEST_CASE("head: ids are right on a GPU from x on, with what one kernel writes f
 }
 
 TEST_CASE("head: the heads of models are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   struct Use {
     std::int64_t m;
     const char* choose;

@@ -54,7 +54,7 @@ Problem random_indexer(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
 }
 
 ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
-  ReferenceTensors found = run_reference(indexer_op(), problem, std::move(tensors));
+  ReferenceTensors found = run_reference(problem, std::move(tensors));
   HostThreads threads;
   indexer_op().reference(problem, 1, found, threads);
   return found;
@@ -261,23 +261,20 @@ TEST_CASE("keys in pages are chosen as defined on the CPU") {
 }
 
 TEST_CASE("keys in pages are chosen as defined on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
     for (const char* format : {"same", "e4m3"}) check_pages(*backend, dtype, format);
 }
 
 TEST_CASE("keys of hostile values are chosen as defined on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
     check_hostile_values(*backend, dtype);
   check_zeros(*backend);
 }
 
 TEST_CASE("a choice of thousands of keys is right on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(7);
   for (const Sizes& sizes :
        {Sizes{{"b", 2}, {"s", 1}, {"kv", 5000}, {"heads", 8}, {"dim", 64}},

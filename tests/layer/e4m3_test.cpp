@@ -80,8 +80,7 @@ TEST_CASE("layers with caches of e4m3 are right on the CPU") {
 }
 
 TEST_CASE("layers with caches of e4m3 are right on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   verify_e4m3(*backend, DType::bf16);
   verify_e4m3(*backend, DType::fp16);
 }

@@ -174,8 +174,7 @@ void compare_with_single_layers(Backend& backend, const Problem& problem) {
 
 /// Every fourth model from number `first` on, in decode and prefill.
 void verify_models_on_gpu(std::size_t first) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const auto models = small_models();
   REQUIRE(models.size() > first);
   for (std::size_t i = first; i < models.size(); i += 4) DYNAMIC_SECTION(models[i].name) {
@@ -197,8 +196,7 @@ TEST_CASE("a plan of several layers is as many plans of one") {
 }
 
 TEST_CASE("on a GPU too, a plan of several layers is as many plans of one", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const auto models = small_models();
   for (const std::int64_t s : {1, 40})
     for (const std::int64_t layers : {1, 6})
@@ -252,8 +250,7 @@ TEST_CASE("layers with inputs and norms of their own are right on the CPU") {
 }
 
 TEST_CASE("layers with inputs and norms of their own are right on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const SmallModel& model : models_with_more_inputs())
     for (const std::int64_t s : {1, 3})
       verify_plan(*backend, layer_op(),
@@ -282,8 +279,7 @@ TEST_CASE("slices of layers, with sums over ranks that one plays, are right on t
 }
 
 TEST_CASE("slices of layers, with sums over ranks that one plays, are right on the GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const SmallModel& model : small_models())
     for (const char* name : {"llama", "phi2", "gemma3", "qwen2moe", "falcon"})
       if (model.name == std::string_view(name)) DYNAMIC_SECTION(name) {
@@ -299,8 +295,7 @@ TEST_CASE("layers with heads of any even number of features are right on the CPU
 }
 
 TEST_CASE("layers with heads of any even number of features are right on the GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const SmallModel& model : models_of_head_dims())
     verify_model(*backend, model, DType::bf16, 0);
 }
@@ -315,8 +310,7 @@ TEST_CASE("layers with gaps between the heads of caches are right on the GPU", "
 }
 
 TEST_CASE("norms of values and scalars of layers are right on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const auto models = small_models();
   for (const char* name : {"gemma4's windows", "gemma4's wide heads"})
     for (const std::int64_t s : {1, 3})

@@ -154,7 +154,6 @@ TEST_CASE("layers with latent attention are right on the CPU, in decode and pref
 }
 
 TEST_CASE("layers with latent attention are right on the GPU", "[gpu][latent]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::bf16, DType::f32}) verify_latent(*backend, dtype, 0);
 }

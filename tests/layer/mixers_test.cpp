@@ -528,8 +528,7 @@ TEST_CASE("layers with states are right on the CPU, in decode and prefill") {
 
 TEST_CASE("attention beside ssd, factors of parts, and states in pages are right on the GPU",
           "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const SmallModel& model : models_with_states()) {
     if (!model.options.contains("gate-scale") && model.options.at("mixer") != "attention-ssd" &&
         !model.sizes.contains("states"))
@@ -542,7 +541,6 @@ TEST_CASE("attention beside ssd, factors of parts, and states in pages are right
 }
 
 TEST_CASE("layers with states are right on the GPU, in decode and prefill", "[gpu][states]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::bf16, DType::f32}) verify_states(*backend, dtype, 0);
 }

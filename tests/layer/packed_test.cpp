@@ -212,8 +212,7 @@ TEST_CASE("layers with packed experts are right on the CPU") {
 }
 
 TEST_CASE("layers with packed experts are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const auto& [sizes, options] : mixtures())
     for (Sizes tokens :
          {Sizes{{"batch", 2}, {"cache", 20}}, {{"batch", 1}, {"s", 70}, {"cache", 90}}}) {
@@ -223,8 +222,7 @@ TEST_CASE("layers with packed experts are right on a GPU", "[gpu]") {
 }
 
 TEST_CASE("layers with packed weights are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(1);
   // Forms, sizes and types take turns: a kernel takes seconds to compile.
   const auto all = packed_forms();

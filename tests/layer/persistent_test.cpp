@@ -284,8 +284,7 @@ void verify_persistent(Backend& backend, const Use& use, std::int64_t layers,
 /// Uses [first, last): a layer by the default configuration, five by a random one, and two whose
 /// heads are shared out among blocks, with stages in registers.
 void verify_uses(const std::vector<Use>& all, std::size_t first, std::size_t last) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(11 + first);
   for (std::size_t i = first; i < last; ++i) {
     const Problem problem = persistent_problem(all[i].dtype, all[i].sizes, all[i].options);
@@ -451,8 +450,7 @@ TEST_CASE("a NaN in an expert's weights reaches the tokens that chose it alone, 
 }
 
 TEST_CASE("a NaN in an expert's weights reaches the tokens that chose it alone", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const Use& use : uses_of_nan_experts()) {
     const Problem problem = persistent_problem(use.dtype, use.sizes, use.options);
     const Family& family = family_for(problem);
@@ -490,8 +488,7 @@ void verify_bad_token(Backend& backend, const Problem& problem, const Recipe& re
 }
 
 TEST_CASE("a NaN or an infinity of a token reaches no other token", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const std::size_t at : {1, 4}) {
     const Use use = uses_of_4_bits()[at];
     const Problem problem = persistent_problem(use.dtype, use.sizes, use.options);
@@ -731,8 +728,7 @@ TEST_CASE("persistent layers whose activations come in several parts, against th
 
 // Few and small, for memcheck and racecheck.
 TEST_CASE("persistent layers with weights ahead in L2 against the reference", "[gpu][ahead]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const Use& use : {Use{DType::bf16, {{"batch", 2}, {"cache", 40}}, {}},
                          Use{DType::bf16, {{"s", 5}, {"cache", 40}}, {}}, uses_of_experts()[0],
                          uses_of_4_bits()[1], uses_of_packed_experts()[3]}) {
@@ -850,8 +846,7 @@ TEST_CASE("blocks that share tiles of down take every part once, and own every r
 }
 
 TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Family& family = family_of(layer_op(), persistent);
   const Use use{DType::bf16, {{"d", 160}, {"h", 160}}, {}};
   const Problem problem = persistent_problem(use.dtype, use.sizes, use.options);
@@ -860,8 +855,7 @@ TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {
 }
 
 TEST_CASE("a persistent layer of a large model", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Family& family = family_of(layer_op(), persistent);
   const Use use{DType::bf16,
                 {{"d", 4096},

@@ -81,8 +81,7 @@ TEST_CASE("layers that quantise are right on the CPU", "[quantise]") {
 }
 
 TEST_CASE("layers that quantise are right on a GPU", "[quantise][gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   verify_quantised(*backend, DType::bf16, {{"batch", 2}, {"cache", 20}});
   verify_quantised(*backend, DType::fp16, {{"batch", 2}, {"s", 70}, {"cache", 90}, {"page", 16}});
 }

@@ -43,8 +43,7 @@ TEST_CASE("linear is right on the CPU in every form and dtype, at ragged sizes")
 }
 
 TEST_CASE("linear is right on a GPU at sizes that no tile divides", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(3);
   for (const LinearSizes sizes :
        {LinearSizes{1, 8, 8}, {2, 72, 40}, {50, 136, 200}, {77, 136, 264}, {1001, 520, 328}})
@@ -71,8 +70,7 @@ TEST_CASE("linear's baselines write the same, and its gradients accumulate in pl
 
 TEST_CASE("on a GPU too, linear's baselines write the same, and gradients accumulate in place",
           "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const char* pass : {"fwd", "bwd"})
     check_baselines(*backend, linear_op(), linear_problem(pass, {333, 136, 264}, DType::bf16),
                     2e-2);

@@ -15,10 +15,6 @@ Problem small_problem(const std::string& pass, Options options = {}) {
                    DeviceKind::cuda);
 }
 
-std::vector<std::string> names_of(const Problem& problem) {
-  return tensor_names(linear_op(), problem);
-}
-
 }  // namespace
 
 TEST_CASE("linear is in the catalog, and every source that its families name is embedded") {
@@ -27,13 +23,13 @@ TEST_CASE("linear is in the catalog, and every source that its families name is 
 
 TEST_CASE("linear's buffers are in the order that the API promises, each option's at its end") {
   using Names = std::vector<std::string>;
-  CHECK(names_of(small_problem("fwd")) == Names{"x", "w", "y"});
-  CHECK(names_of(small_problem("fwd", {{"bias", "yes"}, {"residual", "yes"}})) ==
+  CHECK(tensor_names(small_problem("fwd")) == Names{"x", "w", "y"});
+  CHECK(tensor_names(small_problem("fwd", {{"bias", "yes"}, {"residual", "yes"}})) ==
         Names{"x", "w", "bias", "residual", "y"});
-  CHECK(names_of(small_problem("fwd", {{"y-scale", "yes"}, {"residual", "yes"}})) ==
+  CHECK(tensor_names(small_problem("fwd", {{"y-scale", "yes"}, {"residual", "yes"}})) ==
         Names{"x", "w", "y_scale", "residual", "y"});
-  CHECK(names_of(small_problem("bwd")) == Names{"dy", "x", "w", "dx", "dw"});
-  CHECK(names_of(small_problem("bwd", {{"bias", "yes"}, {"accumulate", "yes"}})) ==
+  CHECK(tensor_names(small_problem("bwd")) == Names{"dy", "x", "w", "dx", "dw"});
+  CHECK(tensor_names(small_problem("bwd", {{"bias", "yes"}, {"accumulate", "yes"}})) ==
         Names{"dy", "x", "w", "dw_before", "dbias_before", "dx", "dw", "dbias"});
 }
 

@@ -61,8 +61,7 @@ std::vector<Problem> spread(const std::vector<LinearSizes>& all, std::size_t str
 }
 
 void verify_formats_on_gpu(DType dtype, std::size_t stride) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(3);
   const auto problems = spread({{1, 256, 72},
                                 {5, 384, 200},
@@ -129,7 +128,7 @@ TEST_CASE("the reference expands packed weights, by hand") {
   tensors["w"][512 + 16] = 3 + 8 * 16;
   tensors["w_scale"][0] = 2, tensors["w_scale"][1] = 0.5;
   tensors["w_zero"][0] = 1, tensors["w_zero"][1] = 8;
-  tensors = run_reference(linear_op(), problem, tensors);
+  tensors = run_reference(problem, tensors);
   CHECK(tensors.at("w_dense") == std::vector<double>{0, 2, 4, 3.5, -4, 0});
   HostThreads threads;
   linear_op().reference(problem, 1, tensors, threads);
@@ -144,7 +143,7 @@ TEST_CASE("the reference expands mxfp4, by hand") {
                            {"w_scale", std::vector<double>(16)}};
   put_codes(tensors["w"], 512, {1, 7, 0, 0, 15, 8, 0, 0});
   tensors["w_scale"][0] = 130;
-  tensors = run_reference(linear_op(), problem, tensors);
+  tensors = run_reference(problem, tensors);
   const auto& dense = tensors.at("w_dense");
   CHECK(dense[0] == 4);
   CHECK(dense[1] == -48);
@@ -171,7 +170,7 @@ TEST_CASE("the reference expands nvfp4, by hand") {
   auto& scales = tensors["w_scale"];
   put_float(scales, 1, 0.25f);  // behind row 0's
   scales[64 + 2] = 0x38, scales[64 + 3] = 0x01, scales[64 + 32 + 2] = 0x7e;
-  tensors = run_reference(linear_op(), problem, tensors);
+  tensors = run_reference(problem, tensors);
   const auto& dense = tensors.at("w_dense");
   CHECK(dense[48] == 0.25);
   CHECK(dense[48 + 16] == std::ldexp(6, -11));
@@ -193,7 +192,7 @@ TEST_CASE("the reference expands weights of 8 bits, by hand") {
     tensors["w"][512] = codes[0], tensors["w"][514] = codes[1];
     tensors["w"][513] = codes[2], tensors["w"][515] = codes[3];
     tensors["w_scale"][0] = 2, tensors["w_scale"][1] = 0.5;
-    tensors = run_reference(linear_op(), problem, tensors);
+    tensors = run_reference(problem, tensors);
     CHECK(tensors.at("w_dense") == std::vector<double>(values.begin(), values.end()));
   }
 }
@@ -381,8 +380,7 @@ TEST_CASE("linear with packed weights is right on a GPU in every format in fp16"
 
 TEST_CASE("linear with packed weights is right on a GPU at ragged sizes, with every option",
           "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(3);
   std::vector<Problem> problems;
   // k that is no multiple of a block, and of a group of 64.
@@ -405,8 +403,7 @@ TEST_CASE("linear with packed weights is right on a GPU at ragged sizes, with ev
 }
 
 TEST_CASE("linear with packed weights is right on a GPU at the sizes of models", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(4);
   std::vector<Problem> problems;
   for (const auto& [k, n] : {std::pair{4096, 6144}, {14336, 4096}, {2048, 16384}})
@@ -418,8 +415,7 @@ TEST_CASE("linear with packed weights is right on a GPU at the sizes of models",
 }
 
 TEST_CASE("linear with nvfp4 weights is right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(6);
   std::vector<Problem> problems;
   // k that ends within a pair of groups, within a block, and with a block.
@@ -433,8 +429,7 @@ TEST_CASE("linear with nvfp4 weights is right on a GPU", "[gpu]") {
 
 TEST_CASE("packed weights that wgmma expands are right on a GPU for any number of tokens",
           "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Family& family = family_of(linear_op(), "packed_sm90");
   std::mt19937_64 random(5);
   std::vector<Problem> problems;
@@ -457,8 +452,7 @@ TEST_CASE("packed weights that wgmma expands are right on a GPU for any number o
 }
 
 TEST_CASE("weights with f32 scales are rounded once on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const char* weights : {"fp8", "int8"})
     for (const DType dtype : {DType::bf16, DType::fp16})
       for (const std::int64_t m : {33, 70}) {
@@ -484,8 +478,7 @@ TEST_CASE("weights with f32 scales are rounded once on a GPU", "[gpu]") {
 }
 
 TEST_CASE("a scale of mxfp4 weights changes nothing but exponents on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const std::int64_t m : {2, 100}) {
     const Problem problem =
         canonical(linear_op(), packed_problem({m, 192, 48}, DType::bf16, {{"weights", "mxfp4"}}),
@@ -511,8 +504,7 @@ TEST_CASE("a scale of mxfp4 weights changes nothing but exponents on a GPU", "[g
 }
 
 TEST_CASE("a packed weight of another layout gives NaN on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const std::int64_t m : {2, 100}) {
     const Problem problem = canonical(
         linear_op(), packed_problem({m, 64, 16}, DType::bf16, {{"group", "64"}}), DeviceKind::cuda);
@@ -532,8 +524,7 @@ TEST_CASE("a packed weight of another layout gives NaN on a GPU", "[gpu]") {
 
 TEST_CASE("a packed weight that the launch before writes is read once it is there", "[gpu]") {
   // pack-weight lets the next launch start as soon as it has started itself.
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   const Problem packing = canonical(
       pack_weight_op(),

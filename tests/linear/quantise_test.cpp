@@ -38,7 +38,7 @@ TEST_CASE("the reference quantises tokens, by hand", "[quantise]") {
   const Problem problem = linear_problem("fwd", {2, 3, 2}, DType::f32, {{"quantise", "token"}});
   ReferenceTensors tensors{
       {"x", {1, -4, 0.01, 0, 0, 0}}, {"w", {1, 2, 4, 8, -16, 32}}, {"w_scale", {0.5, 2}}};
-  tensors = run_reference(linear_op(), problem, tensors);
+  tensors = run_reference(problem, tensors);
   HostThreads threads;
   linear_op().reference(problem, 1, tensors, threads);
   CHECK(tensors.at("x_scale") == std::vector<double>{4.0 / 448, 1});
@@ -58,8 +58,7 @@ TEST_CASE("linear with quantised tokens is right on the CPU at ragged sizes", "[
 }
 
 TEST_CASE("linear with quantised tokens is right on a GPU", "[quantise][gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(3);
   for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
     for (const LinearSizes sizes : {LinearSizes{1, 16, 16},
@@ -74,8 +73,7 @@ TEST_CASE("linear with quantised tokens is right on a GPU", "[quantise][gpu]") {
 
 TEST_CASE("linear with quantised tokens is right on a GPU at the sizes of models",
           "[quantise][gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(4);
   for (const std::int64_t m : {1, 16, 1024})
     for (const char* quantise : {"token", "block"})

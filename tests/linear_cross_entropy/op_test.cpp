@@ -213,8 +213,7 @@ TEST_CASE("gradients of linear-cross-entropy accumulate in place") {
 }
 
 TEST_CASE("linear-cross-entropy is right on a GPU in several chunks of whole tiles", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(5);
   for (const HeadSizes sizes : {HeadSizes{600, 256, 4096}, {1000, 520, 8008}})
     for (const auto& [pass, more] :
@@ -229,8 +228,7 @@ TEST_CASE("linear-cross-entropy is right on a GPU in several chunks of whole til
 }
 
 TEST_CASE("rows of linear-cross-entropy that clusters share are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(6);
   const Options plain{{"gradients", "yes"}, {"reduction", "mean"}};
   Options every = plain;
@@ -250,8 +248,7 @@ TEST_CASE("rows of linear-cross-entropy that clusters share are right on a GPU",
 }
 
 TEST_CASE("on a GPU too, gradients of linear-cross-entropy accumulate in place", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   check_in_place(
       *backend, op(),
       problem_of(

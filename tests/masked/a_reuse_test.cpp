@@ -71,8 +71,7 @@ TEST_CASE("the rows that are reused are one copy of the tokens, in whole tiles o
 }
 
 TEST_CASE("reused A tiles are right under every mask", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   std::mt19937_64 random(1);
   const auto verify = [&](const Op& op, const char* name, std::int64_t m, std::int64_t inner,

@@ -144,8 +144,7 @@ TEST_CASE("the baselines of the backward passes write the same") {
 }
 
 TEST_CASE("on a GPU too, gradients of masked ops accumulate in place", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const std::int64_t m : {3, 333}) check_all_in_place(*backend, m, DType::bf16);
 }
 

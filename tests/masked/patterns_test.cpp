@@ -175,16 +175,14 @@ TEST_CASE("a verification sees tokens that went through the wrong expert") {
 }
 
 TEST_CASE("masked linear layers are right on a GPU under every mask", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::bf16, DType::f32})
     CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 131}, {72, 136}, 3) > 0);
   CHECK(verify_patterns(*backend, masked_linear_op(), DType::fp16, {2049}, {520, 264}, 8) > 0);
 }
 
 TEST_CASE("masked networks are right on a GPU under every mask", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::bf16, DType::f32})
     CHECK(verify_patterns(*backend, masked_ffn_op(), dtype, {1, 65, 515}, {136, 200}, 3) > 0);
   // More than 16 tokens a chunk of the mask.
@@ -192,8 +190,7 @@ TEST_CASE("masked networks are right on a GPU under every mask", "[gpu]") {
 }
 
 TEST_CASE("gradients of masked linear layers are right on a GPU under every mask", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Op& op = masked_linear_op();
   CHECK(verify_patterns(*backend, op, DType::f32, {1, 515}, {70, 133}, 0, "bwd") > 0);
   CHECK(verify_patterns(*backend, op, DType::bf16, {1, 2, 63, 131}, {72, 136}, 4, "bwd") > 0);
@@ -203,8 +200,7 @@ TEST_CASE("gradients of masked linear layers are right on a GPU under every mask
 }
 
 TEST_CASE("gradients of masked networks are right on a GPU under every mask", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Op& op = masked_ffn_op();
   for (const Options& form : backward_forms) {
     CHECK(verify_patterns(*backend, op, DType::f32, {65}, {35, 67}, 0, "bwd", form) > 0);
@@ -216,8 +212,7 @@ TEST_CASE("gradients of masked networks are right on a GPU under every mask", "[
 }
 
 TEST_CASE("gradients of layers are right on a GPU however scattered tokens come", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   verify_scattered(*backend, masked_linear_op(), DType::bf16, {1, 63, 131}, {72, 136}, 3);
   verify_scattered(*backend, masked_linear_op(), DType::bf16, {2049}, {520, 264}, 16);
   verify_scattered(*backend, masked_linear_op(), DType::fp16, {515}, {264, 136}, 8,
@@ -225,8 +220,7 @@ TEST_CASE("gradients of layers are right on a GPU however scattered tokens come"
 }
 
 TEST_CASE("gradients of networks are right on a GPU however scattered tokens come", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const Options& form : backward_forms)
     verify_scattered(*backend, masked_ffn_op(), DType::bf16, {1, 515}, {264, 328}, 5, form);
 }

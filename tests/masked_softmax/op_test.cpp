@@ -38,17 +38,14 @@ Problem random_softmax(DeviceKind kind, Draw& draw, std::int64_t most_elements) 
   return softmax_problem(kind, pass, draw.of(masked_softmax_op().dtypes(kind)), sizes, options);
 }
 
-ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
-  return test::run_reference(masked_softmax_op(), problem, std::move(tensors));
-}
-
 }  // namespace
 
 TEST_CASE("the reference of masked-softmax is the formula, by hand") {
   const std::map<std::string, std::int64_t> sizes{{"s", 2}, {"b", 1}, {"heads", 1}, {"n", 3}};
   const ReferenceTensors in{{"x", {0, std::log(3.0), 5, 1, 1, 1}}, {"mask", {1, 7, 0, 0, 0, 0}}};
   const auto y_of = [&](std::map<std::string, std::string> options) {
-    return run(softmax_problem(DeviceKind::cpu, "fwd", DType::f32, sizes, std::move(options)), in)
+    return run_reference(
+               softmax_problem(DeviceKind::cpu, "fwd", DType::f32, sizes, std::move(options)), in)
         .at("y");
   };
   const auto masked = y_of({{"mask", "bool"}});
@@ -62,9 +59,10 @@ TEST_CASE("the reference of masked-softmax is the formula, by hand") {
   CHECK(causal[1] == Approx(0.9));
   CHECK(causal[2] == 0);
   CHECK(causal[5] == Approx(1 / 3.0));
-  const auto dx = run(softmax_problem(DeviceKind::cpu, "bwd", DType::f32, sizes, {{"scale", "2"}}),
-                      {{"y", {0.5, 0.25, 0.25, 1, 0, 0}}, {"dy", {1, 2, 3, 4, 5, 6}}})
-                      .at("dx");
+  const auto dx =
+      run_reference(softmax_problem(DeviceKind::cpu, "bwd", DType::f32, sizes, {{"scale", "2"}}),
+                    {{"y", {0.5, 0.25, 0.25, 1, 0, 0}}, {"dy", {1, 2, 3, 4, 5, 6}}})
+          .at("dx");
   CHECK(dx[0] == Approx(2 * 0.5 * (1 - 1.75)));
   CHECK(dx[2] == Approx(2 * 0.25 * (3 - 1.75)));
   CHECK(dx[3] == 0);

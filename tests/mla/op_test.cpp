@@ -55,10 +55,6 @@ Problem random_mla(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   return mla_problem(kind, draw.of(mla_op().dtypes(kind)), sizes, options);
 }
 
-ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
-  return test::run_reference(mla_op(), problem, std::move(tensors));
-}
-
 /// The first configuration that loads keys by TMA, which takes rows without gaps, or else the
 /// default one.
 Config without_gaps(const Family& family, const Problem& problem, const DeviceFacts& facts) {
@@ -202,15 +198,13 @@ TEST_CASE("queries of mla see the keys of their lists alone, on the CPU") {
 }
 
 TEST_CASE("queries of mla see the keys of their lists alone, on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::bf16, DType::f32})
     for (const std::int64_t page : {0, 1, 16}) check_lists(*backend, dtype, page);
 }
 
 TEST_CASE("mla's kernels with lists of many keys are right on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const std::pair<Sizes, Options> problems[] = {
       {{{"b", 1}, {"s", 2}, {"kv", 900}, {"heads", 16}, {"rank", 512}, {"rope", 64}, {"top", 200}},
        {}},
@@ -226,7 +220,7 @@ TEST_CASE("mla's kernels with lists of many keys are right on the GPU", "[gpu][s
 TEST_CASE("the reference of mla is the definition, by hand") {
   // Two queries of one head over three keys of two latents and one rotated feature.
   const Sizes sizes{{"b", 1}, {"s", 2}, {"kv", 3}, {"heads", 1}, {"rank", 2}, {"rope", 1}};
-  const auto found = reference(
+  const auto found = run_reference(
       mla_problem(DeviceKind::cpu, DType::f32, sizes, {{"scale", "1"}, {"lse", "yes"}}),
       {{"q_latent", {1, 0, 0, 1}}, {"q_rope", {2, -1}}, {"cache", {1, 2, 0, 0, 4, 1, 3, 1, -1}}});
   // The first query sees keys 0 and 1 with scores 1 and 2, the second all with 2, 3 and 2.
@@ -257,7 +251,7 @@ TEST_CASE("the absorbed form of mla is the attention of expanded keys and values
     for (std::size_t i = 0; i < nope; ++i)
       for (std::size_t c = 0; c < rank; ++c)
         q_latent[h * rank + c] += w_uk[(h * nope + i) * rank + c] * q_nope[h * nope + i];
-  const auto found = reference(
+  const auto found = run_reference(
       mla_problem(
           DeviceKind::cpu, DType::f32,
           {{"b", 1}, {"s", 1}, {"kv", kv}, {"heads", heads}, {"rank", rank}, {"rope", rope}},
@@ -311,8 +305,7 @@ TEST_CASE("foreign values of mla's cache have no effect on the CPU") {
 }
 
 TEST_CASE("groups of mla's decoding that share sequences are right on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const std::pair<Sizes, Options> problems[] = {
       {{{"b", 1}, {"s", 1}, {"kv", 200}, {"heads", 16}, {"rank", 512}, {"rope", 64}}, {}},
       {{{"b", 3}, {"s", 3}, {"kv", 150}, {"heads", 20}, {"rank", 64}, {"rope", 16}, {"page", 7}},
@@ -327,8 +320,7 @@ TEST_CASE("groups of mla's decoding that share sequences are right on the GPU", 
 
 TEST_CASE("groups of mla's decoding with ends of two sequences are right on the GPU",
           "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Problem problem = mla_problem(
       DeviceKind::cuda, DType::bf16, {{"b", 7}, {"s", 1}, {"kv", 700}, {"heads", 20}, {"rank", 32}},
       {{"lengths", "yes"}, {"lse", "yes"}});
@@ -346,8 +338,7 @@ TEST_CASE("groups of mla's decoding with ends of two sequences are right on the 
 }
 
 TEST_CASE("wgmma's kernel of mla is right on the GPU, its sequences cut or whole", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const std::pair<Sizes, Options> forms[] = {
       {{{"b", 1}, {"s", 1}, {"kv", 330}, {"heads", 16}, {"rank", 512}, {"rope", 64}}, {}},
       {{{"b", 2}, {"s", 2}, {"kv", 200}, {"heads", 40}, {"rank", 512}, {"rope", 64}, {"page", 64}},
@@ -370,8 +361,7 @@ TEST_CASE("wgmma's kernel of mla is right on the GPU, its sequences cut or whole
 }
 
 TEST_CASE("wgmma's kernel of mla is right with keys by TMA", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const std::pair<Sizes, Options> forms[] = {
       {{{"b", 2}, {"s", 2}, {"kv", 330}, {"heads", 40}, {"rank", 512}, {"rope", 64}, {"page", 64}},
        {{"lse", "yes"}}},
@@ -393,8 +383,7 @@ TEST_CASE("wgmma's kernel of mla is right with keys by TMA", "[gpu][small]") {
 }
 
 TEST_CASE("foreign values of mla's cache have no effect on the GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
     for (const std::int64_t s : {1, 3})
       for (const std::int64_t page : {0, 16, 7}) check_foreign_values(*backend, dtype, s, page);

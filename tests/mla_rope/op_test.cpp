@@ -66,14 +66,13 @@ ReferenceTensors by_hand(const Options& options) {
                                          all["eps"] = "0";
                                          return all;
                                        }());
-  return test::run_reference(mla_rope_op(), problem,
-                             {{"q", {9, 1, 2, 3, 4, 9, 5, 6, 7, 8}},
-                              {"kv", {3, 4, 10, 20, 30, 40}},
-                              {"norm", {1, 10}},
-                              {"positions", {7}},  // past the end: the last row
-                              {"angles", angles},
-                              {"cache", std::vector<double>(12, -1)},
-                              {"slots", {1}}});
+  return test::run_reference(problem, {{"q", {9, 1, 2, 3, 4, 9, 5, 6, 7, 8}},
+                                       {"kv", {3, 4, 10, 20, 30, 40}},
+                                       {"norm", {1, 10}},
+                                       {"positions", {7}},  // past the end: the last row
+                                       {"angles", angles},
+                                       {"cache", std::vector<double>(12, -1)},
+                                       {"slots", {1}}});
 }
 
 }  // namespace

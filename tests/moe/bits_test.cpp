@@ -26,8 +26,7 @@ Outputs outputs_of(OpRun& run, const Problem& problem) {
 }  // namespace
 
 TEST_CASE("a thousand runs of a mixture give the same bits", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Op& op = moe_ffn_op();
   const DeviceKind cuda = DeviceKind::cuda;
   std::vector<Problem> problems;

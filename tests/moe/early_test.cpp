@@ -96,8 +96,7 @@ TEST_CASE("a launch waits for one that writes what it would read early") {
 }
 
 TEST_CASE("kernels of both kinds make one mixture on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   if (backend->facts().compute_capability != 90) FFTUNE_SKIP("it is not of sm_90");
   for (const std::int64_t m : {1, 3, 16}) {
     const Problem problem = moe_problem({m, 512, 384, 16, 4, 1}, DType::bf16, DeviceKind::cuda);

@@ -336,15 +336,13 @@ TEST_CASE("recorded ids of experts that are not here are verified") {
 }
 
 TEST_CASE("recorded ids of experts that are not here are verified on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   verify_recorded_ids(*backend, DType::bf16, {6, 128, 72, 16, 2});
   verify_recorded_ids(*backend, DType::bf16, {300, 128, 192, 8, 2});
 }
 
 TEST_CASE("the mixture on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(4);
   const std::vector<MoeSizes> all{
       {1, 128, 64, 16, 4},    {7, 64, 200, 8, 2},    {30, 256, 128, 40, 8}, {100, 192, 136, 5, 3},
@@ -359,8 +357,7 @@ TEST_CASE("the mixture on a GPU", "[gpu]") {
 }
 
 TEST_CASE("weights before, packed weights, biases and shared experts on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(9);
   for (const Options& options : forward_forms()) {
     // Few tokens, where the decode families and swap-AB are; many; and sizes for the fallback
@@ -375,8 +372,7 @@ TEST_CASE("weights before, packed weights, biases and shared experts on a GPU", 
 }
 
 TEST_CASE("the mixture in fp8 on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(11);
   for (const Options& options : fp8_forms())
     for (const MoeSizes& sizes : {MoeSizes{6, 128, 272, 16, 4, 1}, MoeSizes{150, 208, 384, 9, 3},
@@ -390,8 +386,7 @@ TEST_CASE("the mixture in fp8 on a GPU", "[gpu]") {
 
 // A selection that a sanitizer gets through in half a minute: each family's default, once.
 TEST_CASE("every family of the mixture once on a GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(12);
   const MoeSizes sizes{6, 64, 80, 8, 2, 1};
   const DeviceKind cuda = DeviceKind::cuda;
@@ -412,8 +407,7 @@ TEST_CASE("every family of the mixture once on a GPU", "[gpu][small]") {
 }
 
 TEST_CASE("many choices are sorted on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(5);
   for (const char* routing : {"uniform", "zipf:2"})
     for (const MoeSizes& sizes : {MoeSizes{16384, 8, 8, 128, 8}, MoeSizes{5000, 8, 8, 1024, 32},
@@ -433,8 +427,7 @@ TEST_CASE("many choices are sorted on a GPU", "[gpu]") {
 }
 
 TEST_CASE("the mixture's backward pass on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(6);
   for (const Options& options : backward_forms()) {
     for (const MoeSizes& sizes : {MoeSizes{3, 64, 128, 8, 2}, MoeSizes{300, 256, 72, 33, 8, 1}})
@@ -448,8 +441,7 @@ TEST_CASE("the mixture's backward pass on a GPU", "[gpu]") {
 }
 
 TEST_CASE("the router on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(7);
   std::vector<Problem> problems = router_problems(DeviceKind::cuda, DType::f32);
   for (const DType dtype : {DType::bf16, DType::fp16}) {
@@ -467,8 +459,7 @@ TEST_CASE("the router on a GPU", "[gpu]") {
 }
 
 TEST_CASE("routings to one expert, to none, and to the same one twice on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   for (const MoeSizes& sizes : {MoeSizes{11, 128, 64, 16, 3}, MoeSizes{300, 128, 192, 8, 2},
                                 MoeSizes{70, 64, 128, 16, 3, 2}})
@@ -526,8 +517,7 @@ TEST_CASE("a mixture's baselines write the same") {
 }
 
 TEST_CASE("on a GPU too, a mixture's baselines write the same", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
     check_moe_baselines(*backend, dtype, dtype == DType::f32 ? 1e-4 : 2e-2);
 }

@@ -181,8 +181,7 @@ TEST_CASE("experts with packed weights are right on the CPU") {
 }
 
 TEST_CASE("experts with packed weights are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(2);
   std::vector<Problem> problems;
   // One token; a few; groups of more rows than one pass has; and a shared expert.
@@ -201,8 +200,7 @@ TEST_CASE("experts with packed weights are right on a GPU", "[gpu]") {
 }
 
 TEST_CASE("experts with nvfp4 weights are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(4);
   std::vector<Problem> problems;
   for (const MoeSizes& sizes : {MoeSizes{3, 80, 48, 6, 2}, {70, 64, 96, 8, 2}})
@@ -212,8 +210,7 @@ TEST_CASE("experts with nvfp4 weights are right on a GPU", "[gpu]") {
 }
 
 TEST_CASE("experts of gpt-oss' sizes are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(3);
   std::vector<Problem> problems;
   for (const std::int64_t m : {1, 16, 64})
@@ -223,8 +220,7 @@ TEST_CASE("experts of gpt-oss' sizes are right on a GPU", "[gpu]") {
 }
 
 TEST_CASE("tiles of every height of experts' rows are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Problem problem =
       moe_problem({150, 96, 192, 3, 2}, DType::bf16, DeviceKind::cuda, {{"weights", "mxfp4"}});
   Verifier verifier(*backend, moe_ffn_op(), problem, 8);

@@ -41,8 +41,7 @@ TEST_CASE("experts with quantised tokens are right on the CPU", "[quantise]") {
 }
 
 TEST_CASE("experts with quantised tokens are right on a GPU", "[quantise][gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(2);
   std::vector<Problem> problems;
   for (const Options& options : quantised_forms())

@@ -6,8 +6,7 @@
 namespace fftune::test {
 
 TEST_CASE("the longest rows and the largest vocabulary are right on the GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   Draw draw(5);
   for (const char* ids : {"i32", "i64"})
     for (const bool shares : {false, true}) {

@@ -8,14 +8,6 @@ using test::rmsnorm_problem;
 
 namespace {
 
-ReferenceTensors run_rmsnorm(const Problem& problem, ReferenceTensors tensors) {
-  return test::run_reference(rmsnorm_op(), problem, std::move(tensors));
-}
-
-std::vector<std::string> rmsnorm_names(const Problem& problem) {
-  return test::tensor_names(rmsnorm_op(), problem);
-}
-
 Problem rmsnorm_of(const std::string& pass, std::map<std::string, std::string> options,
                    DType dtype = DType::f32, std::int64_t m = 2, std::int64_t d = 4) {
   return rmsnorm_problem(DeviceKind::cpu, pass, dtype, m, d, std::move(options));
@@ -25,12 +17,12 @@ Problem rmsnorm_of(const std::string& pass, std::map<std::string, std::string> o
 
 TEST_CASE("rmsnorm: buffers are those that pass and options ask for") {
   using Names = std::vector<std::string>;
-  CHECK(rmsnorm_names(rmsnorm_of("fwd", {})) == Names{"x", "w", "y"});
-  CHECK(rmsnorm_names(rmsnorm_of("fwd", {{"residual", "yes"}, {"save", "rstd"}})) ==
+  CHECK(test::tensor_names(rmsnorm_of("fwd", {})) == Names{"x", "w", "y"});
+  CHECK(test::tensor_names(rmsnorm_of("fwd", {{"residual", "yes"}, {"save", "rstd"}})) ==
         Names{"x", "residual", "w", "y", "sum", "rstd"});
-  CHECK(rmsnorm_names(rmsnorm_of("bwd", {})) == Names{"x", "w", "dy", "dx", "dw"});
-  CHECK(rmsnorm_names(rmsnorm_of("bwd", {{"frozen", "yes"}})) == Names{"x", "w", "dy", "dx"});
-  CHECK(rmsnorm_names(rmsnorm_of("bwd", {{"residual", "yes"}, {"save", "rstd"}})) ==
+  CHECK(test::tensor_names(rmsnorm_of("bwd", {})) == Names{"x", "w", "dy", "dx", "dw"});
+  CHECK(test::tensor_names(rmsnorm_of("bwd", {{"frozen", "yes"}})) == Names{"x", "w", "dy", "dx"});
+  CHECK(test::tensor_names(rmsnorm_of("bwd", {{"residual", "yes"}, {"save", "rstd"}})) ==
         Names{"x", "w", "dy", "dsum", "rstd", "dx", "dw"});
   const auto mixed =
       rmsnorm_op().tensors(rmsnorm_of("bwd", {{"weights", "f32"}, {"save", "rstd"}}, DType::bf16));
@@ -44,23 +36,24 @@ TEST_CASE("rmsnorm: buffers are those that pass and options ask for") {
 TEST_CASE("rmsnorm: the reference is the formula, by hand") {
   // mean(x²) = 7.5 and 0.25; with eps they are 8 and 0.75.
   const ReferenceTensors in{{"x", {1, -2, 3, -4, 0.5, 0.5, -0.5, 0.5}}, {"w", {1, 2, -1, 0.5}}};
-  const auto t5 =
-      run_rmsnorm(rmsnorm_of("fwd", {{"convention", "t5"}, {"save", "rstd"}, {"eps", "0.5"}}), in);
+  const auto t5 = test::run_reference(
+      rmsnorm_of("fwd", {{"convention", "t5"}, {"save", "rstd"}, {"eps", "0.5"}}), in);
   CHECK(t5.at("rstd")[0] == Approx(1 / std::sqrt(8.0)));
   CHECK(t5.at("rstd")[1] == Approx(1 / std::sqrt(0.75)));
   CHECK(t5.at("y")[1] == Approx(-4 / std::sqrt(8.0)));
   CHECK(t5.at("y")[6] == Approx(0.5 / std::sqrt(0.75)));
-  const auto gemma = run_rmsnorm(rmsnorm_of("fwd", {{"convention", "gemma"}, {"eps", "0.5"}}), in);
+  const auto gemma =
+      test::run_reference(rmsnorm_of("fwd", {{"convention", "gemma"}, {"eps", "0.5"}}), in);
   CHECK(gemma.at("y")[1] == Approx(-6 / std::sqrt(8.0)));
   CHECK(gemma.at("y")[2] == Approx(0).margin(1e-12));
-  const auto llama = run_rmsnorm(rmsnorm_of("fwd", {{"eps", "0.5"}}, DType::bf16), in);
+  const auto llama = test::run_reference(rmsnorm_of("fwd", {{"eps", "0.5"}}, DType::bf16), in);
   CHECK(llama.at("y")[3] == round_to(DType::bf16, -4 / std::sqrt(8.0)) * 0.5);
 }
 
 TEST_CASE("rmsnorm: a residual is added, rounded, written and normalised") {
   const ReferenceTensors in{
       {"x", {256, 1, 1, 1}}, {"residual", {0.5, 0, 0, 0}}, {"w", {1, 1, 1, 1}}};
-  const auto out = run_rmsnorm(
+  const auto out = test::run_reference(
       rmsnorm_of("fwd", {{"residual", "yes"}, {"convention", "t5"}}, DType::bf16, 1, 4), in);
   CHECK(out.at("sum")[0] == 256.5);
   CHECK(out.at("y")[0] / out.at("y")[1] == Approx(256));  // 256.5 is no bf16
@@ -70,17 +63,17 @@ TEST_CASE("rmsnorm: a quantised output has a scale for each token, and is rounde
   const ReferenceTensors in{{"x", {1, -2, 3, -4, 0, 0, 0, 0}}, {"w", {1, 1, 1, 1}}};
   for (const auto& [type, limit] : {std::pair{"fp8", 448.0}, {"i8", 127.0}}) {
     const auto problem = rmsnorm_of("fwd", {{"output", type}, {"eps", "0.5"}}, DType::bf16);
-    const auto out = run_rmsnorm(problem, in);
+    const auto out = test::run_reference(problem, in);
     CHECK(out.at("scale")[0] == Approx(4 / std::sqrt(8.0) / limit));
     CHECK(out.at("y")[3] == Approx(-limit));
     CHECK(out.at("y")[0] == Approx(limit / 4));
     CHECK(out.at("scale")[1] == 1);
     CHECK(out.at("y")[4] == 0);
-    CHECK(rmsnorm_names(problem) == std::vector<std::string>{"x", "w", "y", "scale"});
+    CHECK(test::tensor_names(problem) == std::vector<std::string>{"x", "w", "y", "scale"});
     CHECK(dtype_name(rmsnorm_op().tensors(problem)[2].dtype) == type);
   }
-  CHECK(rmsnorm_names(rmsnorm_of("bwd", {{"output", "i8"}})) ==
-        rmsnorm_names(rmsnorm_of("bwd", {})));
+  CHECK(test::tensor_names(rmsnorm_of("bwd", {{"output", "i8"}})) ==
+        test::tensor_names(rmsnorm_of("bwd", {})));
 }
 
 TEST_CASE("rmsnorm: the backward reference is the derivative of the forward one") {
@@ -105,10 +98,10 @@ TEST_CASE("rmsnorm: the backward reference is the derivative of the forward one"
                             {"w", draw(static_cast<std::size_t>(d))},
                             {"dy", draw(n)},
                             {"dsum", draw(n)}};
-        const auto out = run_rmsnorm(backward, in);
+        const auto out = test::run_reference(backward, in);
         // The sum of the outputs weighted by dy and dsum, as a function of x and w.
         const auto loss = [&](const ReferenceTensors& at) {
-          const auto result = run_rmsnorm(forward, at);
+          const auto result = test::run_reference(forward, at);
           double sum = 0;
           for (std::size_t i = 0; i < n; ++i) {
             sum += result.at("y")[i] * in.at("dy")[i];

@@ -84,9 +84,8 @@ TEST_CASE("pack-weight is in the catalog, and packs by hand") {
   const Problem problem = canonical(
       pack_weight_op(), problem_of(2, 3, DType::f32, "row", "yes", "pack"), DeviceKind::cpu);
   // Codes 1 2 3 and 15 0 8, as linear's reference reads them.
-  const auto tensors =
-      run_reference(pack_weight_op(), problem,
-                    {{"codes", {1 + 2 * 16, 3, 15, 8}}, {"scale", {2, 0.5}}, {"zero", {1, 8}}});
+  const auto tensors = run_reference(
+      problem, {{"codes", {1 + 2 * 16, 3, 15, 8}}, {"scale", {2, 0.5}}, {"zero", {1, 8}}});
   CHECK(tensors.at("w")[512] == 1 + 15 * 16);
   CHECK(tensors.at("w")[514] == 2);
   CHECK(tensors.at("w")[512 + 16] == 3 + 8 * 16);
@@ -104,8 +103,7 @@ TEST_CASE("pack-weight is right on the CPU in both directions, and comes back") 
 }
 
 TEST_CASE("pack-weight is right on a GPU in both directions, and comes back", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   verify_both_ways(*backend);
   check_round_trip(*backend);
 }

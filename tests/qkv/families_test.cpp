@@ -78,8 +78,7 @@ TEST_CASE("qkv is right on the CPU in every form and dtype, at ragged sizes") {
 }
 
 TEST_CASE("qkv is right on a GPU in every form, where tiles have whole heads", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(2);
   for (const Options& options : every_form()) {
     const Problem problem =
@@ -89,8 +88,7 @@ TEST_CASE("qkv is right on a GPU in every form, where tiles have whole heads", "
 }
 
 TEST_CASE("qkv is right on a GPU with heads of every size that tiles take", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(3);
   int at = 0;
   for (const std::int64_t dim : {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256})
@@ -113,8 +111,7 @@ TEST_CASE("qkv is right on a GPU with heads of every size that tiles take", "[gp
 }
 
 TEST_CASE("qkv is right on a GPU with heads of any even number of features", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(5);
   for (const std::int64_t dim : {2, 4, 6, 10, 12, 20, 100, 254, 264, 512})
     for (const std::int64_t m : {1, 70}) {
@@ -129,8 +126,7 @@ TEST_CASE("qkv is right on a GPU with heads of any even number of features", "[g
 }
 
 TEST_CASE("a cluster of which a part is past the last head writes nothing there", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(4);
   const Problem problem = qkv_problem(
       DeviceKind::cuda, DType::fp16, qkv_sizes(13, 16, 2, 2, 96),
@@ -160,8 +156,7 @@ TEST_CASE("qkv's baselines write the same") {
 }
 
 TEST_CASE("on a GPU too, qkv's baselines write the same", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const Options& options :
        {Options{}, Options{{"rotation", "halves"}, {"angles", "base"}},
         Options{{"rotation", "interleaved"}, {"angles", "llama3"}, {"factor", "8"}}})
@@ -171,8 +166,7 @@ TEST_CASE("on a GPU too, qkv's baselines write the same", "[gpu]") {
 }
 
 TEST_CASE("q alone is right on a GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(5);
   const Problem problem =
       qkv_problem(DeviceKind::cuda, DType::bf16, {{"m", 5}, {"d", 40}, {"heads", 4}, {"dim", 72}},
@@ -181,8 +175,7 @@ TEST_CASE("q alone is right on a GPU", "[gpu][small]") {
 }
 
 TEST_CASE("norms of values are right on a GPU", "[gpu][small]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(5);
   for (const char* weights : {"separate", "grouped"}) {
     const Problem problem = qkv_problem(DeviceKind::cuda, DType::bf16, qkv_sizes(5, 40, 4, 2, 72),

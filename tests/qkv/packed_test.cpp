@@ -108,8 +108,7 @@ TEST_CASE("qkv with packed weights is right on the CPU") {
 }
 
 TEST_CASE("qkv with packed weights is right on a GPU in every form", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(2);
   std::vector<Problem> problems;
   // Forms, numbers of tokens and types take turns: a kernel takes seconds to compile.

@@ -37,8 +37,7 @@ TEST_CASE("qkv with quantised tokens is right on the CPU", "[quantise]") {
 }
 
 TEST_CASE("qkv with quantised tokens is right on a GPU", "[quantise][gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(3);
   for (const DType dtype : {DType::bf16, DType::fp16})
     for (const std::int64_t m : {1, 77})

@@ -13,17 +13,8 @@ using namespace fftune::test;
 namespace {
 
 Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
-  for (const auto& [name, size] : Sizes{{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 4}})
-    sizes.try_emplace(name, size);
+  sizes.insert({{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 4}});
   return rope_problem(DeviceKind::cpu, pass, DType::f32, std::move(sizes), std::move(options));
-}
-
-ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
-  return test::run_reference(rope_op(), problem, std::move(tensors));
-}
-
-std::vector<std::string> names(const Problem& problem) {
-  return test::tensor_names(rope_op(), problem);
 }
 
 std::string refusal(Sizes sizes, Options options = {}) {
@@ -34,11 +25,12 @@ std::string refusal(Sizes sizes, Options options = {}) {
 
 TEST_CASE("buffers are those that pass, sizes and options ask for") {
   using Names = std::vector<std::string>;
-  CHECK(names(problem_of("fwd", {})) == Names{"q", "angles", "q_out"});
-  CHECK(names(problem_of("bwd", {{"kv-heads", 2}}, {{"angles", "base"}})) ==
+  CHECK(tensor_names(problem_of("fwd", {})) == Names{"q", "angles", "q_out"});
+  CHECK(tensor_names(problem_of("bwd", {{"kv-heads", 2}}, {{"angles", "base"}})) ==
         Names{"dq_out", "dk_out", "dq", "dk"});
-  CHECK(names(problem_of("fwd", {{"kv-heads", 2}}, {{"layout", "thd"}, {"starts", "yes"}})) ==
-        Names{"q", "k", "angles", "offsets", "starts", "q_out", "k_out"});
+  CHECK(
+      tensor_names(problem_of("fwd", {{"kv-heads", 2}}, {{"layout", "thd"}, {"starts", "yes"}})) ==
+      Names{"q", "k", "angles", "offsets", "starts", "q_out", "k_out"});
   const auto packed = rope_op().tensors(
       problem_of("fwd", {{"heads", 2}, {"q-row", 20}, {"rotary", 2}, {"positions", 9}}));
   CHECK(packed[0].shape == std::vector<std::int64_t>{2, 1, 20});
@@ -63,7 +55,7 @@ TEST_CASE("the reference reads a view by its strides, by hand") {
   const auto tensors = rope_op().tensors(problem);
   CHECK(tensors[0].shape == std::vector<std::int64_t>{16});
   CHECK(tensors[1].shape == std::vector<std::int64_t>{9});
-  const auto out = run(problem, in);
+  const auto out = run_reference(problem, in);
   CHECK(out.at("q_out") ==
         std::vector<double>{0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15});
   CHECK(out.at("k_out") == std::vector<double>{0, 1, 3, 4, 4, 5, 7, 8});
@@ -72,16 +64,18 @@ TEST_CASE("the reference reads a view by its strides, by hand") {
 TEST_CASE("the reference is the formula, by hand") {
   const double a = 0.5, b = 0.25, c = 2.0, d = 1.0;
   const ReferenceTensors in{{"q", {1, 2, 3, 4, 5, 6, 7, 8}}, {"angles", {a, b, c, d, 0, 0, 0, 0}}};
-  const auto halves = run(problem_of("fwd", {}), in).at("q_out");
+  const auto halves = run_reference(problem_of("fwd", {}), in).at("q_out");
   CHECK(halves[0] == Approx(std::cos(a) - 3 * std::sin(a)));
   CHECK(halves[1] == Approx(2 * std::cos(b) - 4 * std::sin(b)));
   CHECK(halves[2] == Approx(3 * std::cos(c) + std::sin(c)));
   CHECK(halves[7] == 8);
-  const auto neighbours = run(problem_of("fwd", {}, {{"rotation", "interleaved"}}), in).at("q_out");
+  const auto neighbours =
+      run_reference(problem_of("fwd", {}, {{"rotation", "interleaved"}}), in).at("q_out");
   CHECK(neighbours[0] == Approx(std::cos(a) - 2 * std::sin(a)));
   CHECK(neighbours[3] == Approx(4 * std::cos(d) + 3 * std::sin(d)));
   const auto computed =
-      run(problem_of("fwd", {{"rotary", 2}}, {{"angles", "base"}, {"scale", "2"}}), in).at("q_out");
+      run_reference(problem_of("fwd", {{"rotary", 2}}, {{"angles", "base"}, {"scale", "2"}}), in)
+          .at("q_out");
   CHECK(computed[0] == 2);
   CHECK(computed[4] == Approx(2 * (5 * std::cos(1.0) - 6 * std::sin(1.0))));
   CHECK(computed[6] == 7);
@@ -91,7 +85,7 @@ TEST_CASE("positions follow the layout, the offsets and the starts") {
   // Features (1, 0) become (cos position, sin position).
   const auto angle_of = [](const Problem& problem, ReferenceTensors tensors) {
     for (int i = 0; i < 6; ++i) tensors["q"].insert(tensors["q"].end(), {1, 0});
-    const auto out = run(problem, std::move(tensors)).at("q_out");
+    const auto out = run_reference(problem, std::move(tensors)).at("q_out");
     std::vector<double> angles;
     for (std::size_t i = 0; i < out.size(); i += 2)
       angles.push_back(std::round(std::atan2(out[i + 1], out[i]) * 1e6) / 1e6);
@@ -140,8 +134,8 @@ TEST_CASE("the backward pass is the transpose of the forward pass") {
     for (double& value : dy) value = normal(draw.random());
     back["dq_out"] = dy;
     if (forward.sizes.contains("kv-heads")) back["dk_out"] = in.at("k");
-    const auto y = run(forward, in).at("q_out");
-    const auto dx = run(backward, back).at("dq");
+    const auto y = run_reference(forward, in).at("q_out");
+    const auto dx = run_reference(backward, back).at("dq");
     double left = 0, right = 0;
     for (std::size_t e = 0; e < dy.size(); ++e) {
       left += dy[e] * y[e];

@@ -131,8 +131,7 @@ constexpr std::int64_t draws = 1'000'000;
 }  // namespace
 
 TEST_CASE("sample: whole vocabularies are right on a GPU", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   std::mt19937_64 random(1);
   for (const std::int64_t vocab : {32000, 128256, 151936, 262144})
     for (const char* choose : {"argmax", "sample", "filtered"})

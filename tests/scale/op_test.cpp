@@ -94,12 +94,12 @@ void check_copy(Backend& backend) {
 TEST_CASE("the reference of scale is the formula") {
   const Problem problem = canonical(
       scale_op(), {"scale", "fwd", DType::f32, {{"m", 2}, {"h", 2}}, {}}, DeviceKind::cpu);
-  const auto found = run_reference(scale_op(), problem, {{"x", {1, -2, 3, 0}}, {"factor", {-0.5}}});
+  const auto found = run_reference(problem, {{"x", {1, -2, 3, 0}}, {"factor", {-0.5}}});
   CHECK(found.at("x") == std::vector<double>{-0.5, 1, -1.5, 0});
   const Problem apart = canonical(
       scale_op(), {"scale", "fwd", DType::f32, {{"m", 2}, {"h", 2}}, {{"in-place", "no"}}},
       DeviceKind::cpu);
-  const auto other = run_reference(scale_op(), apart, {{"x", {1, -2, 3, 0}}, {"factor", {-0.5}}});
+  const auto other = run_reference(apart, {{"x", {1, -2, 3, 0}}, {"factor", {-0.5}}});
   CHECK(other.at("x") == std::vector<double>{1, -2, 3, 0});
   CHECK(other.at("y") == std::vector<double>{-0.5, 1, -1.5, 0});
 }
@@ -112,9 +112,9 @@ TEST_CASE("rows, or elements by their ids, may have factors of their own") {
     return canonical(scale_op(), problem, DeviceKind::cpu);
   };
   const std::vector<double> x{1, -2, 3, 5};
-  const auto rows = run_reference(scale_op(), with_factor("rows"), {{"x", x}, {"factor", {2, -1}}});
+  const auto rows = run_reference(with_factor("rows"), {{"x", x}, {"factor", {2, -1}}});
   CHECK(rows.at("y") == std::vector<double>{2, -4, -3, -5});
-  const auto ids = run_reference(scale_op(), with_factor("ids"),
+  const auto ids = run_reference(with_factor("ids"),
                                  {{"x", x}, {"factor", {2, -1, 10}}, {"ids", {2, 0, -1, 3}}});
   CHECK(ids.at("y") == std::vector<double>{10, -4, 0, 0});
   CHECK(error_of([] {
@@ -139,8 +139,7 @@ TEST_CASE("a factor of 1 moves nothing") {
 }
 
 TEST_CASE("on a GPU too, a factor of 1 moves nothing", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   for (const float factor : {1.0f, 0.25f}) check_factor(*backend, factor);
 }
 

@@ -57,18 +57,13 @@ Problem random_ssd(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   return ssd_problem(kind, pass, draw.of(ssd_op().dtypes(kind)), sizes, options);
 }
 
-ReferenceTensors reference(const Problem& problem, ReferenceTensors tensors) {
-  return test::run_reference(ssd_op(), problem, std::move(tensors));
-}
-
 double softplus(double x) {
   return std::log1p(std::exp(x));
 }
 
 /// Tokens, rows and features at the edges of tiles, and each form of sequences.
 void verify_chunks(const char* pass) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const Options rest{{"dt-bias", "yes"}, {"skip", "yes"}};
   std::vector<Problem> problems;
   const auto add = [&](const Sizes& sizes, Options options = {}) {
@@ -105,8 +100,7 @@ void verify_chunks(const char* pass) {
 /// Chunks by wgmma: stages and places of states that are used again, blocks of a head, slabs of
 /// rows and features, clusters.
 void verify_sm90_chunks() {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   if (backend->facts().arch != "sm_90a") FFTUNE_SKIP("it needs wgmma");
   const Options rest{{"dt-bias", "yes"}, {"skip", "yes"}};
   std::vector<Problem> problems;
@@ -181,20 +175,20 @@ void check_foreign_values(Backend& backend) {
 TEST_CASE("the reference of ssd is the recurrence, by hand") {
   // One head of one feature, a state of 2, 2 tokens.
   const Sizes sizes{{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 1}, {"state-dim", 2}};
-  const auto found = reference(ssd_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
-                                           {{"initial-state", "yes"},
-                                            {"final-state", "yes"},
-                                            {"softplus", "no"},
-                                            {"skip", "yes"},
-                                            {"decay", "given"},
-                                            {"dt-max", "2"}}),
-                               {{"x", {3, 5}},
-                                {"dt", {0.5, 7}},
-                                {"A", {-std::log(4.0)}},
-                                {"B", {1, 0, 0.5, 1}},
-                                {"C", {1, 1, 2, -1}},
-                                {"D", {10}},
-                                {"initial_state", {2, 4}}});
+  const auto found = run_reference(ssd_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
+                                               {{"initial-state", "yes"},
+                                                {"final-state", "yes"},
+                                                {"softplus", "no"},
+                                                {"skip", "yes"},
+                                                {"decay", "given"},
+                                                {"dt-max", "2"}}),
+                                   {{"x", {3, 5}},
+                                    {"dt", {0.5, 7}},
+                                    {"A", {-std::log(4.0)}},
+                                    {"B", {1, 0, 0.5, 1}},
+                                    {"C", {1, 1, 2, -1}},
+                                    {"D", {10}},
+                                    {"initial_state", {2, 4}}});
   // exp(0.5 A) is 1/2: [1, 2], and 0.5 * 3 [1, 0] is written.
   CHECK(found.at("out")[0] == Approx(2.5 + 2 + 30));
   // dt is 2, exp(2 A) is 1/16, and 2 * 5 [0.5, 1] is written.
@@ -207,13 +201,13 @@ TEST_CASE("the step of ssd follows from its input, its bias and limits") {
   const Sizes sizes{{"s", 1}, {"b", 1}, {"heads", 2}, {"dim", 1}, {"state-dim", 1}};
   const auto steps_of = [&](Options options) {
     options["final-state"] = "yes", options["dt-bias"] = "yes";
-    return reference(ssd_problem(DeviceKind::cpu, "fwd", DType::f32, sizes, options),
-                     {{"x", {1, 1}},
-                      {"dt", {0.5, -2}},
-                      {"A_log", {0, 0}},
-                      {"B", {1}},
-                      {"C", {1}},
-                      {"dt_bias", {0.25, 1}}})
+    return run_reference(ssd_problem(DeviceKind::cpu, "fwd", DType::f32, sizes, options),
+                         {{"x", {1, 1}},
+                          {"dt", {0.5, -2}},
+                          {"A_log", {0, 0}},
+                          {"B", {1}},
+                          {"C", {1}},
+                          {"dt_bias", {0.25, 1}}})
         .at("final_state");
   };
   CHECK(steps_of({})[0] == Approx(softplus(0.75)));
@@ -228,15 +222,15 @@ TEST_CASE("heads of ssd share the group before them, and a padded index leaves s
   const Sizes sizes{{"s", 1},   {"b", 3},         {"heads", 4}, {"groups", 2},
                     {"dim", 1}, {"state-dim", 1}, {"states", 2}};
   const auto found =
-      reference(ssd_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
-                            {{"indices", "yes"}, {"softplus", "no"}, {"decay", "given"}}),
-                {{"x", {1, 2, 3, 4, 1, 1, 1, 1, 1, 1, 1, 1}},
-                 {"dt", std::vector<double>(12, 1)},
-                 {"A", {0, 0, 0, 0}},
-                 {"B", {1, 10, 1, 1, 1, 1}},
-                 {"C", {1, 1, 1, 1, 1, 1}},
-                 {"states", {7, 7, 7, 7, 100, 200, 300, 400}},
-                 {"state_indices", {1, 0, 2}}});
+      run_reference(ssd_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
+                                {{"indices", "yes"}, {"softplus", "no"}, {"decay", "given"}}),
+                    {{"x", {1, 2, 3, 4, 1, 1, 1, 1, 1, 1, 1, 1}},
+                     {"dt", std::vector<double>(12, 1)},
+                     {"A", {0, 0, 0, 0}},
+                     {"B", {1, 10, 1, 1, 1, 1}},
+                     {"C", {1, 1, 1, 1, 1, 1}},
+                     {"states", {7, 7, 7, 7, 100, 200, 300, 400}},
+                     {"state_indices", {1, 0, 2}}});
   CHECK(found.at("out") == std::vector<double>{101, 202, 330, 440, 0, 0, 0, 0, 0, 0, 0, 0});
   CHECK(found.at("states") == std::vector<double>{7, 7, 7, 7, 101, 202, 330, 440});
 }
@@ -245,16 +239,16 @@ TEST_CASE("slots of ssd hold the states behind single tokens") {
   const Sizes sizes{{"s", 2},   {"b", 4},         {"heads", 1},  {"groups", 1},
                     {"dim", 1}, {"state-dim", 1}, {"states", 8}, {"slots", 2}};
   const auto found =
-      reference(ssd_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
-                            {{"indices", "yes"}, {"softplus", "no"}, {"decay", "given"}}),
-                {{"x", {1, 2, 3, 4, 5, 6, 7, 8}},
-                 {"dt", std::vector<double>(8, 1)},
-                 {"A", {0}},
-                 {"B", std::vector<double>(8, 1)},
-                 {"C", std::vector<double>(8, 1)},
-                 {"states", {10, 20, 30, 40, 50, 60, 70, 80}},
-                 {"state_indices", {1, 2, 3, 4, 0, 5, 6, 0}},
-                 {"accepted", {1, 2, 1, 9}}});
+      run_reference(ssd_problem(DeviceKind::cpu, "fwd", DType::f32, sizes,
+                                {{"indices", "yes"}, {"softplus", "no"}, {"decay", "given"}}),
+                    {{"x", {1, 2, 3, 4, 5, 6, 7, 8}},
+                     {"dt", std::vector<double>(8, 1)},
+                     {"A", {0}},
+                     {"B", std::vector<double>(8, 1)},
+                     {"C", std::vector<double>(8, 1)},
+                     {"states", {10, 20, 30, 40, 50, 60, 70, 80}},
+                     {"state_indices", {1, 2, 3, 4, 0, 5, 6, 0}},
+                     {"accepted", {1, 2, 1, 9}}});
   // The third sequence is padding; the fourth begins with its last slot, which is padding.
   CHECK(found.at("out") == std::vector<double>{21, 23, 53, 57, 0, 0, 0, 0});
   CHECK(found.at("states") == std::vector<double>{10, 21, 23, 53, 57, 60, 70, 80});
@@ -297,14 +291,14 @@ TEST_CASE("gradients of ssd's reference are those of its differences") {
 TEST_CASE("a step of ssd at a limit has no gradient, and one at the limit itself has") {
   const Sizes sizes{{"s", 3}, {"b", 1}, {"heads", 1}, {"dim", 1}, {"state-dim", 1}};
   const auto found =
-      reference(ssd_problem(DeviceKind::cpu, "bwd", DType::f32, sizes,
-                            {{"softplus", "no"}, {"dt-min", "0.5"}, {"dt-max", "1"}}),
-                {{"d_out", {1, 1, 1}},
-                 {"x", {1, 1, 1}},
-                 {"dt", {0.25, 1, 2}},
-                 {"A_log", {0}},
-                 {"B", {1, 1, 1}},
-                 {"C", {1, 1, 1}}});
+      run_reference(ssd_problem(DeviceKind::cpu, "bwd", DType::f32, sizes,
+                                {{"softplus", "no"}, {"dt-min", "0.5"}, {"dt-max", "1"}}),
+                    {{"d_out", {1, 1, 1}},
+                     {"x", {1, 1, 1}},
+                     {"dt", {0.25, 1, 2}},
+                     {"A_log", {0}},
+                     {"B", {1, 1, 1}},
+                     {"C", {1, 1, 1}}});
   CHECK(found.at("ddt")[0] == 0);
   CHECK(found.at("ddt")[1] != 0);
   CHECK(found.at("ddt")[2] == 0);

@@ -26,8 +26,7 @@ void verify_larger_on_cpu(const Op& op, DrawProblem problem, int count) {
 
 void verify_on_gpu(const Op& op, DrawProblem problem, int count, int most_bits,
                    std::uint64_t seed) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   const DeviceFacts& facts = backend->facts();
   Draw draw(seed);
   struct Case {

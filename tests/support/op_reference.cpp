@@ -13,9 +13,10 @@ void check_registration(const Op& op) {
   }
 }
 
-std::vector<std::string> tensor_names(const Op& op, const Problem& problem) {
+std::vector<std::string> tensor_names(const Problem& problem) {
   std::vector<std::string> names;
-  for (const auto& tensor : op.tensors(problem)) names.push_back(tensor.name);
+  for (const auto& tensor : builtin_catalog().op(problem.op).tensors(problem))
+    names.push_back(tensor.name);
   return names;
 }
 
@@ -31,9 +32,9 @@ std::vector<std::byte> drawn_bytes(const TensorSpec& spec, std::mt19937_64& rand
   return bytes;
 }
 
-ReferenceTensors run_reference(const Op& op, const Problem& problem, ReferenceTensors tensors) {
+ReferenceTensors run_reference(const Problem& problem, ReferenceTensors tensors) {
   HostThreads threads;
-  op.reference(problem, 0, tensors, threads);
+  builtin_catalog().op(problem.op).reference(problem, 0, tensors, threads);
   return tensors;
 }
 

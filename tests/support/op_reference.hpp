@@ -20,12 +20,12 @@ namespace fftune::test {
 /// is embedded.
 void check_registration(const Op& op);
 
-std::vector<std::string> tensor_names(const Op& op, const Problem& problem);
+std::vector<std::string> tensor_names(const Problem& problem);
 
 /// Test data of a tensor in its dtype: normal values, or what the op draws for seed 1.
 std::vector<std::byte> drawn_bytes(const TensorSpec& spec, std::mt19937_64& random);
 
-/// The tensors with the outputs of the first stage.
-ReferenceTensors run_reference(const Op& op, const Problem& problem, ReferenceTensors tensors);
+/// The tensors with the outputs of the first stage of the problem's op.
+ReferenceTensors run_reference(const Problem& problem, ReferenceTensors tensors);
 
 }  // namespace fftune::test

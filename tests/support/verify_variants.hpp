@@ -19,11 +19,15 @@ namespace fftune::test {
 /// The first CUDA device, or null where there is none.
 std::unique_ptr<Backend> open_first_cuda();
 
-/// test(backend) on it; the test case is skipped where there is none.
+/// Defines `name`, a pointer to it; the test case is skipped where there is none.
+#define FFTUNE_FIRST_CUDA(name)                      \
+  const auto name = fftune::test::open_first_cuda(); \
+  if (!name) FFTUNE_SKIP("there is no CUDA device here")
+
+/// test(backend) on it.
 template <class Test>
 void on_first_cuda(const Test& test) {
-  const auto backend = open_first_cuda();
-  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  FFTUNE_FIRST_CUDA(backend);
   test(*backend);
 }
 
