@@ -49,19 +49,19 @@ TEST_CASE("the reference is the formula, and packing moves values alone") {
   const ReferenceTensors apart{
       {"gate", {1, 0, -1, 1}}, {"up", {2, 3, 4, 5}}, {"dout", {1, 2, 3, 4}}};
   const ReferenceTensors together{{"gate_up", {1, 0, 2, 3, -1, 1, 4, 5}}, {"dout", {1, 2, 3, 4}}};
-  const auto out = run_reference(problem_of("fwd", "no"), apart).at("out");
+  const auto out = test::run_reference(problem_of("fwd", "no"), apart).at("out");
   CHECK(out[0] == Approx(2 * s));
   CHECK(out[1] == 0);
   CHECK(out[2] == Approx(-4 * (1 - s)));
-  CHECK(run_reference(problem_of("fwd", "yes"), together).at("out") == out);
+  CHECK(test::run_reference(problem_of("fwd", "yes"), together).at("out") == out);
 
-  const auto backward = run_reference(problem_of("bwd", "no"), apart);
+  const auto backward = test::run_reference(problem_of("bwd", "no"), apart);
   const auto& dgate = backward.at("dgate");
   const auto& dup = backward.at("dup");
   CHECK(dgate[0] == Approx(2 * s * (1 + 1 - s)));
   CHECK(dgate[1] == Approx(2 * 3 * 0.5));
   CHECK(dup[3] == Approx(4 * s));
   CHECK(
-      run_reference(problem_of("bwd", "yes"), together).at("dgate_up") ==
+      test::run_reference(problem_of("bwd", "yes"), together).at("dgate_up") ==
       std::vector<double>{dgate[0], dgate[1], dup[0], dup[1], dgate[2], dgate[3], dup[2], dup[3]});
 }

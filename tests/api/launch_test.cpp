@@ -23,18 +23,11 @@ std::string any_tokens_json(std::int64_t most, std::size_t d, std::size_t h) {
 struct Launch {
   Launch(Layer& layer, HostWorkspace& workspace, std::int64_t tokens)
       : inputs{layer.x.data(), layer.w_gate.data(), layer.w_up.data(), layer.w_down.data()},
-        outputs{layer.y.data()} {
-    run.struct_size = sizeof run;
-    run.inputs = inputs;
-    run.input_count = 4;
-    run.outputs = outputs;
-    run.output_count = 1;
-    run.workspace = workspace.data();
-    run.tokens = tokens;
-  }
+        outputs{layer.y.data()},
+        run(run_of(inputs, outputs, workspace, tokens)) {}
   const void* inputs[4];
   void* outputs[1];
-  fftune_run run{};
+  fftune_run run;
 };
 
 }  // namespace

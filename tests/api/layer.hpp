@@ -43,6 +43,21 @@ class HostWorkspace {
   std::vector<std::byte> memory_;
 };
 
+/// A launch of a plan on the CPU.
+template <std::size_t inputs, std::size_t outputs>
+fftune_run run_of(const void* const (&in)[inputs], void* const (&out)[outputs],
+                  HostWorkspace& workspace, std::int64_t tokens) {
+  fftune_run run{};
+  run.struct_size = sizeof run;
+  run.inputs = in;
+  run.input_count = inputs;
+  run.outputs = out;
+  run.output_count = outputs;
+  run.workspace = workspace.data();
+  run.tokens = tokens;
+  return run;
+}
+
 bool last_error_says(const std::string& words);
 
 }  // namespace fftune::test

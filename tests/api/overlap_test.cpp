@@ -145,14 +145,7 @@ TEST_CASE("a launch refuses an output over an input, for any number of tokens") 
   HostWorkspace workspace(plan);
   const void* const inputs[]{x.data(), weights.data(), weights.data(), weights.data()};
   void* outputs[]{x.data()};
-  fftune_run one{};
-  one.struct_size = sizeof one;
-  one.inputs = inputs;
-  one.input_count = 4;
-  one.outputs = outputs;
-  one.output_count = 1;
-  one.workspace = workspace.data();
-  one.tokens = 3;
+  const fftune_run one = run_of(inputs, outputs, workspace, 3);
   CHECK(fftune_plan_launch(plan.get(), &one) == FFTUNE_INVALID_INPUT);
   CHECK(last_error_says("fftune_plan_launch: output 4 (y) overlaps buffer 0 (x)"));
   outputs[0] = x.data() + std::ptrdiff_t{3 * 16 - 1};

@@ -71,6 +71,15 @@ void add_variant(std::vector<ChosenVariant>& cases, const Problem& problem, cons
   cases.push_back({problem, {&family, some[at], 0, 1}, {}});
 }
 
+/// Adds the default and another variant, if the family serves the problem.
+void add_two_variants(std::vector<ChosenVariant>& cases, const Problem& problem,
+                      const Family& family, const DeviceFacts& facts, Draw& draw) {
+  if (family.refusal(problem, facts)) return;
+  cases.push_back({problem, {&family, family.default_config(problem, facts), 0, 1}, {}});
+  add_variant(cases, problem, family, family.space(problem, facts).feasible(), draw,
+              [](const Config&) { return true; });
+}
+
 /// Few tiles and random problems with a variant of wgmma each that is as wanted.
 template <class Wanted>
 void verify_tiles(const Wanted& wanted, std::uint64_t seed) {
@@ -471,11 +480,7 @@ TEST_CASE("heads of every width are right in wgmma's kernels on the GPU", "[gpu]
     for (const Problem& problem : problems_of_width(dims[i], i)) {
       if (problem.pass == "bwd" && dims[i] > 256) continue;
       const Family& family = family_of(attention_op(), wgmma_family(problem));
-      if (family.refusal(problem, backend->facts())) continue;
-      const auto configs = family.space(problem, backend->facts()).feasible();
-      cases.push_back(
-          {problem, {&family, family.default_config(problem, backend->facts()), 0, 1}, {}});
-      add_variant(cases, problem, family, configs, draw, [](const Config&) { return true; });
+      add_two_variants(cases, problem, family, backend->facts(), draw);
     }
   verify_chosen(*backend, cases, draw.random());
 }
@@ -504,13 +509,8 @@ TEST_CASE("values of other widths than keys are right in wgmma's kernel on the G
   std::size_t form = 0;
   for (int times = 0; times < 2; ++times)
     for (const Widths& widths : other_values)
-      for (const Problem& problem : problems_of_values(widths, form++)) {
-        if (family.refusal(problem, backend->facts())) continue;
-        const auto configs = family.space(problem, backend->facts()).feasible();
-        cases.push_back(
-            {problem, {&family, family.default_config(problem, backend->facts()), 0, 1}, {}});
-        add_variant(cases, problem, family, configs, draw, [](const Config&) { return true; });
-      }
+      for (const Problem& problem : problems_of_values(widths, form++))
+        add_two_variants(cases, problem, family, backend->facts(), draw);
   verify_chosen(*backend, cases, draw.random());
 }
 

@@ -16,10 +16,7 @@ using namespace fftune::test;
 
 namespace {
 
-Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
-  sizes.insert({{"s", 4}, {"b", 2}, {"heads", 4}, {"dim", 16}});
-  return attention_problem(DeviceKind::cpu, pass, DType::f32, std::move(sizes), std::move(options));
-}
+const SmallProblems problem_of{attention_problem, {{"s", 4}, {"b", 2}, {"heads", 4}, {"dim", 16}}};
 
 std::string refusal(Sizes sizes, Options options = {}, const std::string& pass = "fwd") {
   return error_of([&] { problem_of(pass, std::move(sizes), std::move(options)); });

@@ -16,10 +16,8 @@ namespace {
 using Values = std::vector<double>;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-Problem one_head_problem(const std::string& pass, Sizes sizes, Options options = {}) {
-  sizes.insert({{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 8}});
-  return attention_problem(DeviceKind::cpu, pass, DType::f32, std::move(sizes), std::move(options));
-}
+const SmallProblems one_head_problem{attention_problem,
+                                     {{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 8}}};
 
 Values zeros(std::int64_t count) {
   return Values(static_cast<std::size_t>(count));

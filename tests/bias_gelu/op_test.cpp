@@ -39,13 +39,13 @@ TEST_CASE("the saved input replaces x and bias") {
   auto backward = problem_of("bwd", "gelu");
   const ReferenceTensors in{
       {"x", {1, -2, 3, 0.5, 0, -1}}, {"bias", {0.5, 1, -1}}, {"dy", {1, 2, 3, 4, 5, 6}}};
-  const auto plain = run_reference(backward, in);
+  const auto plain = test::run_reference(backward, in);
   forward.options["save"] = backward.options["save"] = "input";
-  auto saved = run_reference(forward, in);
+  auto saved = test::run_reference(forward, in);
   CHECK(saved.at("input") == std::vector<double>{1.5, -1, 2, 1, 1, -2});
   saved.erase("x");
   saved.erase("bias");
-  const auto from_saved = run_reference(backward, saved);
+  const auto from_saved = test::run_reference(backward, saved);
   CHECK(from_saved.at("dx") == plain.at("dx"));
   CHECK(from_saved.at("dbias") == plain.at("dbias"));
 }
@@ -67,16 +67,16 @@ TEST_CASE("the reference is the formula, by hand") {
   // Φ(1) = 0.841344746, φ(1) = 0.241970725.
   const ReferenceTensors in{
       {"x", {0.5, -1, 3, 0, 1, 0}}, {"bias", {0.5, 0, -2}}, {"dy", {2, 1, 1, 0, 1, 0}}};
-  const auto forward = run_reference(problem_of("fwd", "gelu"), in);
+  const auto forward = test::run_reference(problem_of("fwd", "gelu"), in);
   CHECK(forward.at("y")[0] == Approx(0.841344746));
   CHECK(forward.at("y")[1] == Approx(0.841344746 - 1));
   CHECK(forward.at("y")[2] == Approx(0.841344746));
-  const auto backward = run_reference(problem_of("bwd", "gelu"), in);
+  const auto backward = test::run_reference(problem_of("bwd", "gelu"), in);
   const double slope = 0.841344746 + 0.241970725;
   CHECK(backward.at("dx")[0] == Approx(2 * slope));
   CHECK(backward.at("dx")[1] == Approx(1 - slope));
   CHECK(backward.at("dbias")[0] == Approx(2 * slope));
   CHECK(backward.at("dbias")[1] == Approx(1));
-  const auto tanh = run_reference(problem_of("fwd", "gelu-tanh"), in);
+  const auto tanh = test::run_reference(problem_of("fwd", "gelu-tanh"), in);
   CHECK(tanh.at("y")[0] == Approx(0.5 * (1 + std::tanh(0.79788456 * 1.044715))));
 }

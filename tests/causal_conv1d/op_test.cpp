@@ -13,10 +13,7 @@ using namespace fftune::test;
 
 namespace {
 
-Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
-  sizes.insert({{"s", 3}, {"b", 1}, {"channels", 1}, {"width", 3}});
-  return conv_problem(DeviceKind::cpu, pass, DType::f32, std::move(sizes), std::move(options));
-}
+const SmallProblems problem_of{conv_problem, {{"s", 3}, {"b", 1}, {"channels", 1}, {"width", 3}}};
 
 std::string refusal(const std::string& pass, Sizes sizes, Options options = {}) {
   return error_of([&] { problem_of(pass, std::move(sizes), std::move(options)); });

@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "store/example.hpp"
 #include "support/catch.hpp"
+#include "support/rows_op.hpp"
 #include "support/temporary_folder.hpp"
 
 using namespace fftune;
@@ -55,15 +56,12 @@ class FakeFamily : public Family {
   bool fallback_;
 };
 
-class FakeOp : public Op {
+class FakeOp : public test::RowsOp {
  public:
+  FakeOp() : RowsOp(DType::bf16) {}
   std::string_view name() const override { return "ffn"; }
   std::string_view summary() const override { return "for tests"; }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
   std::vector<SizeField> sizes() const override { return {}; }
-  std::vector<OptionField> options() const override { return {}; }
-  std::vector<DType> dtypes(DeviceKind) const override { return {DType::bf16}; }
-  std::string_view token_size() const override { return "m"; }
   std::vector<TensorSpec> tensors(const Problem&) const override { return {}; }
   std::vector<StageSpec> stages(const Problem&) const override {
     std::vector<StageSpec> stages(2);
@@ -73,7 +71,6 @@ class FakeOp : public Op {
   }
   void reference(const Problem&, std::size_t, ReferenceTensors&, Parallel&) const override {}
   std::vector<const Family*> families() const override { return {&up, &down, &whole, &simple}; }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 
   FakeFamily up{"up", {"up"}}, down{"down", {"down"}}, whole{"whole", {"up", "down"}},
       simple{"simple", {"up", "down"}, true};

@@ -136,14 +136,28 @@ TEST_CASE("compile gives the same sample twice, from the cache the second time")
   }
 }
 
-TEST_CASE("device sources of a folder are compiled without a build, and cached by their text") {
-  const Sandbox sandbox;
+namespace {
+
+/// A copy of the device sources, which may be changed.
+fs::path copied_kernels(const Sandbox& sandbox) {
   const fs::path kernels = sandbox.folder() / "kernels";
   fs::copy(fs::path(FFTUNE_SOURCE_DIR) / "kernels", kernels, fs::copy_options::recursive);
+  return kernels;
+}
+
+Finished with_kernels(const Sandbox& sandbox, const fs::path& kernels, const std::string& words) {
+  return sandbox.start_by({}, words, {"FFTUNE_DEVICE_SOURCES=" + kernels.string()})->wait();
+}
+
+}  // namespace
+
+TEST_CASE("device sources of a folder are compiled without a build, and cached by their text") {
+  const Sandbox sandbox;
+  const fs::path kernels = copied_kernels(sandbox);
   const fs::path source = kernels / "act_mul/forward_columns.cu";
   const std::string text = text_of(source);
   const auto with_folder = [&](const std::string& words) {
-    return sandbox.start_by({}, words, {"FFTUNE_DEVICE_SOURCES=" + kernels.string()})->wait();
+    return with_kernels(sandbox, kernels, words);
   };
   const std::string compile =
       "compile --arch sm_80 --op act-mul --family forward_columns --dtype f32 --sample 1 --json";
@@ -185,8 +199,7 @@ TEST_CASE("device sources of a folder are compiled without a build, and cached b
 
 TEST_CASE("compile tells the PTX of each kernel apart, whatever else its source says") {
   const Sandbox sandbox;
-  const fs::path kernels = sandbox.folder() / "kernels";
-  fs::copy(fs::path(FFTUNE_SOURCE_DIR) / "kernels", kernels, fs::copy_options::recursive);
+  const fs::path kernels = copied_kernels(sandbox);
   const fs::path source = kernels / "common/numerics.cuh";
   const std::string text = text_of(source);
   const std::string compile =
@@ -195,8 +208,7 @@ TEST_CASE("compile tells the PTX of each kernel apart, whatever else its source 
     FFTUNE_SKIP("no NVRTC: " + done.err);
   const auto hash_with = [&](const std::string& sources) {
     write_text(source, sources);
-    const auto done =
-        sandbox.start_by({}, compile, {"FFTUNE_DEVICE_SOURCES=" + kernels.string()})->wait();
+    const auto done = with_kernels(sandbox, kernels, compile);
     INFO(done.err);
     REQUIRE(done.code == 0);
     const json kernel = json_of(done.out).at("programs").at(0).at("kernels").at(0);

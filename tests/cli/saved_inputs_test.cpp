@@ -39,6 +39,14 @@ class DenseModel {
   void add(const std::string& name, const Shape& shape, float first, const char* dtype = "F32") {
     writer_.add(name, dtype, shape, counting(shape, first));
   }
+  /// Weights, counted from 10, and their biases, counted from 20.
+  void add_with_biases(const std::string& prefix,
+                       const std::vector<std::pair<std::string, Shape>>& weights, bool transposed) {
+    for (const auto& [name, shape] : weights) {
+      add(prefix + name + ".weight", shape, 10);
+      add(prefix + name + ".bias", {transposed ? shape.back() : shape.front()}, 20);
+    }
+  }
   void config(const std::string& text) { write_text(folder_->path() / "config.json", text); }
 
   const Op& op(const std::string& name) const { return catalog_.op(name); }
@@ -287,18 +295,15 @@ std::string options_text(const Problem& problem, const std::vector<std::string>&
 
 TEST_CASE("a layer of Phi is parallel, with biases and no gate") {
   DenseModel model;
-  const std::string start = "model.layers.0.";
-  for (const auto& [name, shape] :
-       std::vector<std::pair<std::string, Shape>>{{"input_layernorm", {4}},
-                                                  {"self_attn.q_proj", {16, 4}},
-                                                  {"self_attn.k_proj", {16, 4}},
-                                                  {"self_attn.v_proj", {16, 4}},
-                                                  {"self_attn.dense", {4, 16}},
-                                                  {"mlp.fc1", {6, 4}},
-                                                  {"mlp.fc2", {4, 6}}}) {
-    model.add(start + name + ".weight", shape, 10);
-    model.add(start + name + ".bias", {shape[0]}, 20);
-  }
+  model.add_with_biases("model.layers.0.",
+                        {{"input_layernorm", {4}},
+                         {"self_attn.q_proj", {16, 4}},
+                         {"self_attn.k_proj", {16, 4}},
+                         {"self_attn.v_proj", {16, 4}},
+                         {"self_attn.dense", {4, 16}},
+                         {"mlp.fc1", {6, 4}},
+                         {"mlp.fc2", {4, 6}}},
+                        false);
   model.config(R"({"model_type":"phi","num_attention_heads":2,"hidden_size":16,)"
                R"("hidden_act":"gelu_new","layer_norm_eps":0.001,)"
                R"("rope_parameters":{"rope_theta":500.0,"partial_rotary_factor":0.25}})");
@@ -321,17 +326,14 @@ TEST_CASE("a layer of Phi is parallel, with biases and no gate") {
 
 TEST_CASE("a layer of GPT-2 has no RoPE, and transposed weights") {
   DenseModel model;
-  const std::string start = "transformer.h.0.";
-  for (const auto& [name, shape] :
-       std::vector<std::pair<std::string, Shape>>{{"ln_1", {16}},
-                                                  {"attn.c_attn", {16, 48}},
-                                                  {"attn.c_proj", {16, 16}},
-                                                  {"ln_2", {16}},
-                                                  {"mlp.c_fc", {16, 6}},
-                                                  {"mlp.c_proj", {6, 16}}}) {
-    model.add(start + name + ".weight", shape, 10);
-    model.add(start + name + ".bias", {shape.back()}, 20);
-  }
+  model.add_with_biases("transformer.h.0.",
+                        {{"ln_1", {16}},
+                         {"attn.c_attn", {16, 48}},
+                         {"attn.c_proj", {16, 16}},
+                         {"ln_2", {16}},
+                         {"mlp.c_fc", {16, 6}},
+                         {"mlp.c_proj", {6, 16}}},
+                        true);
   model.config(R"({"model_type":"gpt2","n_head":2,"n_embd":16,"activation_function":"gelu_new"})");
   const SavedInputs saved = model.open("layer");
   const Problem problem = model.problems(saved, decoding).at(0);

@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "sandbox.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 
 using namespace fftune;
 using namespace fftune::tool;
@@ -59,14 +60,8 @@ bool has(const VllmProblems& found, const std::string& part) {
                      [&](const std::string& line) { return line.find(part) != std::string::npos; });
 }
 
-std::string error_of(const std::string& config, const VllmServing& serving = {}) {
-  try {
-    problems_of(config, serving);
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::invalid_input);
-    return error.what();
-  }
-  return "";
+std::string refusal(const std::string& config, const VllmServing& serving = {}) {
+  return test::error_of(ErrorKind::invalid_input, [&] { problems_of(config, serving); });
 }
 
 }  // namespace
@@ -110,10 +105,9 @@ TEST_CASE("a device has its slice, and no residual before the sum over devices")
   CHECK(has(found, "linear/fwd bf16 k=256 m=1 n=4096"));
   CHECK(has(found, "ffn/fwd bf16 act=silu d=4096 h=896 m=1"));
   CHECK(has(found, "rmsnorm/fwd bf16 convention=llama eps=1e-06 residual=yes"));
-  CHECK(error_of(llama, {.tensor_parallel = 3, .ranks = true}) ==
-        "--tp 3 does not divide 32 heads");
-  CHECK(error_of(llama, {.tensor_parallel = 32, .ranks = true}).empty());
-  CHECK(error_of(mixture, {.tensor_parallel = 512, .layers = false}) ==
+  CHECK(refusal(llama, {.tensor_parallel = 3, .ranks = true}) == "--tp 3 does not divide 32 heads");
+  CHECK(refusal(llama, {.tensor_parallel = 32, .ranks = true}).empty());
+  CHECK(refusal(mixture, {.tensor_parallel = 512, .layers = false}) ==
         "--tp 512 does not divide 768 features of an expert");
 }
 
@@ -174,10 +168,10 @@ TEST_CASE("with batch invariance every problem has the option whose op has it") 
 
 TEST_CASE("a model that stays vLLM's is an error with the reason") {
   const auto reason = [](const std::string& base, const std::string& fields) {
-    return error_of(with(base, fields));
+    return refusal(with(base, fields));
   };
   const std::string start = "there is nothing to search: layers stay vLLM's: ";
-  CHECK(error_of(R"({"architectures": ["GemmaForCausalLM"]})") ==
+  CHECK(refusal(R"({"architectures": ["GemmaForCausalLM"]})") ==
         start +
             "GemmaForCausalLM is not Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, gpt-oss, Gemma 2 or "
             "Gemma 3");
@@ -190,7 +184,7 @@ TEST_CASE("a model that stays vLLM's is an error with the reason") {
   CHECK(reason(llama, R"("dtype": "float16")") == start + "elements of float16");
   CHECK(reason(llama, R"("mlp_bias": true)") == start + "biases of the network");
   CHECK(reason(llama, R"("hidden_act": "gelu")") == start + "the activation gelu");
-  CHECK(error_of(llama, {.layers = false}) ==
+  CHECK(refusal(llama, {.layers = false}) ==
         "there is nothing to search: LlamaForCausalLM has no experts");
   CHECK(reason(mixture, R"("swiglu_limit": 7.0, "dtype": "float16")") ==
         start + "elements of float16; experts stay vLLM's: a clamped activation, or biases");
@@ -233,7 +227,7 @@ TEST_CASE("Gemma has the parts of the op layer") {
   const auto slice = problems_of(gemma, {.tensor_parallel = 2, .tokens = {2}, .ranks = true});
   CHECK(has(slice, "h=5120"));
   CHECK_FALSE(has(slice, "all-reduce"));
-  CHECK(error_of(gemma, {.batch_invariant = true}).find("the op layer alone computes") !=
+  CHECK(refusal(gemma, {.batch_invariant = true}).find("the op layer alone computes") !=
         std::string::npos);
   // vLLM runs the model with vision by the same layers.
   const std::string_view sizes(std::string_view(gemma).substr(std::string_view(gemma).find(',')));
@@ -279,11 +273,11 @@ TEST_CASE("linear layers of fp8 are a part that is named") {
     for (const char* sizes : {" k=4096 m=1 n=6144", " k=4096 m=4096 n=4096",
                               " k=4096 m=512 n=28672", " k=14336 m=1024 n=4096"})
       CHECK(has(found, std::string("linear/fwd bf16 quantise=") + word + sizes));
-    CHECK(error_of(with(llama, fields)).find("nothing to search") != std::string::npos);
+    CHECK(refusal(with(llama, fields)).find("nothing to search") != std::string::npos);
   }
-  CHECK(error_of(with(llama, R"("quantization_config": {"quant_method": "fp8",
+  CHECK(refusal(with(llama, R"("quantization_config": {"quant_method": "fp8",
       "activation_scheme": "static"})"),
-                 {.fp8_linears = true})
+                {.fp8_linears = true})
             .find("nothing to search") != std::string::npos);
 }
 
@@ -325,7 +319,7 @@ TEST_CASE("sizes of experts are found by the names that configurations use") {
       "moe_num_experts": 64}})",
                           {.tokens = {1}}))
             .size() == 2);
-  CHECK(error_of(R"({"architectures": ["NemotronHForCausalLM"], "hidden_size": 4096,
+  CHECK(refusal(R"({"architectures": ["NemotronHForCausalLM"], "hidden_size": 4096,
       "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
       "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu"})")
             .find("experts stay vLLM's: the activation relu2") != std::string::npos);
@@ -333,7 +327,7 @@ TEST_CASE("sizes of experts are found by the names that configurations use") {
   for (const char* fields : {R"("num_experts": 128, "top_k_experts": 8, "enable_moe_block": false)",
                              R"("num_experts": 1, "moe_topk": 1)", R"("num_experts": null)"})
     CHECK_FALSE(has(problems_of(with(llama, fields)), "moe-ffn"));
-  CHECK(error_of(with(llama, R"("num_experts": 8)"))
+  CHECK(refusal(with(llama, R"("num_experts": 8)"))
             .find("num_experts_per_tok or num_experts_per_token or top_k_experts") == 0);
 }
 
@@ -348,17 +342,17 @@ TEST_CASE("the part for text is found within a model with vision, with the root'
   CHECK(texts(in(R"("architectures": ["LlamaForCausalLM"])")) == plain);
   // vLLM runs LLaVA's by its Llama.
   CHECK(texts(in(R"("architectures": ["LlavaForConditionalGeneration"])")) == plain);
-  CHECK(error_of(R"({"architectures": ["Qwen2VLForConditionalGeneration"], "text_config":
+  CHECK(refusal(R"({"architectures": ["Qwen2VLForConditionalGeneration"], "text_config":
       {"architectures": ["Qwen2ForCausalLM"], "rope_scaling": {"mrope_section": [16, 24, 24]}}})")
             .find("angles of several kinds of positions") != std::string::npos);
 }
 
 TEST_CASE("elements are of the type that vLLM computes in") {
   for (const char* dtype : {R"("float32")", "null", R"("bfloat16")"})
-    CHECK(error_of(with(llama, std::string(R"("torch_dtype": )") + dtype)).empty());
-  CHECK(error_of(with(mixture, R"("dtype": "float16")"), {.layers = false}) ==
+    CHECK(refusal(with(llama, std::string(R"("torch_dtype": )") + dtype)).empty());
+  CHECK(refusal(with(mixture, R"("dtype": "float16")"), {.layers = false}) ==
         "there is nothing to search: experts stay vLLM's: elements of float16");
-  CHECK(error_of(with(mixture, R"("dtype": "float16", "text_config": {"dtype": "bfloat16"})"))
+  CHECK(refusal(with(mixture, R"("dtype": "float16", "text_config": {"dtype": "bfloat16"})"))
             .find("elements of float16") != std::string::npos);
 }
 
@@ -410,17 +404,17 @@ TEST_CASE("layers of 4-bit weights are searched as the plugin runs them") {
   auto older = of_bits("4");
   older.replace(older.find("quantization_config"), 19, "compression_config");
   CHECK(has(problems_of(older), "linear/fwd bf16 group=row weights=int4 k=4096 m=1024"));
-  CHECK(error_of(of_bits("8"), {.linears = false, .int4_linears = true})
+  CHECK(refusal(of_bits("8"), {.linears = false, .int4_linears = true})
             .find("weights of 8 bits, which --parts linears turns on") != std::string::npos);
   CHECK(has(problems_of(of_bits("8")), "weights=int8 k=4096 m=1024 n=6144"));
-  CHECK(error_of(of_bits("4"), {.linears = false}).find("quantised weights") != std::string::npos);
+  CHECK(refusal(of_bits("4"), {.linears = false}).find("quantised weights") != std::string::npos);
   for (const auto& [config, reason] :
        {std::pair<std::string, const char*>{
             R"("quant_method": "gptq", "bits": 4, "group_size": 128, "sym": false)",
             "zero points of gptq"},
         {R"("quant_method": "gptq", "bits": 4, "group_size": 256)", "groups of 256 inputs"},
         {R"("quant_method": "gptq", "bits": 3, "group_size": 128)", "weights of 3 bits"}})
-    CHECK(error_of(quantised(config)).find(std::string("linear layers stay vLLM's: ") + reason) !=
+    CHECK(refusal(quantised(config)).find(std::string("linear layers stay vLLM's: ") + reason) !=
           std::string::npos);
   // Experts of 4 bits; whole layers where all parts are there.
   const auto quantised_mixture = with(mixture, R"("quantization_config": {)" + gptq + "}");
@@ -435,7 +429,7 @@ TEST_CASE("layers of 4-bit weights are searched as the plugin runs them") {
   CHECK(linears.left_alone.size() == 2);
   CHECK(problems_of(quantised_mixture, {.experts = false, .layers = false, .linears = false})
             .ops.size() == 1);
-  CHECK(error_of(quantised_mixture, {.batch_invariant = true}).find("batch invariance") !=
+  CHECK(refusal(quantised_mixture, {.batch_invariant = true}).find("batch invariance") !=
         std::string::npos);
   const auto experts =
       problems_of(with(gpt_oss, R"("quantization_config": {"quant_method": "mxfp4"})"),
@@ -445,7 +439,7 @@ TEST_CASE("layers of 4-bit weights are searched as the plugin runs them") {
 }
 
 TEST_CASE("layers under tensor parallelism are a part") {
-  CHECK(error_of(llama, {.tensor_parallel = 2})
+  CHECK(refusal(llama, {.tensor_parallel = 2})
             .find("tensor parallelism, which needs ranks in --parts") != std::string::npos);
   CHECK(problems_of(llama, {.tensor_parallel = 2, .ranks = true}).left_alone.empty());
 }
@@ -464,23 +458,23 @@ TEST_CASE("fp8 blocks of experts are found at every level, by both methods") {
               with(mixture, R"("quantization_config": )" + own) + "}"})
       CHECK(has(problems_of(config, {.tokens = {1}}),
                 "moe-ffn/fwd fp8 act=silu gate-up=halves routing=uniform scales=block"));
-  CHECK(error_of(with(mixture, R"("quantization_config": {"quant_method": "fp8"})"))
+  CHECK(refusal(with(mixture, R"("quantization_config": {"quant_method": "fp8"})"))
             .find("experts stay vLLM's: weights quantised by fp8") != std::string::npos);
 }
 
 TEST_CASE("a configuration that is none names the field") {
-  CHECK(error_of("[]") == "no JSON object: give the config.json of a model");
-  CHECK(error_of("{}") ==
+  CHECK(refusal("[]") == "no JSON object: give the config.json of a model");
+  CHECK(refusal("{}") ==
         "architectures is missing: give the config.json of a model as it is saved");
-  CHECK(error_of(R"({"architectures": ["LlamaForCausalLM"]})") ==
+  CHECK(refusal(R"({"architectures": ["LlamaForCausalLM"]})") ==
         "hidden_size is missing: give the config.json of a language model");
-  CHECK(error_of(with(llama, R"("hidden_size": "4096")")) ==
+  CHECK(refusal(with(llama, R"("hidden_size": "4096")")) ==
         "hidden_size: expected a whole number from 1 to 1073741824, found \"4096\"");
-  CHECK(error_of(with(llama, R"("hidden_size": 2147483648)")) ==
+  CHECK(refusal(with(llama, R"("hidden_size": 2147483648)")) ==
         "hidden_size: expected a whole number from 1 to 1073741824, found 2147483648");
-  CHECK(error_of(with(llama, R"("quantization_config": 4)")) ==
+  CHECK(refusal(with(llama, R"("quantization_config": 4)")) ==
         "quantization_config: expected an object, found 4");
-  CHECK(error_of(with(llama, R"("mlp_bias": 1)")) == "mlp_bias: expected true or false, found 1");
+  CHECK(refusal(with(llama, R"("mlp_bias": 1)")) == "mlp_bias: expected true or false, found 1");
 }
 
 TEST_CASE("tune-vllm lists the problems, and searches them into one folder") {

@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "cpu/open.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/seconds.hpp"
 
 using namespace fftune;
@@ -106,15 +107,10 @@ TEST_CASE("a large buffer that is gone serves the next large one that it fits") 
 TEST_CASE("memory that is not there is refused with the bytes needed and there") {
   const auto backend = open_cpu();
   const std::size_t bytes = std::size_t{1} << 50;
-  try {
-    backend->allocate(bytes);
-    FAIL("allocated a pebibyte");
-  } catch (const Error& error) {
-    REQUIRE(error.kind() == ErrorKind::unavailable);
-    const std::string message = error.what();
-    REQUIRE(message.find("a buffer needs 1024 TiB of memory on ") == 0);
-    REQUIRE(message.find(" are there: use smaller sizes") != std::string::npos);
-  }
+  const std::string message =
+      test::error_of(ErrorKind::unavailable, [&] { backend->allocate(bytes); });
+  REQUIRE(message.find("a buffer needs 1024 TiB of memory on ") == 0);
+  REQUIRE(message.find(" are there: use smaller sizes") != std::string::npos);
 }
 
 TEST_CASE("a program that a CPU cannot run is a failed compilation") {

@@ -4,6 +4,7 @@
 
 #include "cuda/device.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 
 namespace fftune::cuda {
 namespace {
@@ -29,8 +30,7 @@ bool contains(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("device memory is written, read, copied and filled", "[gpu]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   for (const std::size_t bytes :
        {std::size_t{1}, std::size_t{3}, std::size_t{4097}, std::size_t{5} << 20}) {
@@ -53,22 +53,16 @@ TEST_CASE("device memory is written, read, copied and filled", "[gpu]") {
 }
 
 TEST_CASE("memory that is not there is refused with the bytes", "[gpu]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
-  try {
-    device.backend->allocate(std::size_t{1} << 50);
-    FAIL("allocated a pebibyte");
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::unavailable);
-    CHECK(contains(error.what(), "1125899906842624 bytes"));
-  }
+  FFTUNE_DEVICE(TestDevice, device);
+  CHECK(contains(test::error_of(ErrorKind::unavailable,
+                                [&] { device.backend->allocate(std::size_t{1} << 50); }),
+                 "1125899906842624 bytes"));
   CHECK(device.backend->allocate(1024));
   device.backend->synchronize();
 }
 
 TEST_CASE("the facts of a device are in range", "[gpu]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   const auto& facts = device.backend->facts();
   CHECK(facts.kind == DeviceKind::cuda);
   CHECK(facts.name != "");
@@ -88,8 +82,7 @@ TEST_CASE("the facts of a device are in range", "[gpu]") {
 }
 
 TEST_CASE("a program runs", "[gpu]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   const auto x = ramp(1000003);
   const auto from = device.upload(x);
@@ -111,8 +104,7 @@ TEST_CASE("a program runs", "[gpu]") {
 }
 
 TEST_CASE("zeroed scratch is zero in every run", "[gpu]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   auto program = one_launch("test/count.cu", "count<float>", {77, 1, 1}, {1, 1, 1},
                             {ScratchArgument{1}, TensorArgument{0}, std::int32_t{1000}});
@@ -135,8 +127,7 @@ TEST_CASE("zeroed scratch is zero in every run", "[gpu]") {
 }
 
 TEST_CASE("an impossible launch is a result", "[gpu]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   const auto failure_of = [&](const Program& program) {
     const auto result = backend.compile(program);
@@ -172,8 +163,7 @@ TEST_CASE("an impossible launch is a result", "[gpu]") {
 }
 
 TEST_CASE("programs that share a kernel ask for different shared memory", "[gpu]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   const auto out = backend.allocate(4);
   void* const tensors[] = {out->data()};
@@ -196,8 +186,7 @@ TEST_CASE("programs that share a kernel ask for different shared memory", "[gpu]
 }
 
 TEST_CASE("clusters, programmatic launches and tensor maps arrive at the kernel", "[gpu]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   if (backend.facts().compute_capability < 90) FFTUNE_SKIP("compute capability below 9.0");
 
@@ -233,8 +222,7 @@ TEST_CASE("clusters, programmatic launches and tensor maps arrive at the kernel"
 }
 
 TEST_CASE("threads compile and run at once, and keep their contexts", "[gpu]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   constexpr std::size_t count = 10000;
   const auto from = device.upload(ramp(count));

@@ -16,6 +16,7 @@
 #include "cuda/fake_nccl.hpp"
 #include "cuda/shared_library.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 
 namespace fftune::cuda {
 namespace {
@@ -63,8 +64,7 @@ T value_of(const FakeLaunch& launch, std::size_t argument) {
 }  // namespace
 
 TEST_CASE("facts come from the driver's attributes") {
-  const FakeDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(FakeDevice, device);
   const auto& facts = device.backend->facts();
   CHECK(facts.name == "Fake H200");
   CHECK(facts.arch == "sm_90a");
@@ -77,8 +77,7 @@ TEST_CASE("facts come from the driver's attributes") {
 }
 
 TEST_CASE("a launch's arguments arrive in order") {
-  FakeDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(FakeDevice, device);
   auto program = scale_program(1000, 2.5f);
   program.scratch = {{100, false}, {10, true}, {300, true}};
   auto& launch = std::get<KernelLaunch>(program.steps[0]);
@@ -113,15 +112,10 @@ TEST_CASE("a launch's arguments arrive in order") {
 }
 
 TEST_CASE("a tensor map carries the address of the run") {
-  FakeDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(FakeDevice, device);
   device.driver->parameter_bytes = {4, sizeof(CUtensorMap), 8};
-  TensorMapArgument map;
-  map.matrix = TensorArgument{1};
-  map.rows = 10;
-  map.columns = 64;
-  map.box_rows = 8;
-  map.box_columns = 64;
+  const TensorMapArgument map{
+      .matrix = TensorArgument{1}, .rows = 10, .columns = 64, .box_rows = 8, .box_columns = 64};
   auto program = one_launch("test/scale.cu", "scale<32>", {1, 1, 1}, {32, 1, 1},
                             {std::int32_t{-3}, map, TensorArgument{0}});
   const auto result = device.backend->compile(program);
@@ -145,8 +139,7 @@ TEST_CASE("a tensor map carries the address of the run") {
 }
 
 TEST_CASE("a sum by NCCL gets the addresses of the run, on its stream") {
-  FakeDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(FakeDevice, device);
   testing::FakeNccl* (*fake)() = nullptr;
   SharedLibrary::open(FFTUNE_FAKE_NCCL)->load(fake, "fftune_fake_nccl");
   fake()->sums.clear();
@@ -178,16 +171,14 @@ TEST_CASE("a sum by NCCL gets the addresses of the run, on its stream") {
 }
 
 TEST_CASE("a struct of parameters has its fields at their offsets and zeros elsewhere") {
-  FakeDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(FakeDevice, device);
   device.driver->parameter_bytes = {320};
-  TensorMapArgument map;
-  map.matrix = TensorArgument{1};
-  map.matrices = 3;
-  map.rows = 10;
-  map.columns = 64;
-  map.box_rows = 8;
-  map.box_columns = 64;
+  const TensorMapArgument map{.matrix = TensorArgument{1},
+                              .rows = 10,
+                              .columns = 64,
+                              .box_rows = 8,
+                              .box_columns = 64,
+                              .matrices = 3};
   auto program = one_launch("test/scale.cu", "scale<32>", {1, 1, 1}, {32, 1, 1}, {});
   auto& launch = std::get<KernelLaunch>(program.steps[0]);
   launch.parameters = {320, {{64, map}, {200, TensorArgument{0}}, {212, std::int32_t{-3}}}};
@@ -223,8 +214,7 @@ TEST_CASE("a struct of parameters has its fields at their offsets and zeros else
 }
 
 TEST_CASE("arguments that the kernel does not take are a failure") {
-  FakeDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(FakeDevice, device);
   auto program = scale_program(100, 1.0f);
   auto& arguments = std::get<KernelLaunch>(program.steps[0]).arguments;
   arguments.back() = std::int32_t{100};
@@ -236,8 +226,7 @@ TEST_CASE("arguments that the kernel does not take are a failure") {
 }
 
 TEST_CASE("the context before a call is the context after it") {
-  FakeDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(FakeDevice, device);
   const auto driver = open_driver(FFTUNE_FAKE_DRIVER);
   const auto program = scale_program(100, 1.0f);
   const auto current = [&] {
@@ -272,8 +261,7 @@ TEST_CASE("the context before a call is the context after it") {
 }
 
 TEST_CASE("after any failure everything that was made is destroyed") {
-  FakeDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(FakeDevice, device);
   for (const char* call :
        {"cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel",
         "cuStreamSynchronize", "cuStreamCreate", "cuStreamEndCapture", "cuGraphInstantiate",
@@ -308,8 +296,7 @@ TEST_CASE("after any failure everything that was made is destroyed") {
 }
 
 TEST_CASE("an image that the driver refuses is a failed candidate") {
-  FakeDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(FakeDevice, device);
   device.driver->failing_call = "cuModuleLoadData";
   device.driver->failure = CUDA_ERROR_NO_BINARY_FOR_GPU;
   const auto result = device.backend->compile(scale_program(100, 1.0f));
@@ -320,8 +307,7 @@ TEST_CASE("an image that the driver refuses is a failed candidate") {
 }
 
 TEST_CASE("objects that outlive the backend still work") {
-  FakeDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(FakeDevice, device);
   auto buffer = device.backend->allocate(64);
   auto executable = device.backend->compile(scale_program(10, 1.0f)).executable;
   void* const stream = device.backend->stream();
@@ -334,33 +320,23 @@ TEST_CASE("objects that outlive the backend still work") {
 }
 
 TEST_CASE("a driver that is missing or does not start says so") {
-  try {
-    open_driver("libcuda-not-here.so.1");
-    FAIL("opened a driver that is not there");
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::unavailable);
-    CHECK(std::string(error.what()) ==
-          "CUDA: libcuda-not-here.so.1 is not there: install the NVIDIA driver");
-  }
+  const auto complaint = [](const char* library) {
+    return test::error_of(ErrorKind::unavailable, [&] { open_driver(library); });
+  };
+  CHECK(complaint("libcuda-not-here.so.1") ==
+        "CUDA: libcuda-not-here.so.1 is not there: install the NVIDIA driver");
   CHECK_THROWS_AS(open_driver("libc.so.6"), Error);
   const FakeDevice device;
   device.driver->failing_call = "cuInit";
   device.driver->failure = CUDA_ERROR_NO_DEVICE;
-  try {
-    open_driver(FFTUNE_FAKE_DRIVER);
-    FAIL("started a driver that does not start");
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::unavailable);
-    CHECK(std::string(error.what()).find("a fake error") != std::string::npos);
-  }
+  CHECK(complaint(FFTUNE_FAKE_DRIVER).find("a fake error") != std::string::npos);
   device.driver->failing_call.clear();
   const auto driver = open_driver(FFTUNE_FAKE_DRIVER);
   CHECK_THROWS_AS(Context(driver, 7), Error);
 }
 
 TEST_CASE("memory of a rank of this process on the same GPU is refused, that of a process opens") {
-  FakeDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(FakeDevice, device);
   const int before = device.driver->live_objects;
   {
     const auto own = device.backend->allocate_shared(64);

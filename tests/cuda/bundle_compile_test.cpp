@@ -40,6 +40,18 @@ bool write_bundle(const std::filesystem::path& path, const SourceSet& sources) {
   }
 }
 
+/// Such a bundle in a folder of its own, and origins that read it.
+struct BundledScale {
+  const TemporaryFolder folder;
+  const SourceSet sources = test_kernels();
+  const bool is_written = write_bundle(folder.path() / "kernels", sources);
+  KernelOrigins origins;
+
+  BundledScale() {
+    if (is_written) origins.bundle = std::make_shared<const Bundle>(folder.path() / "kernels");
+  }
+};
+
 /// NVRTC that is not there, and how often it was asked for.
 struct MissingNvrtc {
   std::atomic<int> asked{0};
@@ -54,15 +66,11 @@ struct MissingNvrtc {
 }  // namespace
 
 TEST_CASE("with a bundle no kernel is compiled and NVRTC is not looked for") {
-  const TemporaryFolder folder;
-  const auto sources = test_kernels();
-  const auto path = folder.path() / "kernels";
-  if (!write_bundle(path, sources)) FFTUNE_SKIP("no NVRTC");
+  BundledScale bundled;
+  if (!bundled.is_written) FFTUNE_SKIP("no NVRTC");
   MissingNvrtc nvrtc;
-  KernelOrigins origins;
-  origins.bundle = std::make_shared<const Bundle>(path);
-  origins.nvrtc = nvrtc.lazy();
-  const KernelCompiler compiler(origins, "sm_90a", sources);
+  bundled.origins.nvrtc = nvrtc.lazy();
+  const KernelCompiler compiler(bundled.origins, "sm_90a", bundled.sources);
   const auto outcome = compiler.compile(scale_kernel);
   CHECK(outcome.failure == "");
   CHECK(outcome.cached);
@@ -82,12 +90,9 @@ TEST_CASE("with a bundle no kernel is compiled and NVRTC is not looked for") {
 }
 
 TEST_CASE("a kernel that is not bundled is compiled where NVRTC is, unless that is switched off") {
-  const TemporaryFolder folder;
-  const auto sources = test_kernels();
-  const auto path = folder.path() / "kernels";
-  if (!write_bundle(path, sources)) FFTUNE_SKIP("no NVRTC");
-  KernelOrigins origins;
-  origins.bundle = std::make_shared<const Bundle>(path);
+  BundledScale bundled;
+  if (!bundled.is_written) FFTUNE_SKIP("no NVRTC");
+  auto& [folder, sources, is_written, origins] = bundled;
   origins.nvrtc = std::make_shared<LazyNvrtc>([] { return open_nvrtc({}); });
   origins.cache_folder = folder.path() / "cache";
   origins.no_jit = true;
@@ -116,21 +121,18 @@ TEST_CASE("a kernel that is not bundled is compiled where NVRTC is, unless that 
 }
 
 TEST_CASE("a bundle of changed sources is called stale") {
-  const TemporaryFolder folder;
-  const auto path = folder.path() / "kernels";
-  if (!write_bundle(path, test_kernels())) FFTUNE_SKIP("no NVRTC");
+  BundledScale bundled;
+  if (!bundled.is_written) FFTUNE_SKIP("no NVRTC");
   const SourceSet changed(std::map<std::string, std::string>{
       {"test/scale.cu", "template <int n> __global__ void scale() {}\n"}});
   MissingNvrtc nvrtc;
-  KernelOrigins origins;
-  origins.bundle = std::make_shared<const Bundle>(path);
-  origins.nvrtc = nvrtc.lazy();
-  const KernelCompiler compiler(origins, "sm_90a", changed);
+  bundled.origins.nvrtc = nvrtc.lazy();
+  const KernelCompiler compiler(bundled.origins, "sm_90a", changed);
   REQUIRE(compiler.warnings().size() == 1);
   CHECK(compiler.warnings().front().find("is stale") != std::string::npos);
   CHECK(compiler.compile(scale_kernel).failure.find("is stale: test/scale.cu has changed") !=
         std::string::npos);
-  const KernelCompiler other(origins, "sm_80", test_kernels());
+  const KernelCompiler other(bundled.origins, "sm_80", bundled.sources);
   REQUIRE(other.warnings().size() == 1);
   CHECK(other.warnings().front().find("is for sm_90a, not sm_80") != std::string::npos);
 }

@@ -14,6 +14,7 @@
 #include "core/hash.hpp"
 #include "cuda/kernels.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/temporary_folder.hpp"
 
 namespace fftune::cuda {
@@ -196,14 +197,8 @@ TEST_CASE("an index whose checksum fits but whose contents do not is refused") {
 
 TEST_CASE("a bundle is a regular file that is there") {
   const TemporaryFolder folder;
-  const auto said = [&](const std::filesystem::path& path) -> std::string {
-    try {
-      const Bundle bundle(path);
-    } catch (const Error& error) {
-      CHECK(error.kind() == ErrorKind::io);
-      return error.what();
-    }
-    return "";
+  const auto said = [](const std::filesystem::path& path) {
+    return test::error_of(ErrorKind::io, [&] { const Bundle bundle(path); });
   };
   CHECK(said(folder.path() / "none").find("cannot be read: No such file") != std::string::npos);
   CHECK(said(folder.path()).find("is not a regular file") != std::string::npos);

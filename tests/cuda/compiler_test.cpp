@@ -12,6 +12,7 @@
 #include "cuda/open.hpp"
 #include "cuda/ptx_hash.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/temporary_folder.hpp"
 
 namespace fftune::cuda {
@@ -208,20 +209,13 @@ TEST_CASE("an architecture that NVRTC does not know is wrong input") {
 }
 
 TEST_CASE("a machine without NVRTC says what to install") {
-  try {
-    open_nvrtc_among({"libnvrtc-not-here.so.13"}, std::nullopt);
-    FAIL("opened a library that is not there");
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::unavailable);
-    CHECK(std::string(error.what()).find("install") != std::string::npos);
-  }
-  try {
-    // A library that is no NVRTC is passed over.
-    open_nvrtc_among({"libc.so.6"}, std::nullopt);
-    FAIL("opened the C library");
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::unavailable);
-  }
+  const auto complaint = [](const char* library) {
+    return test::error_of(ErrorKind::unavailable,
+                          [&] { open_nvrtc_among({library}, std::nullopt); });
+  };
+  CHECK(complaint("libnvrtc-not-here.so.13").find("install") != std::string::npos);
+  // A library that is no NVRTC is passed over.
+  CHECK(complaint("libc.so.6") != "");
 }
 
 TEST_CASE("an NVRTC newer than the driver is passed over") {
@@ -230,12 +224,8 @@ TEST_CASE("an NVRTC newer than the driver is passed over") {
   } catch (const Error&) {
     FFTUNE_SKIP("no NVRTC");
   }
-  try {
-    open_nvrtc({}, 11);
-    FAIL("took a compiler whose kernels the driver cannot load");
-  } catch (const Error& error) {
-    CHECK(std::string(error.what()).find("newer than the driver") != std::string::npos);
-  }
+  CHECK(test::error_of([] { open_nvrtc({}, 11); }).find("newer than the driver") !=
+        std::string::npos);
 }
 
 }  // namespace fftune::cuda

@@ -11,8 +11,14 @@
 #include "cuda/open.hpp"
 #include "device/backend.hpp"
 #include "device/program.hpp"
+#include "support/catch.hpp"
 
 namespace fftune::testing {
+
+/// Defines a device of a type that has a backend; the test case is skipped where that is missing.
+#define FFTUNE_DEVICE(Type, device) \
+  Type device;                      \
+  if (!device.backend) FFTUNE_SKIP(device.missing)
 
 struct TestDevice {
   SourceSet sources = test_kernels();

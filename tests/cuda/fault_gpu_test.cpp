@@ -15,8 +15,7 @@ using testing::TestDevice;
 
 // A fault leaves the process's context lost for good, so this one has a process of its own.
 TEST_CASE("child: a kernel writes where nothing is", "[.fault]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   const auto out = backend.allocate(4);
   void* const tensors[] = {out->data()};
@@ -37,8 +36,7 @@ TEST_CASE("child: a kernel writes where nothing is", "[.fault]") {
 }
 
 TEST_CASE("a fault is an error in the driver's words, and destruction survives it", "[gpu]") {
-  const TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   const auto program = std::filesystem::read_symlink("/proc/self/exe").string();
   const auto command =
       "'" + program + "' 'child: a kernel writes where nothing is' > /dev/null 2>&1";

@@ -31,8 +31,7 @@ std::unique_ptr<Buffer> upload(TestDevice& device, DType dtype, const std::vecto
 }  // namespace
 
 TEST_CASE("the vendor's product agrees with the host's", "[gpu]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
     for (const std::int64_t m : {1, 40}) {
@@ -90,8 +89,7 @@ TEST_CASE("the vendor's product agrees with the host's", "[gpu]") {
 }
 
 TEST_CASE("a product of matrices on the host, in float64", "[gpu]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   std::mt19937 random(3);
   std::normal_distribution<double> normal;
   for (const bool a_transposed : {false, true})
@@ -121,8 +119,7 @@ TEST_CASE("a product of matrices on the host, in float64", "[gpu]") {
 }
 
 TEST_CASE("a product of nothing is a failure, not a crash", "[gpu]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   Program program;
   program.steps.emplace_back(LibraryGemm{});
   const auto result = device.backend->compile(program);

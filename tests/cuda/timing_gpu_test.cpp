@@ -14,8 +14,7 @@ using testing::TestDevice;
 }  // namespace
 
 TEST_CASE("a captured sequence runs all its passes and takes a plausible time", "[gpu][timing]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   constexpr std::int64_t count = std::int64_t{64} << 20;
   constexpr std::size_t bytes = std::size_t{4} * count;
@@ -46,8 +45,7 @@ TEST_CASE("a captured sequence runs all its passes and takes a plausible time", 
 }
 
 TEST_CASE("a small launch is timed without the host's part", "[gpu][timing]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   const auto x = device.upload(std::vector<float>(256, 1.0f));
   const auto y = backend.allocate(x->bytes());
@@ -65,8 +63,7 @@ TEST_CASE("a small launch is timed without the host's part", "[gpu][timing]") {
 }
 
 TEST_CASE("a capture that fails leaves the device as it was", "[gpu][timing]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   CHECK_THROWS_AS(backend.capture(2, [](int, void*) { throw std::runtime_error("no"); }),
                   std::runtime_error);
@@ -77,8 +74,7 @@ TEST_CASE("a capture that fails leaves the device as it was", "[gpu][timing]") {
 }
 
 TEST_CASE("two launches take at most 3 us of the host's time", "[gpu][timing]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   const auto x = device.upload(std::vector<float>(256, 1.0f));
   const auto y = backend.allocate(x->bytes());
@@ -104,8 +100,7 @@ TEST_CASE("two launches take at most 3 us of the host's time", "[gpu][timing]") 
 }
 
 TEST_CASE("the ceilings are below the datasheet and measured once", "[gpu][timing]") {
-  TestDevice device;
-  if (!device.backend) FFTUNE_SKIP(device.missing);
+  FFTUNE_DEVICE(TestDevice, device);
   auto& backend = *device.backend;
   const auto limits = backend.limits(DType::bf16);
   WARN(limits.bytes_per_second / 1e12 << " TB/s, " << limits.flops_per_second / 1e12

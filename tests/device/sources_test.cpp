@@ -10,6 +10,7 @@
 
 #include "core/error.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/temporary_folder.hpp"
 
 using namespace fftune;
@@ -140,13 +141,8 @@ TEST_CASE("device sources of a folder take the place of those built in, host sou
 TEST_CASE("a folder without device sources is wrong input") {
   const fftune::testing::TemporaryFolder folder;
   std::ofstream(folder.path() / "a.cpp") << "host";
-  for (const auto& path : {folder.path(), folder.path() / "absent", folder.path() / "a.cpp"}) {
-    try {
-      (void)SourceSet(small).with_device_sources_of(path);
-      FAIL("no error for " << path);
-    } catch (const Error& error) {
-      CHECK(error.kind() == ErrorKind::invalid_input);
-      CHECK(std::string(error.what()).find("'" + path.string() + "'") != std::string::npos);
-    }
-  }
+  for (const auto& path : {folder.path(), folder.path() / "absent", folder.path() / "a.cpp"})
+    CHECK(test::error_of(ErrorKind::invalid_input, [&] {
+            (void)SourceSet(small).with_device_sources_of(path);
+          }).find("'" + path.string() + "'") != std::string::npos);
 }

@@ -23,15 +23,20 @@ inline double round_to_bits(double value, int mantissa, int least) {
   return std::ldexp(std::nearbyint(std::ldexp(value, mantissa - exponent)), exponent - mantissa);
 }
 
+/// The bits of a number that is rounded so, without its sign: exponents are stored from 1 on.
+inline int bits_of_rounded(double rounded, int mantissa, int least) {
+  const int exponent = std::ilogb(rounded);
+  if (exponent < least) return static_cast<int>(std::ldexp(rounded, mantissa - least));
+  return (exponent - least) * (1 << mantissa) +
+         static_cast<int>(std::ldexp(rounded, mantissa - exponent));
+}
+
 inline std::uint16_t half_of(double value) {
-  const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const int sign = std::signbit(value) ? 0x8000 : 0;
   if (std::isnan(value)) return 0x7fff;
   const double rounded = round_to_bits(std::fabs(value), 10, -14);
-  if (rounded > 65504) return sign | 0x7c00;
-  if (rounded < 0x1p-14) return sign | static_cast<std::uint16_t>(std::ldexp(rounded, 24));
-  const int exponent = std::ilogb(rounded);
-  return static_cast<std::uint16_t>(sign | (exponent + 15) << 10 |
-                                    static_cast<int>(std::ldexp(rounded, 10 - exponent) - 1024));
+  return static_cast<std::uint16_t>(sign |
+                                    (rounded > 65504 ? 0x7c00 : bits_of_rounded(rounded, 10, -14)));
 }
 
 inline std::uint16_t bfloat_of(float value) {
@@ -70,14 +75,11 @@ inline float float_of_e4m3(std::uint8_t bits) {
 
 /// To nearest; past the largest, the largest.
 inline std::uint8_t e4m3_of(float value) {
-  const std::uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  const int sign = std::signbit(value) ? 0x80 : 0;
   if (std::isnan(value)) return 0x7f;
   const double rounded = round_to_bits(std::fabs(value), 3, -6);
-  if (rounded >= 448) return sign | 0x7e;
-  if (rounded < 0x1p-6) return sign | static_cast<std::uint8_t>(std::ldexp(rounded, 9));
-  const int exponent = std::ilogb(rounded);
-  return static_cast<std::uint8_t>(sign | (exponent + 7) << 3 |
-                                   static_cast<int>(std::ldexp(rounded, 3 - exponent) - 8));
+  return static_cast<std::uint8_t>(sign |
+                                   (rounded >= 448 ? 0x7e : bits_of_rounded(rounded, 3, -6)));
 }
 
 /// To the nearest number with 10 bits of mantissa, ties away from zero.

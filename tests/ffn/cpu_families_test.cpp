@@ -36,6 +36,21 @@ void require_right(Backend& backend, Verifier& verifier, const Family& family,
   REQUIRE(verification.passed);
 }
 
+/// Verifies configs(space) of each CPU family that serves the problem; returns how many do.
+template <class Configs>
+int require_all_right(Backend& backend, const Problem& problem, std::uint64_t seed,
+                      const Configs& configs) {
+  Verifier verifier(backend, ffn_op(), problem, seed);
+  int served = 0;
+  for (const auto* family : cpu_families()) {
+    if (family->refusal(problem, backend.facts())) continue;
+    ++served;
+    for (const auto& config : configs(*family))
+      require_right(backend, verifier, *family, problem, config);
+  }
+  return served;
+}
+
 }  // namespace
 
 TEST_CASE("every CPU family is right at ragged sizes, with every activation and dtype") {
@@ -50,12 +65,9 @@ TEST_CASE("every CPU family is right at ragged sizes, with every activation and 
                                     {17, 40, 101},
                                     {37, 129, 65}}) {
         const auto problem = ffn_problem(DeviceKind::cpu, dtype, m, d, h, {{"act", act}});
-        Verifier verifier(*backend, ffn_op(), problem, random());
-        for (const auto* family : cpu_families()) {
-          if (family->refusal(problem, backend->facts())) continue;
-          require_right(*backend, verifier, *family, problem,
-                        family->default_config(problem, backend->facts()));
-        }
+        require_all_right(*backend, problem, random(), [&](const Family& family) {
+          return std::vector{family.default_config(problem, backend->facts())};
+        });
       }
 }
 
@@ -64,12 +76,9 @@ TEST_CASE("every feasible variant of the CPU families runs right") {
   for (const auto dtype : ffn_op().dtypes(DeviceKind::cpu))
     for (const auto& [m, d, h] : {std::tuple{5, 30, 70}, {135, 24, 150}}) {
       const auto problem = ffn_problem(DeviceKind::cpu, dtype, m, d, h);
-      Verifier verifier(*backend, ffn_op(), problem, 3);
-      for (const auto* family : cpu_families()) {
-        if (family->refusal(problem, backend->facts())) continue;
-        for (const auto& config : family->space(problem, backend->facts()).feasible())
-          require_right(*backend, verifier, *family, problem, config);
-      }
+      require_all_right(*backend, problem, 3, [&](const Family& family) {
+        return family.space(problem, backend->facts()).feasible();
+      });
     }
 }
 
@@ -80,15 +89,9 @@ TEST_CASE("every form is right in every variant of the families that have it") {
     for (const auto dtype : ffn_op().dtypes(DeviceKind::cpu))
       for (const auto& [m, d, h] : {std::tuple{3, 30, 70}, {70, 24, 150}}) {
         const auto problem = ffn_problem(DeviceKind::cpu, dtype, m, d, h, form);
-        Verifier verifier(*backend, ffn_op(), problem, 11);
-        int served = 0;
-        for (const auto* family : cpu_families()) {
-          if (family->refusal(problem, backend->facts())) continue;
-          ++served;
-          for (const auto& config : family->space(problem, backend->facts()).feasible())
-            require_right(*backend, verifier, *family, problem, config);
-        }
-        REQUIRE(served == (dtype == DType::fp8 ? 1 : 2));
+        REQUIRE(require_all_right(*backend, problem, 11, [&](const Family& family) {
+                  return family.space(problem, backend->facts()).feasible();
+                }) == (dtype == DType::fp8 ? 1 : 2));
       }
   }
 }
@@ -99,15 +102,9 @@ TEST_CASE("fp8 with scales of blocks is right in every form, at sizes that no bl
     for (const auto& [m, d, h] : {std::tuple{1, 1, 1}, {3, 130, 70}, {70, 256, 300}}) {
       form["scales"] = "block";
       const auto problem = ffn_problem(DeviceKind::cpu, DType::fp8, m, d, h, form);
-      Verifier verifier(*backend, ffn_op(), problem, 12);
-      int served = 0;
-      for (const auto* family : cpu_families()) {
-        if (family->refusal(problem, backend->facts())) continue;
-        ++served;
-        require_right(*backend, verifier, *family, problem,
-                      family->default_config(problem, backend->facts()));
-      }
-      REQUIRE(served == 1);
+      REQUIRE(require_all_right(*backend, problem, 12, [&](const Family& family) {
+                return std::vector{family.default_config(problem, backend->facts())};
+              }) == 1);
     }
 }
 
@@ -116,13 +113,13 @@ TEST_CASE("the blocks of large problems are right too") {
   for (const auto dtype : ffn_op().dtypes(DeviceKind::cpu))
     for (const auto& [m, d, h] : {std::tuple{130, 300, 520}, {16, 520, 1100}}) {
       const auto problem = ffn_problem(DeviceKind::cpu, dtype, m, d, h);
-      Verifier verifier(*backend, ffn_op(), problem, 5);
-      for (const auto* family : cpu_families()) {
-        if (family->is_fallback() || family->refusal(problem, backend->facts())) continue;
-        const auto feasible = family->space(problem, backend->facts()).feasible();
-        for (std::size_t i = 0; i < feasible.size(); i += 5)
-          require_right(*backend, verifier, *family, problem, feasible[i]);
-      }
+      require_all_right(*backend, problem, 5, [&](const Family& family) {
+        std::vector<Config> fifth;
+        if (family.is_fallback()) return fifth;
+        const auto feasible = family.space(problem, backend->facts()).feasible();
+        for (std::size_t i = 0; i < feasible.size(); i += 5) fifth.push_back(feasible[i]);
+        return fifth;
+      });
     }
 }
 

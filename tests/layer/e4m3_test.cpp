@@ -14,11 +14,6 @@ using namespace fftune::test;
 
 namespace {
 
-Sizes small_llama(Sizes more) {
-  more.insert({{"d", 96}, {"h", 112}, {"heads", 4}, {"kv-heads", 2}, {"dim", 24}});
-  return more;
-}
-
 std::vector<std::pair<Sizes, Options>> forms_of_e4m3() {
   return {{{{"batch", 2}, {"cache", 20}}, {}},
           {{{"batch", 3}, {"s", 4}, {"cache", 40}, {"page", 16}, {"pages", 12}},
@@ -32,7 +27,8 @@ std::vector<std::pair<Sizes, Options>> forms_of_e4m3() {
 void verify_e4m3(Backend& backend, DType dtype) {
   for (auto [sizes, options] : forms_of_e4m3()) {
     options["cache-format"] = "e4m3";
-    verify_plan(backend, layer_problem(backend.facts().kind, dtype, small_llama(sizes), options));
+    verify_plan(backend, layer_problem(backend.facts().kind, dtype, llama_sizes(96, 112, 24, sizes),
+                                       options));
   }
 }
 
@@ -40,9 +36,10 @@ void verify_e4m3(Backend& backend, DType dtype) {
 
 TEST_CASE("layers with caches of e4m3 have scales of their own behind each cache") {
   Names names;
-  for (const TensorSpec& tensor : layer_op().tensors(layer_problem(
-           DeviceKind::cuda, DType::bf16, small_llama({{"batch", 2}, {"cache", 24}, {"layers", 2}}),
-           {{"cache-format", "e4m3"}, {"cache-scales", "head"}}))) {
+  for (const TensorSpec& tensor : layer_op().tensors(
+           layer_problem(DeviceKind::cuda, DType::bf16,
+                         llama_sizes(96, 112, 24, {{"batch", 2}, {"cache", 24}, {"layers", 2}}),
+                         {{"cache-format", "e4m3"}, {"cache-scales", "head"}}))) {
     const bool is_scale = tensor.name.ends_with("k_scale") || tensor.name.ends_with("v_scale");
     if (is_scale) CHECK(tensor.shape == std::vector<std::int64_t>{2});
     if (is_scale || tensor.role == Role::updated) names.push_back(tensor.name);

@@ -199,10 +199,6 @@ void verify_states(Backend& backend, DType dtype, int more) {
     }
 }
 
-bool mentions(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("layers with states have these in the place of caches, and no positions") {

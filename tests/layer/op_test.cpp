@@ -1,4 +1,6 @@
 // The op layer: its buffers, its refusals, its models, and that its parts' records serve.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -38,6 +40,11 @@ Names names_of(const Sizes& sizes, const Options& options = {}) {
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
+}
+
+/// The names with spaces between them.
+std::string text_of(const Names& names) {
+  return fmt::format("{}", fmt::join(names, " "));
 }
 
 }  // namespace
@@ -98,68 +105,26 @@ TEST_CASE("layer's buffers of rarer forms are in the order that the API promises
         Names{"x", "positions", "lengths", "attn_norm", "w_q", "k_cache", "v_cache", "q_factors",
               "w_o", "ffn_norm", "w_gate", "w_up", "w_down", "w_input_gate", "layer_input",
               "w_input_out", "input_norm", "y"});
-  CHECK(names_of(small({{"experts", 8}, {"top-k", 2}, {"shared-h", 24}}),
-                 {{"ffn", "moe"},
-                  {"post-norms", "yes"},
-                  {"expert-norms", "yes"},
-                  {"expert-scale", "yes"}}) == Names{"x",
-                                                     "positions",
-                                                     "slots",
-                                                     "lengths",
-                                                     "attn_norm",
-                                                     "w_q",
-                                                     "w_k",
-                                                     "w_v",
-                                                     "k_cache",
-                                                     "v_cache",
-                                                     "w_o",
-                                                     "attn_post_norm",
-                                                     "ffn_norm",
-                                                     "w_router",
-                                                     "expert_scale",
-                                                     "router_norm",
-                                                     "experts_norm",
-                                                     "w_gate",
-                                                     "w_up",
-                                                     "w_down",
-                                                     "w_shared_gate",
-                                                     "w_shared_up",
-                                                     "w_shared_down",
-                                                     "shared_post_norm",
-                                                     "experts_post_norm",
-                                                     "ffn_post_norm",
-                                                     "y"});
+  CHECK(text_of(names_of(small({{"experts", 8}, {"top-k", 2}, {"shared-h", 24}}),
+                         {{"ffn", "moe"},
+                          {"post-norms", "yes"},
+                          {"expert-norms", "yes"},
+                          {"expert-scale", "yes"}})) ==
+        "x positions slots lengths attn_norm w_q w_k w_v k_cache v_cache w_o "
+        "attn_post_norm ffn_norm w_router expert_scale router_norm experts_norm w_gate "
+        "w_up w_down w_shared_gate w_shared_up w_shared_down shared_post_norm "
+        "experts_post_norm ffn_post_norm y");
   const Names parallel = names_of(small(), {{"block", "parallel-norms"}});
   CHECK(parallel == names_of(small()));
-  CHECK(names_of(small({{"experts", 8}, {"top-k", 2}, {"shared-h", 24}}),
-                 {{"ffn", "moe"},
-                  {"sinks", "yes"},
-                  {"router-bias", "yes"},
-                  {"choice-bias", "yes"},
-                  {"shared-gate", "yes"}}) == Names{"x",
-                                                    "positions",
-                                                    "slots",
-                                                    "lengths",
-                                                    "attn_norm",
-                                                    "w_q",
-                                                    "w_k",
-                                                    "w_v",
-                                                    "k_cache",
-                                                    "v_cache",
-                                                    "sinks",
-                                                    "w_o",
-                                                    "ffn_norm",
-                                                    "w_router",
-                                                    "b_router",
-                                                    "choice_bias",
-                                                    "w_gate",
-                                                    "w_up",
-                                                    "w_down",
-                                                    "w_shared_router",
-                                                    "w_shared_gate",
-                                                    "w_shared_up",
-                                                    "w_shared_down",
-                                                    "y"});
+  CHECK(text_of(names_of(small({{"experts", 8}, {"top-k", 2}, {"shared-h", 24}}),
+                         {{"ffn", "moe"},
+                          {"sinks", "yes"},
+                          {"router-bias", "yes"},
+                          {"choice-bias", "yes"},
+                          {"shared-gate", "yes"}})) ==
+        "x positions slots lengths attn_norm w_q w_k w_v k_cache v_cache sinks w_o "
+        "ffn_norm w_router b_router choice_bias w_gate w_up w_down w_shared_router "
+        "w_shared_gate w_shared_up w_shared_down y");
 }
 
 TEST_CASE("a rank's slice has the sums of its group in the place of residuals and norms") {

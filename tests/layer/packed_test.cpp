@@ -14,11 +14,6 @@ using namespace fftune::test;
 
 namespace {
 
-Sizes packed_llama(Sizes more) {
-  more.insert({{"d", 64}, {"h", 96}, {"heads", 4}, {"kv-heads", 2}, {"dim", 16}});
-  return more;
-}
-
 Problem packed_layer(DeviceKind kind, DType dtype, const Sizes& sizes, Options options) {
   options.emplace("weights", "int4");
   return layer_problem(kind, dtype, sizes, std::move(options));
@@ -77,9 +72,9 @@ void verify_plans(Backend& backend, DType dtype, const Sizes& sizes, const Optio
 }  // namespace
 
 TEST_CASE("layers with packed weights have them in the order that the API promises") {
-  const Problem problem =
-      packed_layer(DeviceKind::cuda, DType::bf16, packed_llama({{"batch", 2}, {"cache", 24}}),
-                   {{"group", "32"}, {"zeros", "yes"}, {"qkv-bias", "yes"}});
+  const Problem problem = packed_layer(DeviceKind::cuda, DType::bf16,
+                                       llama_sizes(64, 96, 16, {{"batch", 2}, {"cache", 24}}),
+                                       {{"group", "32"}, {"zeros", "yes"}, {"qkv-bias", "yes"}});
   Names names;
   for (const auto& tensor : layer_op().tensors(problem))
     if (tensor.role != Role::intermediate) names.push_back(tensor.name);
@@ -138,8 +133,8 @@ TEST_CASE("a step of layers with packed weights expands none of them") {
 TEST_CASE("packed products of a layer load their weights before the launch before is complete") {
   const DeviceFacts facts = facts_of_architecture("sm_90a");
   const Problem problem =
-      packed_layer(DeviceKind::cuda, DType::bf16, packed_llama({{"batch", 16}, {"cache", 24}}),
-                   {{"group", "32"}});
+      packed_layer(DeviceKind::cuda, DType::bf16,
+                   llama_sizes(64, 96, 16, {{"batch", 16}, {"cache", 24}}), {{"group", "32"}});
   int products = 0;
   for (const Variant& variant : default_recipe(layer_op(), problem, facts)) {
     const Program program =
@@ -162,7 +157,7 @@ TEST_CASE("packed products of a layer load their weights before the launch befor
 }
 
 TEST_CASE("packed weights that layers cannot have are refused in one line") {
-  const Sizes sizes = packed_llama({{"batch", 1}, {"cache", 8}});
+  const Sizes sizes = llama_sizes(64, 96, 16, {{"batch", 1}, {"cache", 8}});
   const auto why = [](const Sizes& of, Options options) {
     options.emplace("weights", "int4");
     return layer_complaint(of, options);
@@ -188,8 +183,8 @@ TEST_CASE("layers with packed weights are right on the CPU") {
   std::mt19937_64 random(1);
   for (const Options& options : packed_forms())
     for (const Sizes& sizes :
-         {packed_llama({{"batch", 2}, {"cache", 20}}),
-          packed_llama({{"batch", 2}, {"s", 5}, {"cache", 20}, {"page", 16}})}) {
+         {llama_sizes(64, 96, 16, {{"batch", 2}, {"cache", 20}}),
+          llama_sizes(64, 96, 16, {{"batch", 2}, {"s", 5}, {"cache", 20}, {"page", 16}})}) {
       const DType dtype = sizes.contains("s") ? DType::bf16 : DType::f32;
       const Problem problem = packed_layer(DeviceKind::cpu, dtype, sizes, options);
       CHECK(verify_variants(*backend, layer_op(), problem, random, 1) > 0);
@@ -226,9 +221,10 @@ TEST_CASE("layers with packed weights are right on a GPU", "[gpu]") {
   std::mt19937_64 random(1);
   // Forms, sizes and types take turns: a kernel takes seconds to compile.
   const auto all = packed_forms();
-  const Sizes sizes[] = {packed_llama({{"batch", 1}, {"cache", 33}}),
-                         packed_llama({{"batch", 20}, {"cache", 20}}),
-                         packed_llama({{"batch", 2}, {"s", 70}, {"cache", 90}, {"page", 16}})};
+  const Sizes sizes[] = {
+      llama_sizes(64, 96, 16, {{"batch", 1}, {"cache", 33}}),
+      llama_sizes(64, 96, 16, {{"batch", 20}, {"cache", 20}}),
+      llama_sizes(64, 96, 16, {{"batch", 2}, {"s", 70}, {"cache", 90}, {"page", 16}})};
   const auto each = [&](const auto& body) {
     for (std::size_t i = 0; i < all.size(); ++i)
       for (std::size_t j = i % 2; j < std::size(sizes); j += 2)

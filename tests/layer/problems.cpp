@@ -9,6 +9,15 @@ Problem layer_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options
   return canonical(layer_op(), {"layer", "fwd", dtype, std::move(sizes), std::move(options)}, kind);
 }
 
+Sizes llama_sizes(std::int64_t d, std::int64_t h, std::int64_t dim, Sizes more) {
+  more.insert({{"d", d}, {"h", h}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}});
+  return more;
+}
+
+bool mentions(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 std::string layer_complaint(const Sizes& sizes, const Options& options) {
   return error_of([&] { layer_problem(DeviceKind::cuda, DType::bf16, sizes, options); });
 }

@@ -16,8 +16,13 @@ using Names = std::vector<std::string>;
 
 Problem layer_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options = {});
 
+/// Those of a layer of Llama's form with 4 heads of queries and 2 of keys and values; and `more`.
+Sizes llama_sizes(std::int64_t d, std::int64_t h, std::int64_t dim, Sizes more);
+
 /// Why a GPU has no layer of bf16 with these, or "".
 std::string layer_complaint(const Sizes& sizes, const Options& options = {});
+
+bool mentions(const std::string& text, const std::string& part);
 
 /// A model's layer, in the form that it has, with sizes of its own.
 struct SmallModel {

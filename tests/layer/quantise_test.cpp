@@ -13,11 +13,6 @@ using namespace fftune::test;
 
 namespace {
 
-Sizes quantised_llama(Sizes more) {
-  more.insert({{"d", 144}, {"h", 208}, {"heads", 4}, {"kv-heads", 2}, {"dim", 32}});
-  return more;
-}
-
 /// Layers of two kinds of scales, with experts, and with what stands beside the products.
 std::vector<std::pair<Sizes, Options>> quantised_forms() {
   const Sizes experts{{"experts", 4}, {"top-k", 2}};
@@ -33,7 +28,7 @@ std::vector<std::pair<Sizes, Options>> quantised_forms() {
 
 void verify_quantised(Backend& backend, DType dtype, const Sizes& tokens) {
   for (const auto& [more, options] : quantised_forms()) {
-    Sizes sizes = quantised_llama(tokens);
+    Sizes sizes = llama_sizes(144, 208, 32, tokens);
     sizes.insert(more.begin(), more.end());
     verify_plan(backend, layer_problem(backend.facts().kind, dtype, sizes, options));
   }
@@ -46,7 +41,7 @@ TEST_CASE("layers that quantise have their weights' scales in the order that the
     more.insert({{"batch", 2}, {"cache", 24}});
     Names names;
     for (const auto& tensor : layer_op().tensors(layer_problem(
-             DeviceKind::cuda, DType::bf16, quantised_llama(std::move(more)), options)))
+             DeviceKind::cuda, DType::bf16, llama_sizes(144, 208, 32, std::move(more)), options)))
       if (tensor.role == Role::input && (tensor.name[0] == 'w' || tensor.dtype == DType::fp8))
         names.push_back(tensor.name);
     return names;
@@ -63,7 +58,7 @@ TEST_CASE("layers that quantise have their weights' scales in the order that the
 }
 
 TEST_CASE("layers that quantise refuse what does not go together in one line") {
-  const Sizes sizes = quantised_llama({{"batch", 1}, {"cache", 8}});
+  const Sizes sizes = llama_sizes(144, 208, 32, {{"batch", 1}, {"cache", 8}});
   CHECK(layer_complaint(sizes, {{"quantise", "token"}, {"weights", "fp8"}}) ==
         "layer: quantise=token with weights=fp8: the weight is e4m3, and not packed");
   CHECK(layer_complaint(sizes, {{"quantise", "block"}, {"qkv-weights", "grouped"}}) ==

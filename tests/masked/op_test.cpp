@@ -118,14 +118,17 @@ TEST_CASE("every stage's GEMM has the experts' tensors, in the order that the te
       if (!name.empty()) names.emplace_back(name);
     return names;
   };
+  const auto check_groups = [&](const GemmProblem& gemm, Grouping by, const Names& a) {
+    CHECK(gemm.groups.by == by);
+    CHECK(gemm.groups.count == 2);
+    CHECK(gemm.groups.mask == "mask");
+    CHECK(names_of(gemm.a, 0) == a);
+  };
   const auto check_rows = [&](const Op& op, const Problem& problem, const std::string& stage,
                               const Names& a, const Names& weights, const Names& c) {
     CAPTURE(problem.text(), stage);
     const GemmProblem gemm = gemm_of(problem, stage);
-    CHECK(gemm.groups.by == Grouping::rows);
-    CHECK(gemm.groups.count == 2);
-    CHECK(gemm.groups.mask == "mask");
-    CHECK(names_of(gemm.a, 0) == a);
+    check_groups(gemm, Grouping::rows, a);
     CHECK(outputs_of(gemm) == c);
     check_sorted(op, problem, a, gemm.a_sorted);
     check_sorted(op, problem, c, gemm.c_sorted);
@@ -139,10 +142,7 @@ TEST_CASE("every stage's GEMM has the experts' tensors, in the order that the te
                                    const Names& a, const std::string& b, const Names& gradients) {
     CAPTURE(problem.text(), stage);
     const GemmProblem gemm = gemm_of(problem, stage);
-    CHECK(gemm.groups.by == Grouping::reduction);
-    CHECK(gemm.groups.count == 2);
-    CHECK(gemm.groups.mask == "mask");
-    CHECK(names_of(gemm.a, 0) == a);
+    check_groups(gemm, Grouping::reduction, a);
     CHECK(names_of(gemm.b, 0) == Names{b});
     check_sorted(op, problem, a, gemm.a_sorted);
     check_sorted(op, problem, {b}, gemm.b_sorted);

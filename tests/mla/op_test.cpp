@@ -236,13 +236,7 @@ TEST_CASE("the reference of mla is the definition, by hand") {
 TEST_CASE("the absorbed form of mla is the attention of expanded keys and values") {
   // The definition of DeepSeek-V2: K = [W_UK latent, rope], V = W_UV latent, for each head.
   constexpr std::size_t heads = 3, nope = 4, v = 5, rank = 6, rope = 2, kv = 7;
-  std::mt19937_64 random(2);
-  std::normal_distribution<double> normal;
-  const auto drawn = [&](std::size_t count) {
-    std::vector<double> values(count);
-    for (double& value : values) value = normal(random);
-    return values;
-  };
+  NormalValues drawn{std::mt19937_64(2)};
   const auto w_uk = drawn(heads * nope * rank), w_uv = drawn(heads * v * rank);
   const auto q_nope = drawn(heads * nope), q_rope = drawn(heads * rope);
   const auto cache = drawn(kv * (rank + rope));

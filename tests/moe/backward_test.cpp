@@ -23,6 +23,17 @@ std::vector<double> ids_of(const MoeSizes& sizes, std::uint64_t seed) {
   return {drawn.begin(), drawn.end()};
 }
 
+/// The router's tensors of both passes, for random logits and gradients of the weights.
+ReferenceTensors routed(const Problem& forward, const Problem& backward, std::mt19937_64& random) {
+  std::normal_distribution<double> normal;
+  ReferenceTensors tensors;
+  for (const auto& [name, columns] : {std::pair{"logits", "experts"}, {"d_weights", "top-k"}})
+    for (std::int64_t i = 0; i < forward.size("m") * forward.size(columns); ++i)
+      tensors[name].push_back(normal(random));
+  for (const Problem& problem : {forward, backward}) run_stages(moe_route_op(), problem, tensors);
+  return tensors;
+}
+
 }  // namespace
 
 TEST_CASE("the gradients of a mixture are its central differences") {
@@ -88,7 +99,6 @@ TEST_CASE("values limited by swiglu-oai have no gradient for gate and up, but on
 TEST_CASE("the gradient of a router is the central difference of its weights") {
   constexpr double step = 1e-5;
   std::mt19937_64 random(2);
-  std::normal_distribution<double> normal;
   Pool pool(1);
   for (const char* score : {"softmax", "sigmoid"})
     for (const char* order : {"before", "after"})
@@ -107,11 +117,7 @@ TEST_CASE("the gradient of a router is the central difference of its weights") {
                              {"scale", "2.5"}}},
                            DeviceKind::cpu);
         };
-        ReferenceTensors tensors;
-        for (int i = 0; i < 21; ++i) tensors["logits"].push_back(normal(random));
-        for (int i = 0; i < 9; ++i) tensors["d_weights"].push_back(normal(random));
-        moe_route_op().reference(problem("fwd"), 0, tensors, pool);
-        moe_route_op().reference(problem("bwd"), 0, tensors, pool);
+        const ReferenceTensors tensors = routed(problem("fwd"), problem("bwd"), random);
         const auto objective = [&](std::vector<double> logits) {
           ReferenceTensors at{{"logits", std::move(logits)}};
           moe_route_op().reference(problem("fwd"), 0, at, pool);
@@ -133,8 +139,6 @@ TEST_CASE("the gradient of a router is the central difference of its weights") {
 
 TEST_CASE("a weight that is divided by itself has no gradient at all") {
   std::mt19937_64 random(3);
-  std::normal_distribution<double> normal;
-  Pool pool(1);
   for (const char* scale : {"1", "2.5", "0.3"}) {
     const auto problem = [&](const char* pass) {
       return canonical(moe_route_op(),
@@ -145,11 +149,7 @@ TEST_CASE("a weight that is divided by itself has no gradient at all") {
                         {{"renormalise", "yes"}, {"scale", scale}}},
                        DeviceKind::cpu);
     };
-    ReferenceTensors tensors;
-    for (int i = 0; i < 512; ++i) tensors["logits"].push_back(normal(random));
-    for (int i = 0; i < 64; ++i) tensors["d_weights"].push_back(normal(random));
-    moe_route_op().reference(problem("fwd"), 0, tensors, pool);
-    moe_route_op().reference(problem("bwd"), 0, tensors, pool);
+    const ReferenceTensors tensors = routed(problem("fwd"), problem("bwd"), random);
     // Rounding errors instead would be all of the reference, by which a kernel is judged.
     CHECK(tensors.at("d_logits") == std::vector<double>(512, 0.0));
   }

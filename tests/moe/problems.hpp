@@ -1,8 +1,10 @@
 // Problems of moe-ffn for its tests.
 #pragma once
 
+#include <initializer_list>
+#include <map>
 #include <string>
-#include <utility>
+#include <vector>
 
 #include "kernels/moe/moe.hpp"
 #include "registry/op.hpp"
@@ -15,5 +17,9 @@ struct MoeSizes {
 
 Problem moe_problem(const MoeSizes& sizes, DType dtype, DeviceKind kind,
                     std::map<std::string, std::string> options = {}, std::string pass = "fwd");
+
+/// Verifies all families of experts on the CPU in these forms.
+void verify_experts(const std::vector<std::map<std::string, std::string>>& forms,
+                    std::initializer_list<MoeSizes> all_sizes);
 
 }  // namespace fftune::test

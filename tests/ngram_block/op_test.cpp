@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "ngram_block/problems.hpp"
+#include "support/error_of.hpp"
 #include "support/op_reference.hpp"
 #include "verify/host_threads.hpp"
 
@@ -110,22 +111,14 @@ TEST_CASE("beams without a prefix are refused, and problems without either say n
   auto problem = problem_of(4, 4);
   CHECK(problem.text().find("prefix") == std::string::npos);
   problem.sizes["beams"] = 2;
-  try {
-    canonical(ngram_block_op(), problem, DeviceKind::cpu);
-    FAIL("accepted");
-  } catch (const Error& error) {
-    CHECK(std::string(error.what()) ==
-          "ngram-block: beams without prefix: there is nothing to share");
-  }
+  CHECK(test::error_of([&] { canonical(ngram_block_op(), problem, DeviceKind::cpu); }) ==
+        "ngram-block: beams without prefix: there is nothing to share");
 }
 
 TEST_CASE("numbers that are not whole are refused") {
-  try {
-    problem_of(1, 4, {{"n", "2.5"}});
-    FAIL("accepted");
-  } catch (const Error& error) {
-    CHECK(std::string(error.what()) == "ngram-block: n=2.5 is not a whole number");
-  }
+  CHECK(test::error_of([] {
+          problem_of(1, 4, {{"n", "2.5"}});
+        }) == "ngram-block: n=2.5 is not a whole number");
 }
 
 TEST_CASE("few short rows have many threads with few ids each, as an H100 and an H200 measured") {

@@ -77,13 +77,7 @@ TEST_CASE("rmsnorm: a quantised output has a scale for each token, and is rounde
 }
 
 TEST_CASE("rmsnorm: the backward reference is the derivative of the forward one") {
-  std::mt19937 random(5);
-  std::normal_distribution<double> normal;
-  const auto draw = [&](std::size_t count) {
-    std::vector<double> values(count);
-    for (double& value : values) value = normal(random);
-    return values;
-  };
+  test::NormalValues draw{std::mt19937(5)};
   for (const std::string convention : {"llama", "gemma", "t5"})
     for (const std::string residual : {"no", "yes"})
       for (const std::int64_t d : {1, 2, 5}) {

@@ -42,13 +42,6 @@ std::vector<Options> packed_forms() {
   return forms;
 }
 
-void verify_all(Backend& backend, const Problem& problem, std::mt19937_64& random, int more) {
-  REQUIRE(verify_variants(backend, qkv_op(), problem, random, more) > 0);
-  const auto& facts = backend.facts();
-  verify_recipe(backend, qkv_op(), problem, default_recipe(qkv_op(), problem, facts), 1);
-  verify_recipe(backend, qkv_op(), problem, fallback_recipe(qkv_op(), problem, facts), 2);
-}
-
 }  // namespace
 
 TEST_CASE("qkv with packed weights has one of them, and a stage that expands it") {
@@ -104,7 +97,8 @@ TEST_CASE("qkv with packed weights is right on the CPU") {
   for (const DType dtype : qkv_op().dtypes(DeviceKind::cpu))
     for (const Options& options : packed_forms())
       for (const auto& of : {qkv_sizes(1, 32, 1, 1, 2), qkv_sizes(33, 96, 3, 1, 24)})
-        verify_all(*backend, packed_qkv(DeviceKind::cpu, dtype, of, options), random, 1);
+        verify_families(*backend, qkv_op(), {packed_qkv(DeviceKind::cpu, dtype, of, options)},
+                        random, 1);
 }
 
 TEST_CASE("qkv with packed weights is right on a GPU in every form", "[gpu]") {

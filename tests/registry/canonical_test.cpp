@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "registry/op.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/fake_op.hpp"
 
 using namespace fftune;
@@ -17,13 +18,8 @@ namespace {
 
 /// The one line that canonical() says of a problem that it refuses.
 std::string complaint(const Problem& problem) {
-  try {
-    canonical(FakeOp({"only"}), problem, DeviceKind::cpu);
-  } catch (const Error& error) {
-    REQUIRE(error.kind() == ErrorKind::invalid_input);
-    return error.what();
-  }
-  return "";
+  return test::error_of(ErrorKind::invalid_input,
+                        [&] { canonical(FakeOp({"only"}), problem, DeviceKind::cpu); });
 }
 
 }  // namespace

@@ -12,10 +12,7 @@ using namespace fftune::test;
 
 namespace {
 
-Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
-  sizes.insert({{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 4}});
-  return rope_problem(DeviceKind::cpu, pass, DType::f32, std::move(sizes), std::move(options));
-}
+const SmallProblems problem_of{rope_problem, {{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 4}}};
 
 std::string refusal(Sizes sizes, Options options = {}) {
   return error_of([&] { problem_of("fwd", std::move(sizes), std::move(options)); });

@@ -15,22 +15,20 @@ Problem problem_of(const std::string& op, const DeviceFacts& facts,
   return canonical(builtin_catalog().op(op), {op, "fwd", dtype, std::move(sizes), {}}, facts.kind);
 }
 
-/// Of the default.
 std::optional<SlowerFallback> found_for(const std::string& op, const DeviceFacts& facts,
                                         std::map<std::string, std::int64_t> sizes,
-                                        DType dtype = DType::bf16) {
+                                        DType dtype = DType::bf16,
+                                        decltype(&default_recipe) recipe = &default_recipe) {
   const Op& of = builtin_catalog().op(op);
   const Problem problem = problem_of(op, facts, std::move(sizes), dtype);
-  return slower_fallback(of, problem, facts, default_recipe(of, problem, facts));
+  return slower_fallback(of, problem, facts, recipe(of, problem, facts));
 }
 
 /// Of the fallbacks alone.
 std::optional<SlowerFallback> found_for_fallbacks(const std::string& op, const DeviceFacts& facts,
                                                   std::map<std::string, std::int64_t> sizes,
                                                   DType dtype = DType::bf16) {
-  const Op& of = builtin_catalog().op(op);
-  const Problem problem = problem_of(op, facts, std::move(sizes), dtype);
-  return slower_fallback(of, problem, facts, fallback_recipe(of, problem, facts));
+  return found_for(op, facts, std::move(sizes), dtype, &fallback_recipe);
 }
 
 }  // namespace

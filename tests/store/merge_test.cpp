@@ -137,14 +137,9 @@ TEST_CASE("a file that cannot be read whole is refused and left as it is") {
   const testing::TemporaryFolder folder;
   const auto path = folder.path() / "nvidia-h200" / "ffn.json";
   example::write(path, text);
-  try {
-    merge(folder.path(), {example::record(example::ffn(16))});
-    FAIL("accepted");
-  } catch (const Error& error) {
-    CAPTURE(error.what());
-    REQUIRE(error.kind() == ErrorKind::invalid_input);
-    REQUIRE(std::string(error.what()).find("move it away") != std::string::npos);
-  }
+  REQUIRE(error_of(ErrorKind::invalid_input, [&] {
+            merge(folder.path(), {example::record(example::ffn(16))});
+          }).find("move it away") != std::string::npos);
   REQUIRE(example::text(path) == text);
   REQUIRE(names_in(path.parent_path()).size() == 1);
 }
@@ -163,13 +158,9 @@ TEST_CASE("a record that could not be read again is not written") {
 TEST_CASE("a folder that cannot be written is an error that says so") {
   const testing::TemporaryFolder folder;
   example::write(folder.path() / "file", "");
-  try {
-    merge(folder.path() / "file", {example::record(example::ffn(16))});
-    FAIL("accepted");
-  } catch (const Error& error) {
-    REQUIRE(error.kind() == ErrorKind::io);
-    REQUIRE(std::string(error.what()).find("Not a directory") != std::string::npos);
-  }
+  REQUIRE(error_of(ErrorKind::io, [&] {
+            merge(folder.path() / "file", {example::record(example::ffn(16))});
+          }).find("Not a directory") != std::string::npos);
   // Permissions do not hold root back: a child of another user tries.
   if (::geteuid() == 0 && !folder.others_can_reach())
     FFTUNE_SKIP("another user cannot reach the temporary folder");

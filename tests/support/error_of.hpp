@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "support/catch.hpp"
 
 namespace fftune::test {
 
@@ -13,6 +14,18 @@ std::string error_of(const Call& call) {
   try {
     call();
   } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// Likewise; an Error of another kind fails the test.
+template <typename Call>
+std::string error_of(ErrorKind kind, const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    CHECK(error.kind() == kind);
     return error.what();
   }
   return "";

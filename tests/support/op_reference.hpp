@@ -22,6 +22,19 @@ void check_registration(const Op& op);
 
 std::vector<std::string> tensor_names(const Problem& problem);
 
+/// Normal values of one tensor after the other.
+template <class Random>
+struct NormalValues {
+  Random random;
+  std::normal_distribution<double> normal = {};
+
+  std::vector<double> operator()(std::size_t count) {
+    std::vector<double> values(count);
+    for (double& value : values) value = normal(random);
+    return values;
+  }
+};
+
 /// Test data of a tensor in its dtype: normal values, or what the op draws for seed 1.
 std::vector<std::byte> drawn_bytes(const TensorSpec& spec, std::mt19937_64& random);
 

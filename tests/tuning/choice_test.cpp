@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "measure/statistics.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "tuning/decide/end_to_end.hpp"
 #include "tuning/journal/outcome.hpp"
 #include "tuning/search/options.hpp"
@@ -107,12 +108,6 @@ TEST_CASE("strategies are found by name, and an unknown name lists them") {
   }
   CHECK(names == std::set<std::string_view>{"exhaustive", "guided", "halving", "random"});
   CHECK(strategies().front()->name() == "halving");
-  try {
-    strategy_named("best");
-    FAIL("no such strategy");
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::invalid_input);
-    CHECK(std::string(error.what()) ==
-          "unknown strategy 'best': use halving, guided, exhaustive, random");
-  }
+  CHECK(test::error_of(ErrorKind::invalid_input, [] { strategy_named("best"); }) ==
+        "unknown strategy 'best': use halving, guided, exhaustive, random");
 }

@@ -16,6 +16,7 @@
 #include "fake_evaluator.hpp"
 #include "fake_op.hpp"
 #include "support/catch.hpp"
+#include "support/error_of.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/text_file.hpp"
 
@@ -49,12 +50,19 @@ Outcome measured(const std::string& id, double us) {
 }
 
 /// A journal in which three variants were measured.
-std::filesystem::path journal_of_three(const std::filesystem::path& folder,
-                                       const Problem& problem) {
-  auto journal = Journal::open(folder, facts_of_test(), "fake", false);
-  for (int p = 0; p < 3; ++p) journal.add(problem, "h", measured("f/p=" + std::to_string(p), 9));
-  return journal.path();
-}
+struct JournalOfThree {
+  const TemporaryFolder folder;
+  const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
+  std::filesystem::path path;
+  std::string whole;  // its text
+
+  JournalOfThree() {
+    auto journal = Journal::open(folder.path(), facts_of_test(), "fake", false);
+    for (int p = 0; p < 3; ++p) journal.add(problem, "h", measured("f/p=" + std::to_string(p), 9));
+    path = journal.path();
+    whole = text_of(path);
+  }
+};
 
 /// Variant 7 of 12 is the fastest.
 double truth(const Variant& variant) {
@@ -72,6 +80,20 @@ std::pair<PresetRecord, std::filesystem::path> sweep(const TemporaryFolder& fold
   REQUIRE(result.record);
   return {*result.record, journal.path()};
 }
+
+/// That journal in a folder of its own.
+struct JournalOfSweep {
+  const TemporaryFolder folder;
+  PresetRecord record;
+  std::filesystem::path path;
+  std::string text;
+
+  JournalOfSweep() {
+    FakeEvaluator evaluator(truth);
+    std::tie(record, path) = sweep(folder, evaluator, false);
+    text = text_of(path);
+  }
+};
 
 }  // namespace
 
@@ -153,10 +175,8 @@ TEST_CASE("outcomes of other data are not taken: errors and bits are of the data
 }
 
 TEST_CASE("a journal cut at any byte is repaired: whole lines are kept, and it can be continued") {
-  const TemporaryFolder folder;
-  const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
-  const auto path = journal_of_three(folder.path(), problem);
-  const auto whole = text_of(path);
+  const JournalOfThree three;
+  const auto& [folder, problem, path, whole] = three;
   for (std::size_t cut = 0; cut <= whole.size(); ++cut) {
     const auto text = whole.substr(0, cut);
     write_text(path, text);
@@ -175,10 +195,8 @@ TEST_CASE("a journal cut at any byte is repaired: whole lines are kept, and it c
 }
 
 TEST_CASE("garbage in a journal never throws and never becomes a time") {
-  const TemporaryFolder folder;
-  const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
-  const auto path = journal_of_three(folder.path(), problem);
-  const auto whole = text_of(path);
+  const JournalOfThree three;
+  const auto& [folder, problem, path, whole] = three;
   std::mt19937 random(3);
   for (int trial = 0; trial < 100; ++trial) {
     auto text = whole;
@@ -198,10 +216,8 @@ TEST_CASE("garbage in a journal never throws and never becomes a time") {
 }
 
 TEST_CASE("a flipped bit anywhere in a journal loses its line alone, whose number is told") {
-  const TemporaryFolder folder;
-  const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
-  const auto path = journal_of_three(folder.path(), problem);
-  const auto whole = text_of(path);
+  const JournalOfThree three;
+  const auto& [folder, problem, path, whole] = three;
   std::mt19937 random(11);
   for (std::size_t at = 0; at < whole.size(); ++at) {
     const unsigned bit = random() % 8;
@@ -237,10 +253,8 @@ TEST_CASE("the numbers of damaged lines are one phrase") {
 }
 
 TEST_CASE("a sweep resumes from a journal with flipped bits to the same winner and times") {
-  const TemporaryFolder folder;
-  FakeEvaluator whole(truth);
-  const auto [record, path] = sweep(folder, whole, false);
-  const auto text = text_of(path);
+  const JournalOfSweep whole;
+  const auto& [folder, record, path, text] = whole;
   std::mt19937 random(7);
   for (int trial = 0; trial < 60; ++trial) {
     auto damaged = text;
@@ -302,10 +316,8 @@ TEST_CASE("journals dated in the future neither take the own one's place nor are
 }
 
 TEST_CASE("a sweep whose journal was cut at any byte by a power loss resumes to the same winner") {
-  const TemporaryFolder folder;
-  FakeEvaluator whole(truth);
-  const auto [record, path] = sweep(folder, whole, false);
-  const auto text = text_of(path);
+  const JournalOfSweep whole;
+  const auto& [folder, record, path, text] = whole;
   std::mt19937 random(5);
   // The repair is tested at every byte, above; this is a sweep for each.
   for (std::size_t cut = 0; cut <= text.size(); cut += 1 + random() % 60) {
@@ -325,13 +337,10 @@ TEST_CASE("a sweep whose journal was cut at any byte by a power loss resumes to 
 TEST_CASE("a folder that cannot be written is one clear error") {
   const TemporaryFolder folder;
   write_text(folder.path() / "file", "");
-  try {
-    Journal::open(folder.path() / "file", facts_of_test(), "fake", false);
-    FAIL("opened below a file");
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::io);
-    CHECK(std::string(error.what()).find((folder.path() / "file").string()) != std::string::npos);
-  }
+  const auto file = folder.path() / "file";
+  CHECK(test::error_of(ErrorKind::io, [&] {
+          Journal::open(file, facts_of_test(), "fake", false);
+        }).find(file.string()) != std::string::npos);
 }
 
 TEST_CASE("a disk that takes no more ends the journal, not the sweep") {

@@ -94,13 +94,20 @@ class Toys final : public ToyOp {
   AllToys all_;
 };
 
+/// An op of the test on the CPU.
+template <class TestOp>
+struct CpuEvaluator {
+  const TestOp op;
+  const Catalog catalog{{&op}, &no_sources};
+  const std::unique_ptr<Backend> backend = open_cpu();
+  LocalEvaluator evaluator{*backend, catalog, 1};
+};
+
 }  // namespace
 
 TEST_CASE("any outcome of a candidate on a real backend is a value") {
-  const OddOp op;
-  const Catalog catalog{{&op}, &no_sources};
-  const auto backend = open_cpu();
-  LocalEvaluator evaluator(*backend, catalog, 1);
+  CpuEvaluator<OddOp> cpu;
+  auto& evaluator = cpu.evaluator;
   const auto setup = evaluator.begin(ToyOp::problem(DType::f32, 7, 16, 24));
   REQUIRE(setup.refusal.empty());
   CHECK(setup.buffer_sets >= 2);
@@ -150,10 +157,8 @@ TEST_CASE("a request to end comes before a problem's inputs are made") {
 }
 
 TEST_CASE("a program of several times is verified by one of them, and timed as all") {
-  const Toys op;
-  const Catalog catalog{{&op}, &no_sources};
-  const auto backend = open_cpu();
-  LocalEvaluator evaluator(*backend, catalog, 1);
+  CpuEvaluator<Toys> cpu;
+  auto& evaluator = cpu.evaluator;
   Problem problem = ToyOp::problem(DType::f32, 7, 16, 24);
   problem.sizes["times"] = 3;
   REQUIRE(evaluator.begin(problem).refusal.empty());
@@ -167,10 +172,8 @@ TEST_CASE("a program of several times is verified by one of them, and timed as a
 }
 
 TEST_CASE("a slow candidate is abandoned at its second sample, and a round ends in time") {
-  const OddOp op;
-  const Catalog catalog{{&op}, &no_sources};
-  const auto backend = open_cpu();
-  LocalEvaluator evaluator(*backend, catalog, 1);
+  CpuEvaluator<OddOp> cpu;
+  auto& evaluator = cpu.evaluator;
   REQUIRE(evaluator.begin(ToyOp::problem(DType::f32, 7, 16, 24)).refusal.empty());
   TimeRequest request;
   request.samples = 100;
@@ -185,10 +188,8 @@ TEST_CASE("a slow candidate is abandoned at its second sample, and a round ends 
 }
 
 TEST_CASE("baselines have their own tensors behind the op's") {
-  const OddOp op;
-  const Catalog catalog{{&op}, &no_sources};
-  const auto backend = open_cpu();
-  LocalEvaluator evaluator(*backend, catalog, 1);
+  CpuEvaluator<OddOp> cpu;
+  auto& evaluator = cpu.evaluator;
   REQUIRE(evaluator.begin(ToyOp::problem(DType::f32, 3, 8, 8)).refusal.empty());
   const auto timings =
       evaluator.time({{0, {}, "unfused"}, {0, {}, "broken"}, {0, {}, "missing"}}, {});
@@ -229,14 +230,12 @@ TEST_CASE("another number of tokens does not compute the whole reference again")
 }
 
 TEST_CASE("a whole search on the CPU picks the only variant that is right and fast") {
-  const OddOp op;
-  const Catalog catalog{{&op}, &no_sources};
-  const auto backend = open_cpu();
-  LocalEvaluator evaluator(*backend, catalog, 1);
+  CpuEvaluator<OddOp> cpu;
+  auto& evaluator = cpu.evaluator;
   const auto problem = ToyOp::problem(DType::f32, 7, 64, 128);
   TuneOptions options;
   options.patience_seconds = 0;
-  const auto result = tune(catalog, evaluator, problem, options);
+  const auto result = tune(cpu.catalog, evaluator, problem, options);
   REQUIRE(result.record);
   CHECK(result.record->stages[0].variant.id() == "odd/way=0");
   CHECK(result.record->stages[0].measured == 2);

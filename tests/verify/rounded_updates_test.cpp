@@ -8,6 +8,7 @@
 
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
+#include "support/rows_op.hpp"
 #include "verify/host_threads.hpp"
 #include "verify/truth.hpp"
 #include "verify/verifier.hpp"
@@ -18,20 +19,11 @@ using namespace fftune::test;
 namespace {
 
 /// Op of the test: k = x³ / 4 in bf16, and a state in f32 gains the outer product of k with itself.
-class OuterProduct final : public Op {
+class OuterProduct final : public RowsOp {
  public:
+  OuterProduct() : RowsOp(DType::bf16) {}
   std::string_view name() const override { return "outer"; }
   std::string_view summary() const override { return "state += k kᵀ, k = x³ / 4"; }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {{.name = "m", .help = "rows", .default_on_cuda = {}, .default_on_cpu = {}}};
-  }
-  std::vector<OptionField> options() const override { return {}; }
-  std::vector<DType> dtypes(DeviceKind) const override { return {DType::bf16}; }
-  std::string_view token_size() const override { return "m"; }
-  std::vector<const Family*> families() const override { return {}; }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
-
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const std::int64_t m = problem.size("m"), columns = width;
     return {{"x", DType::bf16, {m, columns}},

@@ -7,6 +7,7 @@
 
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
+#include "support/rows_op.hpp"
 #include "verify/host_threads.hpp"
 #include "verify/verifier.hpp"
 
@@ -15,31 +16,12 @@ using namespace fftune::test;
 
 namespace {
 
-/// An op of m rows in f32, without a family.
-class RowsOp : public Op {
- public:
-  std::vector<std::string> passes() const override { return {"fwd"}; }
-  std::vector<SizeField> sizes() const override {
-    return {{.name = "m", .help = "rows", .default_on_cuda = {}, .default_on_cpu = {}}};
-  }
-  std::vector<OptionField> options() const override { return {}; }
-  std::vector<DType> dtypes(DeviceKind) const override { return {DType::f32}; }
-  std::string_view token_size() const override { return "m"; }
-  bool rows_are_alike(const Problem&) const override { return alike_; }
-  std::vector<const Family*> families() const override { return {}; }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
-
- protected:
-  explicit RowsOp(bool alike) : alike_(alike) {}
-  bool alike_;
-};
-
 /// Op of the test: values below the row's threshold, an integer, become -inf, and the others twice
 /// what they were, in place; below counts the former. Rows are alike, or their place is added to
 /// the threshold.
 class Cut final : public RowsOp {
  public:
-  explicit Cut(bool alike = true) : RowsOp(alike) {}
+  explicit Cut(bool alike = true) : RowsOp(DType::f32, alike) {}
   std::string_view name() const override { return "cut"; }
   std::string_view summary() const override {
     return "values below a threshold become -inf, others double";
@@ -116,7 +98,7 @@ std::string failure(std::int64_t m, bool alike,
 /// Op of the test: the last row of the cache becomes a third of the values.
 class Append final : public RowsOp {
  public:
-  Append() : RowsOp(false) {}
+  Append() : RowsOp(DType::f32, false) {}
   std::string_view name() const override { return "append"; }
   std::string_view summary() const override { return "a third of the values goes into a cache"; }
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
