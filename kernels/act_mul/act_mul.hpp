@@ -23,8 +23,7 @@ bool packed(const Problem& problem);
 /// halves of each row of gate_up [m, 2 h] and dgate_up; all others are [m, h].
 std::string_view tensor_with(const Problem& problem, std::string_view part);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 

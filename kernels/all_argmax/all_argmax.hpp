@@ -22,8 +22,7 @@ namespace all_argmax {
 /// A message of one logit and one id a row, 16 bytes as packets.
 all_reduce::Form form_of(const Problem& problem);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 }  // namespace all_argmax
 }  // namespace fftune

@@ -55,7 +55,6 @@ std::vector<const Family*> cpu_families() {
   static const StageFamily family =
       cpu_fallback({.name = "cpu_all_argmax",
                     .summary = "rows of all ranks, compared on one thread",
-                    .pass = "fwd",
                     .sources = {"all_argmax/cpu_families.cpp", "all_reduce/cpu_peers.hpp"},
                     .refusal = all_reduce::refuse_peers,
                     .program = program});

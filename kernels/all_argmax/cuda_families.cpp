@@ -43,7 +43,6 @@ Program program(const Problem& problem, const DeviceFacts& facts, const Config&)
 std::vector<const Family*> cuda_families() {
   static const StageFamily family({.name = "all_argmax_packets",
                                    .summary = "one block, packets that hold data and epoch",
-                                   .pass = "fwd",
                                    .sources = {file},
                                    .is_fallback = true,
                                    .refusal = refusal,

@@ -13,11 +13,7 @@ OpFacts facts() {
               "the vocabulary",
           .passes = {"fwd"},
           .sizes =
-              {{.name = "m",
-                .help = "tokens",
-                .max = 65536,
-                .default_on_cuda = {1, 16, 64},
-                .default_on_cpu = {1, 16}},
+              {token_count("m", "tokens", {1, 16, 64}, {1, 16}, 65536),
                {.name = "vocab", .help = "ids of a rank's slice", .max = 1 << 27, .example = 64128},
                {.name = "ranks",
                 .help = "ranks of the group",

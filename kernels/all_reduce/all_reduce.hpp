@@ -83,8 +83,7 @@ void set_group(ParameterFields<Params> fields, Program& program, const Form& for
 /// Why kernels of peers do not serve the problem, or nothing.
 std::optional<std::string> refuse_peers(const Problem& problem, const DeviceFacts& facts);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 }  // namespace all_reduce
 }  // namespace fftune

@@ -95,7 +95,6 @@ std::vector<const Family*> cpu_families() {
   static const CpuRowFamily family(
       {.name = "cpu_all_reduce",
        .summary = "rows of all ranks, added on several threads",
-       .pass = "fwd",
        .sources = {"all_reduce/cpu_families.cpp", "all_reduce/cpu_peers.hpp"},
        .refusal = refuse_peers,
        .program = program},

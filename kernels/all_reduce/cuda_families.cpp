@@ -279,7 +279,6 @@ void set_loopback(ParameterFields<group_table> fields, Program& program, const F
 std::vector<const Family*> cuda_families() {
   static const StageFamily words({.name = "all_reduce_words",
                                   .summary = "one shot, words that are empty until data come",
-                                  .pass = "fwd",
                                   .sources = {words_file},
                                   .is_preferred = prefers_words,
                                   .refusal = refuse_words,
@@ -287,7 +286,6 @@ std::vector<const Family*> cuda_families() {
                                   .program = words_program});
   static const StageFamily chunks({.name = "all_reduce_chunks",
                                    .summary = "one or two shots, plain data and arrival flags",
-                                   .pass = "fwd",
                                    .sources = {chunks_file},
                                    .is_fallback = true,
                                    .refusal = refuse_peers,
@@ -295,9 +293,7 @@ std::vector<const Family*> cuda_families() {
                                    .program = chunk_program});
   static const StageFamily nccl({.name = "all_reduce_nccl",
                                  .summary = "NCCL's sum, and a kernel for what stands behind it",
-                                 .pass = "fwd",
-                                 .option = "link",
-                                 .value = "nccl",
+                                 .needs = {"link", "nccl"},
                                  .sources = {words_file, chunks_file},
                                  .program = nccl_program});
   return {&words, &chunks, &nccl};

@@ -264,12 +264,8 @@ OpFacts facts() {
       .name = "attention",
       .summary = "attention: out = softmax(scale * q k^T + mask) v, without scores in memory",
       .sizes =
-          {{.name = "s",
-            .help = "queries of a sequence; in layout thd of all sequences together",
-            .max = most_tokens,
-            .default_on_cuda = {512, 2048, 8192},
-            .default_on_cpu = {512},
-            .example = 2048},
+          {token_count("s", "queries of a sequence; in layout thd of all sequences together",
+                       {512, 2048, 8192}, {512}, most_tokens, 2048),
            {.name = "b", .help = "sequences", .max = 65536, .example = 4},
            {.name = "heads", .help = "heads of q", .max = most_heads, .example = 32},
            {.name = "dim",
@@ -409,13 +405,11 @@ std::string Attention::contradiction(const Problem& problem) const {
 }  // namespace
 
 Layer layer_of(const Problem& problem) {
-  Layer layer;
-  layer.b = problem.size("b");
-  layer.s = problem.size("s");
+  auto layer = sizes_of<Layer>(
+      problem,
+      {{"b", &Layer::b}, {"s", &Layer::s}, {"heads", &Layer::heads}, {"dim", &Layer::dim}});
   layer.kv = size_or(problem, "kv", layer.s);
-  layer.heads = problem.size("heads");
   layer.kv_heads = size_or(problem, "kv-heads", layer.heads);
-  layer.dim = problem.size("dim");
   layer.v_dim = size_or(problem, "v-dim", layer.dim);
   layer.window = size_or(problem, "window", 0);
   layer.page = size_or(problem, "page", 0);

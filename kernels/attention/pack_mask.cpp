@@ -33,12 +33,8 @@ OpFacts facts() {
   return {.name = "pack-mask",
           .summary = "a mask of bytes as bits, with flags of its tiles, for attention",
           .passes = {"fwd"},
-          .sizes = {{.name = "s",
-                     .help = "queries of a sequence",
-                     .max = std::int64_t{1} << 24,
-                     .default_on_cuda = {512, 2048, 8192},
-                     .default_on_cpu = {512},
-                     .example = 2048},
+          .sizes = {token_count("s", "queries of a sequence", {512, 2048, 8192}, {512},
+                                std::int64_t{1} << 24, 2048),
                     {.name = "b", .help = "sequences", .max = 65536, .example = 4},
                     rare_size("kv", "keys of a sequence; s if left out", std::int64_t{1} << 24,
                               8192, same_as("s")),
@@ -115,7 +111,6 @@ class CudaPack final : public StageFamily {
                      .summary = fallback ? "the same by single bytes: the fallback"
                                          : "a block has 64 queries and 512 keys",
                      .stage = stage_pack,
-                     .pass = "fwd",
                      .sources = {pack_mask_source},
                      .is_fallback = fallback}) {}
 

@@ -20,8 +20,7 @@ bool saves_input(const Problem& problem);
 
 DType bias_dtype(const Problem& problem);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 

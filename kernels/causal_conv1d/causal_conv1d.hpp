@@ -165,8 +165,7 @@ std::vector<TensorSpec> tensors_of(const Layer& layer);
 /// The definition in float64, of either pass.
 void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 }  // namespace causal_conv1d
 }  // namespace fftune

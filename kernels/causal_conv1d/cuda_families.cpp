@@ -292,11 +292,8 @@ std::vector<const Family*> cuda_families() {
                  .sources = {file},
                  .search = {space, default_config},
                  .program = program});
-  static const auto fallbacks = of_passes({"forward_fallback", "backward_fallback"},
-                                          {.summary = "element by element: the fallback",
-                                           .sources = {file},
-                                           .is_fallback = true,
-                                           .program = fallback_program});
+  static const auto fallbacks =
+      cuda_fallbacks("element by element: the fallback", file, fallback_program);
   return addresses_of(columns, fallbacks);
 }
 

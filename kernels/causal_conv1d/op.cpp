@@ -161,12 +161,8 @@ OpFacts facts() {
       .name = "causal-conv1d",
       .summary = "depthwise causal convolution of sequences, with bias, SiLU and states",
       .sizes =
-          {{.name = "s",
-            .help = "tokens of a sequence; in layout sc of all sequences together",
-            .max = std::int64_t{1} << 24,
-            .default_on_cuda = {1, 512, 2048, 8192},
-            .default_on_cpu = {1, 512},
-            .example = 2048},
+          {token_count("s", "tokens of a sequence; in layout sc of all sequences together",
+                       {1, 512, 2048, 8192}, {1, 512}, std::int64_t{1} << 24, 2048),
            {.name = "b", .help = "sequences", .max = most_sequences, .example = 2},
            {.name = "channels", .help = "channels", .max = std::int64_t{1} << 20, .example = 8192},
            {.name = "width", .help = "taps, 2 to 8", .max = most_width, .example = 4},
@@ -273,11 +269,10 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
 }
 
 Layer layer_of(const Problem& problem) {
-  Layer layer;
-  layer.s = problem.size("s");
-  layer.b = problem.size("b");
-  layer.channels = problem.size("channels");
-  layer.width = problem.size("width");
+  auto layer = sizes_of<Layer>(problem, {{"s", &Layer::s},
+                                         {"b", &Layer::b},
+                                         {"channels", &Layer::channels},
+                                         {"width", &Layer::width}});
   layer.packed = problem.has("layout", "sc");
   layer.bias = problem.has("bias", "yes");
   layer.gates = problem.has("gates", "yes");

@@ -38,6 +38,16 @@ WhenAbsent usually(std::int64_t value) {
   return [value](const Problem&) { return value; };
 }
 
+SizeField token_count(std::string name, std::string help, std::vector<std::int64_t> on_cuda,
+                      std::vector<std::int64_t> on_cpu, std::int64_t max, std::int64_t example) {
+  return {.name = std::move(name),
+          .help = std::move(help),
+          .max = max,
+          .default_on_cuda = std::move(on_cuda),
+          .default_on_cpu = std::move(on_cpu),
+          .example = example};
+}
+
 SizeField rare_size(std::string name, std::string help, std::int64_t max, std::int64_t example,
                     WhenAbsent when_absent) {
   return {.name = std::move(name),
@@ -78,17 +88,11 @@ OptionField rare_number(std::string name, std::string help, std::string usual, N
 }
 
 SizeField product_tokens() {
-  return {.name = "m",
-          .help = "tokens",
-          .default_on_cuda = {1, 16, 64, 256, 1024, 4096, 16384},
-          .default_on_cpu = {1, 16, 128, 512}};
+  return token_count("m", "tokens", {1, 16, 64, 256, 1024, 4096, 16384}, {1, 16, 128, 512});
 }
 
 SizeField row_tokens() {
-  return {.name = "m",
-          .help = "tokens",
-          .default_on_cuda = {1, 64, 4096, 16384},
-          .default_on_cpu = {1, 64, 4096}};
+  return token_count("m", "tokens", {1, 64, 4096, 16384}, {1, 64, 4096});
 }
 
 OptionField y_scale_option() {

@@ -85,6 +85,11 @@ class DescribedOp : public Op {
   OpFacts facts_;
 };
 
+/// The size that counts tokens, with its defaults on GPUs and on CPUs.
+SizeField token_count(std::string name, std::string help, std::vector<std::int64_t> on_cuda,
+                      std::vector<std::int64_t> on_cpu, std::int64_t max = SizeField().max,
+                      std::int64_t example = SizeField().example);
+
 /// For SizeField::when_absent: the value of another size, or a number.
 using WhenAbsent = std::function<std::optional<std::int64_t>(const Problem&)>;
 WhenAbsent same_as(std::string size);
@@ -236,6 +241,15 @@ inline void* address_of(const HostCall& call, std::size_t place) {
 /// A program of one host function, which is called with the op's first `tensors` tensors.
 Program host_program(std::size_t tensors, HostFunction function);
 Program host_program(std::size_t tensors, std::vector<Scratch> scratch, HostFunction function);
+
+/// A struct with the sizes of a problem in the fields that are named beside them.
+template <class Layer>
+Layer sizes_of(const Problem& problem,
+               std::initializer_list<std::pair<const char*, std::int64_t Layer::*>> fields) {
+  Layer layer;
+  for (const auto& [name, field] : fields) layer.*field = problem.size(name);
+  return layer;
+}
 
 /// A size or an option that may be left out: its value, or the other one.
 std::int64_t size_or(const Problem& problem, const std::string& name, std::int64_t otherwise);

@@ -14,12 +14,17 @@
 
 namespace fftune {
 
+/// The value that an option must have.
+struct OptionValue {
+  const char *option = "", *value = "";
+};
+
 struct StageFamilyFacts {
   std::string_view name = {}, summary = {};  // literals
   DeviceKind device_kind = DeviceKind::cuda;
-  const char* stage = nullptr;           // null: stage_of_pass(pass)
-  std::string_view pass = {};            // the only one that it computes; any, if empty
-  const char *option = "", *value = "";  // the value that an option must have, if any
+  const char* stage = nullptr;  // null: stage_of_pass(pass)
+  std::string_view pass = {};   // the only one that it computes; any, if empty
+  OptionValue needs = {};       // of the option that it serves alone, if any
   std::vector<std::string> sources = {};
   bool is_fallback = false;
   /// Whether a recipe without measurements takes the family where it serves; null: it does.
@@ -57,8 +62,8 @@ class StageFamily : public Family {
       if (problem.pass != pass)
         return "it computes the pass " + std::string(pass) + ", not " + problem.pass;
     }
-    if (*facts_.option != 0 && !problem.has(facts_.option, facts_.value))
-      return std::string("it is for ") + facts_.option + "=" + facts_.value;
+    if (*facts_.needs.option != 0 && !problem.has(facts_.needs.option, facts_.needs.value))
+      return std::string("it is for ") + facts_.needs.option + "=" + facts_.needs.value;
     return facts_.refusal == nullptr ? std::nullopt : facts_.refusal(problem, facts);
   }
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
@@ -99,6 +104,14 @@ std::vector<Kind> of_passes(OfPasses names, StageFamilyFacts facts, More... more
   add(names.forward, "fwd");
   add(names.backward, "bwd");
   return families;
+}
+
+/// The fallbacks of both passes on GPUs, of one source file.
+inline std::vector<StageFamily> cuda_fallbacks(std::string_view summary, const char* source,
+                                               decltype(StageFamilyFacts::program) program) {
+  return of_passes(
+      {"forward_fallback", "backward_fallback"},
+      {.summary = summary, .sources = {source}, .is_fallback = true, .program = program});
 }
 
 /// A family of the CPU that serves all problems of its stage and pass.

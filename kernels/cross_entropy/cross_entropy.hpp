@@ -112,8 +112,7 @@ void append_total(Program& program, const Form& form, const Pointer& losses, con
 Program program_of(const Problem& problem, const DeviceFacts& facts,
                    const std::function<void(Program&, const Form&, const Rows&)>& append);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 }  // namespace cross_entropy
 }  // namespace fftune

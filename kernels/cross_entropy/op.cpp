@@ -13,25 +13,19 @@ OpFacts facts() {
   return {
       .name = "cross-entropy",
       .summary = "loss of logits and labels: log-sum-exp minus the label's logit; and its gradient",
-      .sizes = {{.name = "m",
-                 .help = "tokens",
-                 .default_on_cuda = {1024, 8192},
-                 .default_on_cpu = {16, 128}},
+      .sizes = {token_count("m", "tokens", {1024, 8192}, {16, 128}),
                 {.name = "vocab",
                  .help = "ids; a label is one of them",
                  .max = most_ids,
                  .example = 32000}},
       .options = cross_entropy::options(),
-      .families = {cuda_families, cpu_families}};
+      .families = {cuda_families, cpu_families},
+      .contradiction = contradiction_of};
 }
 
 class CrossEntropy final : public DescribedOp {
  public:
   CrossEntropy() : DescribedOp(facts()) {}
-
-  std::string contradiction(const Problem& problem) const override {
-    return contradiction_of(problem);
-  }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const Form form = form_of(problem);

@@ -142,7 +142,6 @@ StageFamily family_of(const char* name, const char* stage, decltype(&embed_progr
   return cpu_fallback({.name = name,
                        .summary = "a sequence after the other",
                        .stage = stage,
-                       .pass = "fwd",
                        .sources = {"decode/cpu_families.cpp"},
                        .refusal = refusal,
                        .program = program});

@@ -150,8 +150,7 @@ Tokens tokens_of(const Layer& layer, const Offset* offsets, std::int64_t sequenc
 /// The definition in float64, of either pass.
 void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 }  // namespace gated_delta_rule
 }  // namespace fftune

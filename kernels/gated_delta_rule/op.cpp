@@ -244,12 +244,10 @@ Layer layer_of(const Problem& problem) {
   const auto number = [&](const char* name) {
     return static_cast<float>(number_or_default(op, problem, name));
   };
-  Layer layer;
-  layer.b = problem.size("b");
-  layer.s = problem.size("s");
-  layer.heads = problem.size("heads");
+  auto layer = sizes_of<Layer>(
+      problem,
+      {{"b", &Layer::b}, {"s", &Layer::s}, {"heads", &Layer::heads}, {"dim", &Layer::dim}});
   layer.v_heads = v_heads_of(problem);
-  layer.dim = problem.size("dim");
   layer.v_dim = v_dim_of(problem);
   layer.gate = problem.has("gate", "softplus")  ? Gate::softplus
                : problem.has("gate", "bounded") ? Gate::bounded

@@ -111,12 +111,8 @@ void TensorList::add_d_initial_state() {
 }
 
 std::vector<SizeField> sequence_sizes() {
-  return {{.name = "s",
-           .help = "tokens of a sequence; in layout thd of all sequences together",
-           .max = most_tokens,
-           .default_on_cuda = {1, 2048, 8192},
-           .default_on_cpu = {1, 128},
-           .example = 2048},
+  return {token_count("s", "tokens of a sequence; in layout thd of all sequences together",
+                      {1, 2048, 8192}, {1, 128}, most_tokens, 2048),
           {.name = "b", .help = "sequences", .max = 65536, .example = 4}};
 }
 

@@ -204,12 +204,8 @@ std::vector<const Family*> cuda_families() {
   static const std::vector<RowFamily> rows{
       rows_of("forward_rows", "rows in registers of a group of threads, read once", "fwd"),
       rows_of("backward_rows", "rows in registers, read once, dw summed on the way", "bwd")};
-  static const auto fallbacks =
-      of_passes({"forward_fallback", "backward_fallback"},
-                {.summary = "plain loops for any width and alignment: the fallback",
-                 .sources = {file},
-                 .is_fallback = true,
-                 .program = fallback_program});
+  static const auto fallbacks = cuda_fallbacks(
+      "plain loops for any width and alignment: the fallback", file, fallback_program);
   return addresses_of(rows, fallbacks);
 }
 

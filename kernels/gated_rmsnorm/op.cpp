@@ -87,10 +87,8 @@ OpFacts facts() {
 }  // namespace
 
 Layer layer_of(const Problem& problem) {
-  Layer layer;
-  layer.m = problem.size("m");
+  auto layer = sizes_of<Layer>(problem, {{"m", &Layer::m}, {"d", &Layer::d}});
   layer.groups = size_or(problem, "groups", 1);
-  layer.d = problem.size("d");
   layer.normed = !problem.has("norm", "none");
   layer.row_gate = problem.has("gate-for", "norm");
   layer.one_w = problem.has("weights-for", "token");

@@ -221,6 +221,13 @@ struct GemmProblem {
   double flops() const;
 };
 
+/// The sizes of a product, as its space and its cost model see them; k is that of one
+/// K-concatenated pair.
+struct GemmSize {
+  std::int64_t m, n, k;
+  explicit GemmSize(const GemmProblem& gemm) : m(gemm.m), n(gemm.n), k(gemm.k) {}
+};
+
 /// Why rows of A, B and C cannot be loaded and stored 16 bytes at a time; nothing if they can.
 std::optional<std::string> misaligned_rows(const GemmProblem& gemm);
 

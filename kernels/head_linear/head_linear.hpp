@@ -45,8 +45,7 @@ Layer layer_of(const Problem& problem);
 /// The definition in float64.
 void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 }  // namespace head_linear
 }  // namespace fftune

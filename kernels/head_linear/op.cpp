@@ -86,11 +86,8 @@ OpFacts facts() {
 }  // namespace
 
 Layer layer_of(const Problem& problem) {
-  Layer layer;
-  layer.m = problem.size("m");
-  layer.heads = problem.size("heads");
-  layer.n = problem.size("n");
-  layer.k = problem.size("k");
+  auto layer = sizes_of<Layer>(
+      problem, {{"m", &Layer::m}, {"heads", &Layer::heads}, {"n", &Layer::n}, {"k", &Layer::k}});
   layer.inputs_as_rows = problem.has("layout", "kn");
   layer.x_head = size_or(problem, "x-head", layer.k);
   layer.w_skip = size_or(problem, "w-skip", 0);

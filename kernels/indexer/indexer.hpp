@@ -62,8 +62,7 @@ Layer layer_of(const Problem& problem);
 void reference_scores(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
 void reference_choice(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 }  // namespace indexer
 }  // namespace fftune

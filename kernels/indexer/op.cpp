@@ -73,12 +73,7 @@ OpFacts facts() {
           "choice of keys of sparse attention: the best of sum_h weights_h relu(q_h k) for "
           "each query",
       .passes = {"fwd"},
-      .sizes = {{.name = "b",
-                 .help = "sequences",
-                 .max = most_sequences,
-                 .default_on_cuda = {1, 16, 64},
-                 .default_on_cpu = {1, 8},
-                 .example = 16},
+      .sizes = {token_count("b", "sequences", {1, 16, 64}, {1, 8}, most_sequences, 16),
                 attention::queries_size(most_tokens),
                 attention::keys_size(most_tokens, 8192),
                 {.name = "heads", .help = "indexer heads", .max = most_heads, .example = 64},

@@ -12,11 +12,18 @@
 
 namespace fftune::layer {
 
+/// A stage of a part, both by their names.
+struct PartStage {
+  std::string part, stage;
+
+  std::string name() const { return part + "." + stage; }
+};
+
 /// The stages that such a family covers; the second part reads the result y of the first as its x.
 struct FusedStages {
   std::string_view family, summary;
-  std::string first, first_stage, second, second_stage;  // names of parts, and of their stages
-  const Engine& engine;                                  // of the product
+  PartStage first, second;
+  const Engine& engine;  // of the product
 };
 
 class FusedParts : public Family {
@@ -24,9 +31,7 @@ class FusedParts : public Family {
   std::string_view name() const override { return of_.family; }
   std::string_view summary() const override { return of_.summary; }
   DeviceKind device_kind() const override { return DeviceKind::cuda; }
-  std::vector<std::string> stages() const override {
-    return {of_.first + "." + of_.first_stage, of_.second + "." + of_.second_stage};
-  }
+  std::vector<std::string> stages() const override { return {of_.first.name(), of_.second.name()}; }
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     return of_.engine.search.space(chain(parts(problem)), facts);
   }

@@ -43,8 +43,8 @@ class NormedProduct final : public FusedParts {
     if (auto reason = refuse_parts(all)) return reason;
     const Parts two = parts(problem);
     for (const OpPart& other : all)
-      if (other.name != of_.second && reads(other, two.first.tensor("y")))
-        return "the result of " + of_.first + " is read by " + other.name + " too";
+      if (other.name != of_.second.part && reads(other, two.first.tensor("y")))
+        return "the result of " + of_.first.part + " is read by " + other.name + " too";
     return decode_engine.can_implement(chain(two), facts);
   }
 
@@ -98,19 +98,15 @@ std::vector<const Family*> normed_products() {
   static const NormedProduct qkv({.family = "qkv.normed_decode",
                                   .summary = "the norm within the product of q, k and v, up to 16 "
                                              "tokens",
-                                  .first = "attn_norm",
-                                  .first_stage = stage_forward,
-                                  .second = "qkv",
-                                  .second_stage = qkv::stage_product,
+                                  .first = {"attn_norm", stage_forward},
+                                  .second = {"qkv", qkv::stage_product},
                                   .engine = decode_engine},
                                  qkv::product_gemm);
   static const NormedProduct gate_up(
       {.family = "ffn.normed_gate_up_decode",
        .summary = "the norm within the products of gate and up, up to 16 tokens",
-       .first = "ffn_norm",
-       .first_stage = stage_forward,
-       .second = "ffn",
-       .second_stage = ffn::stage_gate_up,
+       .first = {"ffn_norm", stage_forward},
+       .second = {"ffn", ffn::stage_gate_up},
        .engine = decode_engine},
       ffn::gate_up_gemm);
   return {&qkv, &gate_up};

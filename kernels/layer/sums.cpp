@@ -208,10 +208,8 @@ std::vector<const Family*> sums() {
                       const SummedKernel& kernel) {
     return SummedProduct({.family = family,
                           .summary = summary,
-                          .first = "out",
-                          .first_stage = linear::stage_product,
-                          .second = "attn_reduce",
-                          .second_stage = stage_forward,
+                          .first = {"out", linear::stage_product},
+                          .second = {"attn_reduce", stage_forward},
                           .engine = kernel.engine},
                          linear::product_gemm, kernel);
   };
@@ -219,10 +217,8 @@ std::vector<const Family*> sums() {
                        const SummedKernel& kernel) {
     return SummedProduct({.family = family,
                           .summary = summary,
-                          .first = "ffn",
-                          .first_stage = ffn::stage_down,
-                          .second = "ffn_reduce",
-                          .second_stage = stage_forward,
+                          .first = {"ffn", ffn::stage_down},
+                          .second = {"ffn_reduce", stage_forward},
                           .engine = kernel.engine},
                          ffn::down_gemm, kernel);
   };

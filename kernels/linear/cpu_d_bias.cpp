@@ -43,8 +43,7 @@ const Family& cpu_d_bias_family() {
                     .summary = "column sums of dy, by blocks of columns",
                     .stage = stage_d_bias,
                     .pass = "bwd",
-                    .option = "bias",
-                    .value = "yes",
+                    .needs = {"bias", "yes"},
                     .sources = {"linear/cpu_d_bias.cpp"},
                     .program = program});
   return family;

@@ -42,8 +42,7 @@ const Family& d_bias_family() {
                                    .summary = "column sums of dy in two steps",
                                    .stage = stage_d_bias,
                                    .pass = "bwd",
-                                   .option = "bias",
-                                   .value = "yes",
+                                   .needs = {"bias", "yes"},
                                    .sources = {file},
                                    .is_fallback = true,
                                    .program = program});

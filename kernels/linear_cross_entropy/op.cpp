@@ -35,10 +35,7 @@ OpFacts facts() {
   return {.name = "linear-cross-entropy",
           .summary =
               "loss of a language model's head: cross-entropy of x w^T, without logits in memory",
-          .sizes = {{.name = "m",
-                     .help = "tokens",
-                     .default_on_cuda = {8192},
-                     .default_on_cpu = {16, 128}},
+          .sizes = {token_count("m", "tokens", {8192}, {16, 128}),
                     {.name = "d", .help = "features of a token"},
                     {.name = "vocab",
                      .help = "ids; a label is one of them",

@@ -44,10 +44,7 @@ class MaskedOp : public DescribedOp {
 };
 
 SizeField tokens() {
-  return {.name = "m",
-          .help = "tokens",
-          .default_on_cuda = {256, 1024, 4096, 16384},
-          .default_on_cpu = {16, 128, 512}};
+  return token_count("m", "tokens", {256, 1024, 4096, 16384}, {16, 128, 512});
 }
 
 class MaskedLinear final : public MaskedOp {

@@ -137,11 +137,8 @@ std::vector<const Family*> cuda_families() {
       rows_of("forward_rows", "fwd", "masked_softmax/forward_rows.cu"),
       rows_of("backward_rows", "bwd", "masked_softmax/backward_rows.cu")};
   static const auto fallbacks =
-      of_passes({"forward_fallback", "backward_fallback"},
-                {.summary = "plain loops for any width and alignment: the fallback",
-                 .sources = {"masked_softmax/fallback.cu"},
-                 .is_fallback = true,
-                 .program = fallback_program});
+      cuda_fallbacks("plain loops for any width and alignment: the fallback",
+                     "masked_softmax/fallback.cu", fallback_program);
   return addresses_of(rows, fallbacks);
 }
 

@@ -70,12 +70,8 @@ OpFacts facts() {
   return {
       .name = "masked-softmax",
       .summary = "y = softmax(scale * x) over the last axis, of the columns that a mask allows",
-      .sizes = {{.name = "s",
-                 .help = "rows of a matrix: queries",
-                 .max = std::int64_t{1} << 24,
-                 .default_on_cuda = {512, 2048},
-                 .default_on_cpu = {512},
-                 .example = 2048},
+      .sizes = {token_count("s", "rows of a matrix: queries", {512, 2048}, {512},
+                            std::int64_t{1} << 24, 2048),
                 {.name = "b", .help = "sequences", .max = 65536, .example = 4},
                 {.name = "heads", .help = "matrices of a sequence", .max = 65536, .example = 32},
                 rare_size("n", "columns: keys; s if left out", std::int64_t{1} << 24, 2048,
@@ -104,10 +100,8 @@ OpFacts facts() {
 }  // namespace
 
 Layer layer_of(const Problem& problem) {
-  Layer layer;
-  layer.b = problem.size("b");
-  layer.heads = problem.size("heads");
-  layer.s = problem.size("s");
+  auto layer =
+      sizes_of<Layer>(problem, {{"b", &Layer::b}, {"heads", &Layer::heads}, {"s", &Layer::s}});
   layer.n = problem.sizes.contains("n") ? problem.size("n") : layer.s;
   layer.mask = problem.has("mask", "causal") ? Mask::causal
                : problem.has("mask", "bool") ? Mask::boolean

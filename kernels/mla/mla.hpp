@@ -88,8 +88,7 @@ std::int64_t place_of(const Layer& layer, const Page* pages, std::int64_t sequen
 /// The definition in float64.
 void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 }  // namespace mla
 }  // namespace fftune

@@ -155,12 +155,7 @@ OpFacts facts() {
       .summary =
           "latent attention over a cache: out = softmax(scale * [q_latent, q_rope] cache^T) latent",
       .passes = {"fwd"},
-      .sizes = {{.name = "b",
-                 .help = "sequences",
-                 .max = 65536,
-                 .default_on_cuda = {1, 16, 64, 128},
-                 .default_on_cpu = {1, 8},
-                 .example = 16},
+      .sizes = {token_count("b", "sequences", {1, 16, 64, 128}, {1, 8}, 65536, 16),
                 attention::queries_size(most_queries),
                 attention::keys_size(most_tokens, 4096),
                 {.name = "heads", .help = "heads of queries", .max = most_heads, .example = 16},
@@ -199,6 +194,15 @@ OpFacts facts() {
 
 }  // namespace
 
+Layer divided_layer_of(const Problem& problem) {
+  Layer layer = layer_of(problem);
+  if (layer.top == 0) return layer;
+  layer.b *= layer.s;
+  layer.s = 1;
+  layer.kv = layer.top;
+  return layer;
+}
+
 Layer layer_of(const Problem& problem) {
   Layer layer(problem);
   layer.heads = problem.size("heads");
@@ -212,15 +216,6 @@ Layer layer_of(const Problem& problem) {
   if (layer.scale == 0)
     layer.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(layer.width())));
   layer.dtype = problem.dtype;
-  return layer;
-}
-
-Layer divided_layer_of(const Problem& problem) {
-  Layer layer = layer_of(problem);
-  if (layer.top == 0) return layer;
-  layer.b *= layer.s;
-  layer.s = 1;
-  layer.kv = layer.top;
   return layer;
 }
 

@@ -67,8 +67,7 @@ Turns turns_of(const Problem& problem);
 /// The definition in float64.
 void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 }  // namespace mla_rope
 }  // namespace fftune

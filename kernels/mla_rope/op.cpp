@@ -101,13 +101,17 @@ OpFacts facts() {
 
 }  // namespace
 
+Turns turns_of(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  return layer.rotates() ? rope::turns_of(problem, layer.rotated()) : Turns{};
+}
+
 Layer layer_of(const Problem& problem) {
-  Layer layer;
-  layer.m = problem.size("m");
-  layer.heads = problem.size("heads");
-  layer.nope = problem.size("nope");
-  layer.rope = problem.size("rope");
-  layer.rank = problem.size("rank");
+  auto layer = sizes_of<Layer>(problem, {{"m", &Layer::m},
+                                         {"heads", &Layer::heads},
+                                         {"nope", &Layer::nope},
+                                         {"rope", &Layer::rope},
+                                         {"rank", &Layer::rank}});
   layer.positions = size_or(problem, "positions", rope::usual_positions);
   layer.cache_rows = size_or(problem, "cache-slots", layer.m);
   layer.epsilon = number_or_default(mla_rope_op(), problem, "eps");
@@ -118,11 +122,6 @@ Layer layer_of(const Problem& problem) {
   layer.table = !problem.options.contains("angles") || problem.has("angles", "table");
   layer.dtype = problem.dtype;
   return layer;
-}
-
-Turns turns_of(const Problem& problem) {
-  const Layer layer = layer_of(problem);
-  return layer.rotates() ? rope::turns_of(problem, layer.rotated()) : Turns{};
 }
 
 }  // namespace fftune::mla_rope

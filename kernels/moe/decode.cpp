@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 
 #include "kernels/common/activation.hpp"
@@ -229,14 +230,27 @@ class Decode : public Family {
                                (few_warps ? 1.15 : 1) * (0.5 + 0.5 * waves);
   }
 
-  static std::vector<Argument> sizes(const Shape& shape, bool with_tokens) {
-    std::vector<Argument> arguments;
-    if (with_tokens) arguments.emplace_back(static_cast<std::int32_t>(shape.m));
-    for (const std::int64_t size :
-         {shape.rows(), shape.top_k, shape.shared, shape.experts, shape.d, shape.h})
-      arguments.emplace_back(static_cast<std::int32_t>(size));
-    return arguments;
-  }
+  /// A launch's arguments in their order.
+  struct Arguments {
+    explicit Arguments(const Problem& problem) : places(moe_ffn_op().tensors(problem)) {}
+
+    void add(std::initializer_list<const char*> names) {
+      for (const char* name : names) list.emplace_back(tensor_of(places, name));
+    }
+    /// Null where they are not `there`.
+    void add_if(bool there, std::initializer_list<const char*> names) {
+      for (const char* name : names)
+        list.push_back(tensor_or_null(there ? places.at(name) : absent));
+    }
+    void add_sizes(const Shape& shape) {
+      for (const std::int64_t size :
+           {shape.rows(), shape.top_k, shape.shared, shape.experts, shape.d, shape.h})
+        list.emplace_back(static_cast<std::int32_t>(size));
+    }
+
+    TensorPlaces places;
+    std::vector<Argument> list;
+  };
 };
 
 class ChosenGateUp final : public Decode {
@@ -256,28 +270,20 @@ class ChosenGateUp final : public Decode {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const Shape shape = shape_of(problem);
-    const TensorPlaces places(moe_ffn_op().tensors(problem));
     const Block block(problem, config);
-    std::vector<Argument> arguments;
     const bool separate = packing_of(problem) == Packing::separate;
     // Whole clusters, of the columns that share a scale of hidden.
     const std::int64_t columns = finds_scales(problem) ? scale_block : block.rows;
-    const auto or_null = [&](bool has, const char* name) {
-      arguments.push_back(tensor_or_null(has ? places.at(name) : absent));
-    };
-    for (const char* name :
-         {"x", own_ids_of(problem), separate ? "w_gate" : "w_gate_up",
-          separate ? "w_up" : "w_gate_up", "offsets", "tokens", "places", "hidden"})
-      arguments.emplace_back(tensor_of(places, name));
-    or_null(weighs_before(problem), "weights");
-    or_null(weighs_before(problem), "row_weights");
-    or_null(has_bias(problem), separate ? "b_gate" : "b_gate_up");
-    or_null(has_bias(problem), separate ? "b_up" : "b_gate_up");
-    const bool scaled = scales_of(problem) != Scales::none;
-    for (const char* name : {"x_scale", separate ? "w_gate_scale" : "w_gate_up_scale",
-                             separate ? "w_up_scale" : "w_gate_up_scale", "hidden_scale"})
-      or_null(scaled, name);
-    for (const Argument& size : sizes(shape, false)) arguments.push_back(size);
+    Arguments arguments(problem);
+    arguments.add({"x", own_ids_of(problem), separate ? "w_gate" : "w_gate_up",
+                   separate ? "w_up" : "w_gate_up", "offsets", "tokens", "places", "hidden"});
+    arguments.add_if(weighs_before(problem), {"weights", "row_weights"});
+    arguments.add_if(has_bias(problem),
+                     {separate ? "b_gate" : "b_gate_up", separate ? "b_up" : "b_gate_up"});
+    arguments.add_if(scales_of(problem) != Scales::none,
+                     {"x_scale", separate ? "w_gate_scale" : "w_gate_up_scale",
+                      separate ? "w_up_scale" : "w_gate_up_scale", "hidden_scale"});
+    arguments.add_sizes(shape);
     Program program;
     KernelLaunch& launch = append_pdl_kernel(
         program, facts, decode_file,
@@ -286,7 +292,7 @@ class ChosenGateUp final : public Decode {
                     block.template_argument()),
         {static_cast<std::uint32_t>(quotient_up(shape.h, columns) * columns / block.rows),
          static_cast<std::uint32_t>(most_chosen(shape) + 1)},
-        static_cast<std::uint32_t>(block.threads()), std::move(arguments));
+        static_cast<std::uint32_t>(block.threads()), std::move(arguments.list));
     if (finds_scales(problem)) launch.cluster.x = static_cast<std::uint32_t>(columns / block.rows);
     return program;
   }
@@ -351,28 +357,23 @@ class ChosenDown final : public Decode {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const Shape shape = shape_of(problem);
-    const TensorPlaces places(moe_ffn_op().tensors(problem));
     const Block block(problem, config);
-    std::vector<Argument> arguments;
-    const auto or_null = [&](bool has, const char* name) {
-      arguments.push_back(tensor_or_null(has ? places.at(name) : absent));
-    };
-    for (const char* name : {"hidden", own_ids_of(problem)})
-      arguments.emplace_back(tensor_of(places, name));
-    or_null(!weighs_before(problem), "weights");
-    arguments.emplace_back(tensor_of(places, "w_down"));
-    or_null(has_bias(problem), "b_down");
-    or_null(has_residual(problem), "residual");
-    arguments.emplace_back(tensor_of(places, "y"));
-    for (const char* name : {"hidden_scale", "w_down_scale"})
-      or_null(scales_of(problem) != Scales::none, name);
-    for (const Argument& size : sizes(shape, true)) arguments.push_back(size);
+    Arguments arguments(problem);
+    arguments.add({"hidden", own_ids_of(problem)});
+    arguments.add_if(!weighs_before(problem), {"weights"});
+    arguments.add({"w_down"});
+    arguments.add_if(has_bias(problem), {"b_down"});
+    arguments.add_if(has_residual(problem), {"residual"});
+    arguments.add({"y"});
+    arguments.add_if(scales_of(problem) != Scales::none, {"hidden_scale", "w_down_scale"});
+    arguments.list.emplace_back(static_cast<std::int32_t>(shape.m));
+    arguments.add_sizes(shape);
     Program program;
     KernelLaunch& launch = append_pdl_kernel(
         program, facts, decode_file,
         fmt::format("chosen_down<{}, {}>", element_type(problem.dtype), block.template_argument()),
         {static_cast<std::uint32_t>(quotient_up(shape.d, block.rows))},
-        static_cast<std::uint32_t>(block.threads()), std::move(arguments));
+        static_cast<std::uint32_t>(block.threads()), std::move(arguments.list));
     launch.shared_bytes = static_cast<std::uint32_t>(products_bytes(shape, block));
     return program;
   }

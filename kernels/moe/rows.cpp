@@ -244,8 +244,7 @@ std::vector<const Family*> d_biases_families() {
                               .summary = "sums of an expert's rows, a launch for each bias",
                               .stage = stage_d_biases,
                               .pass = "bwd",
-                              .option = "bias",
-                              .value = "all",
+                              .needs = {"bias", "all"},
                               .sources = {"moe/d_biases.cu"},
                               .is_fallback = true,
                               .refusal = refuse_frozen,
@@ -254,8 +253,7 @@ std::vector<const Family*> d_biases_families() {
                                              .summary = "an expert a task",
                                              .stage = stage_d_biases,
                                              .pass = "bwd",
-                                             .option = "bias",
-                                             .value = "all",
+                                             .needs = {"bias", "all"},
                                              .refusal = refuse_frozen,
                                              .program = cpu_d_biases_program});
   return {&sums, &cpu};

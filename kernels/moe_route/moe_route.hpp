@@ -63,8 +63,7 @@ bool is_better(Value value, Value than) {
   return value > than || (std::isnan(value) && !std::isnan(than));
 }
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 }  // namespace moe_route
 }  // namespace fftune

@@ -135,7 +135,6 @@ std::vector<const Family*> cpu_families() {
   static const CpuRowFamily rows({.name = "cpu_rows",
                                   .summary = "blocks of rows, on all threads",
                                   .stage = stage,
-                                  .pass = "fwd",
                                   .sources = {"ngram_block/cpu_families.cpp"},
                                   .program = program},
                                  work);

@@ -116,7 +116,6 @@ class BlockGroups final : public StageFamily {
       : StageFamily({.name = "groups",
                      .summary = "rows that share a prefix by one block, or by a cluster of blocks",
                      .stage = stage,
-                     .pass = "fwd",
                      .sources = {groups_file}}) {}
 
   std::optional<std::string> refusal(const Problem& problem,
@@ -178,7 +177,6 @@ class BlockRows final : public StageFamily {
       : StageFamily({.name = name,
                      .summary = summary,
                      .stage = stage,
-                     .pass = "fwd",
                      .sources = fallback ? std::vector<std::string>{file, groups_file}
                                          : std::vector<std::string>{file},
                      .is_fallback = fallback}) {}

@@ -92,9 +92,7 @@ OpFacts layer_facts() {
 }  // namespace
 
 Layer layer_of(const Problem& problem) {
-  Layer layer;
-  layer.m = problem.size("m");
-  layer.d = problem.size("d");
+  auto layer = sizes_of<Layer>(problem, {{"m", &Layer::m}, {"d", &Layer::d}});
   layer.eps = static_cast<float>(problem.number("eps"));
   layer.centres = problem.op == layernorm;
   layer.convention = problem.has("convention", "gemma")   ? Convention::gemma

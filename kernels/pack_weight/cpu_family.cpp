@@ -133,7 +133,6 @@ const Family& cpu_family() {
   static const StageFamily family = cpu_fallback({.name = "cpu_pack_weight",
                                                   .summary = "tiles of 16 rows on several threads",
                                                   .stage = stage_pack,
-                                                  .pass = "fwd",
                                                   .sources = {"pack_weight/cpu_family.cpp"},
                                                   .program = program});
   return family;

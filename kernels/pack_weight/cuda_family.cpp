@@ -35,7 +35,6 @@ const Family& cuda_family() {
   static const StageFamily family({.name = "pack_weight",
                                    .summary = "a warp has a block of 16 rows and 64 elements of k",
                                    .stage = stage_pack,
-                                   .pass = "fwd",
                                    .sources = {file},
                                    .is_fallback = true,
                                    .program = program});

@@ -64,11 +64,7 @@ OpFacts facts() {
           .summary =
               "codes of 4 or 8 bits with scales, in the order in which kernels read them, and back",
           .passes = {"fwd"},
-          .sizes = {{.name = "n",
-                     .help = "output features",
-                     .default_on_cuda = {4096},
-                     .default_on_cpu = {1024},
-                     .example = 2048},
+          .sizes = {token_count("n", "output features", {4096}, {1024}, SizeField().max, 2048),
                     {.name = "k", .help = "input features"}},
           .options = option_fields(),
           .token_size = "n",

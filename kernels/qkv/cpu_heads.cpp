@@ -181,7 +181,6 @@ const Family& cpu_heads_family() {
   static const StageFamily family = cpu_fallback({.name = "cpu_heads",
                                                   .summary = "tokens one by one, in fp32",
                                                   .stage = stage_heads,
-                                                  .pass = "fwd",
                                                   .sources = {"qkv/cpu_heads.cpp"},
                                                   .refusal = refuse_finished_heads,
                                                   .program = program});

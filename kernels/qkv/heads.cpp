@@ -102,7 +102,6 @@ const Family& heads_family() {
       {.name = "heads_rows",
        .summary = "a token's heads of q, of k or of v a block, a head a warp",
        .stage = stage_heads,
-       .pass = "fwd",
        .sources = {kernel_file},
        .is_fallback = true,
        .refusal = refuse_finished_heads,

@@ -292,11 +292,9 @@ class Qkv final : public DescribedOp {
 }  // namespace
 
 Layer layer_of(const Problem& problem) {
-  Layer layer;
-  layer.m = problem.size("m");
-  layer.d = problem.size("d");
-  layer.heads = problem.size("heads");
-  layer.dim = problem.size("dim");
+  auto layer = sizes_of<Layer>(
+      problem,
+      {{"m", &Layer::m}, {"d", &Layer::d}, {"heads", &Layer::heads}, {"dim", &Layer::dim}});
   layer.keys = !is(problem, "keys", "no");
   layer.kv_heads = layer.keys ? size_or(problem, "kv-heads", layer.heads) : 0;
   layer.rotary = size_or(problem, "rotary", layer.dim);

@@ -181,12 +181,8 @@ OpFacts facts() {
       .name = "rope",
       .summary =
           "rotary position embedding of queries and keys: y = x * cos(f) + rotated(x) * sin(f)",
-      .sizes = {{.name = "s",
-                 .help = "tokens of a sequence; in layout thd of all sequences together",
-                 .max = std::int64_t{1} << 24,
-                 .default_on_cuda = {512, 2048, 8192},
-                 .default_on_cpu = {512},
-                 .example = 2048},
+      .sizes = {token_count("s", "tokens of a sequence; in layout thd of all sequences together",
+                            {512, 2048, 8192}, {512}, std::int64_t{1} << 24, 2048),
                 {.name = "b", .help = "sequences", .max = 65536, .example = 2},
                 {.name = "heads", .help = "heads of q", .max = most_heads, .example = 32},
                 {.name = "dim", .help = "features of a head", .max = most_features, .example = 128},
@@ -251,12 +247,10 @@ OpFacts facts() {
 }  // namespace
 
 Layer layer_of(const Problem& problem) {
-  Layer layer;
-  layer.s = problem.size("s");
-  layer.b = problem.size("b");
-  layer.heads = problem.size("heads");
+  auto layer = sizes_of<Layer>(
+      problem,
+      {{"s", &Layer::s}, {"b", &Layer::b}, {"heads", &Layer::heads}, {"dim", &Layer::dim}});
   layer.kv_heads = size_or(problem, "kv-heads", 0);
-  layer.dim = problem.size("dim");
   layer.rotary = size_or(problem, "rotary", layer.dim);
   layer.positions = size_or(problem, "positions", layer.s);
   const auto& layout = problem.option("layout");

@@ -261,7 +261,6 @@ std::vector<const Family*> cpu_families() {
       cpu_fallback({.name = "cpu_choose",
                     .summary = "parts of rows on all threads",
                     .stage = sample::stage,
-                    .pass = "fwd",
                     .sources = {"sample/cpu_families.cpp", "common/sampling.cuh"},
                     .program = program});
   return {&family};

@@ -82,7 +82,6 @@ std::vector<const Family*> cuda_families() {
                                        "parts of rows, then the best of them; filtered: a block a "
                                        "row, the least key that stays digit by digit",
                                    .stage = sample::stage,
-                                   .pass = "fwd",
                                    .sources = {kernel_file},
                                    .is_fallback = true,
                                    .program = program});

@@ -145,23 +145,17 @@ OpFacts facts() {
           "the next id of each sequence from its logits: the best, or a sample by temperature, "
           "top-k, top-p and min-p",
       .passes = {"fwd"},
-      .sizes = {{.name = "m",
-                 .help = "sequences",
-                 .default_on_cuda = {1, 16, 64},
-                 .default_on_cpu = {1, 16}},
+      .sizes = {token_count("m", "sequences", {1, 16, 64}, {1, 16}),
                 {.name = "vocab", .help = "ids to choose from", .max = most_ids, .example = 32000},
                 best_field()},
       .options = sample::options(),
-      .families = {cuda_families, cpu_families}};
+      .families = {cuda_families, cpu_families},
+      .contradiction = contradiction_of_best};
 }
 
 class Sample final : public DescribedOp {
  public:
   Sample() : DescribedOp(facts()) {}
-
-  std::string contradiction(const Problem& problem) const override {
-    return contradiction_of_best(problem);
-  }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const Form form = form_of(problem);

@@ -56,8 +56,7 @@ std::string contradiction_of_best(const Problem& problem);
 /// How ids are chosen, as head has them too.
 std::vector<OptionField> options();
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 /// Appends to a program the kernel that ends a choice: `partials` has, for each of `rows` rows,
 /// `count` parts of a row (common/choice.cuh). Tensors are found in `places` by their names in

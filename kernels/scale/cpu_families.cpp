@@ -51,7 +51,6 @@ Program program(const Problem& problem, const DeviceFacts&, const Config& config
 std::vector<const Family*> cpu_families() {
   static const CpuRowFamily family({.name = "cpu_rows",
                                     .summary = "blocks of rows on all threads",
-                                    .pass = "fwd",
                                     .sources = {"scale/cpu_families.cpp"},
                                     .program = program},
                                    work_of);

@@ -45,7 +45,6 @@ Program factors_program(const Problem& problem, const DeviceFacts& facts, const 
 ColumnFamily column_family(const char* name, std::string_view summary, bool is_fallback) {
   return ColumnFamily({.name = name,
                        .summary = summary,
-                       .pass = "fwd",
                        .sources = {"scale/forward_columns.cu"},
                        .is_fallback = is_fallback,
                        .refusal = refuse_several},
@@ -64,7 +63,6 @@ std::vector<const Family*> cuda_families() {
   static const ColumnFamily columns = column_family("forward_columns", in_flight_summary, false);
   static const StageFamily fallback({.name = "forward_fallback",
                                      .summary = "element by element: the fallback",
-                                     .pass = "fwd",
                                      .sources = {"scale/forward_columns.cu", "scale/factors.cu"},
                                      .is_fallback = true,
                                      .program = fallback_program});

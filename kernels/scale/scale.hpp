@@ -24,8 +24,7 @@ bool is_in_place(const Problem& problem);
 enum class Factors { one, rows, ids };
 Factors factors_of(const Problem& problem);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 }  // namespace scale
 }  // namespace fftune

@@ -211,13 +211,12 @@ OpFacts facts() {
 
 Layer layer_of(const Problem& problem) {
   const Op& op = ssd_op();
-  Layer layer;
-  layer.b = problem.size("b");
-  layer.s = problem.size("s");
+  auto layer = sizes_of<Layer>(problem, {{"b", &Layer::b},
+                                         {"s", &Layer::s},
+                                         {"heads", &Layer::v_heads},
+                                         {"state-dim", &Layer::dim},
+                                         {"dim", &Layer::v_dim}});
   layer.heads = size_or(problem, "groups", 1);
-  layer.v_heads = problem.size("heads");
-  layer.dim = problem.size("state-dim");
-  layer.v_dim = problem.size("dim");
   layer.v_row = size_or(problem, "x-row", layer.v_heads * layer.v_dim);
   layer.k_row = size_or(problem, "b-row", layer.heads * layer.dim);
   layer.q_row = size_or(problem, "c-row", layer.heads * layer.dim);

@@ -49,8 +49,7 @@ Layer layer_of(const Problem& problem);
 /// The definition in float64, of either pass.
 void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
 
-std::vector<const Family*> cuda_families();
-std::vector<const Family*> cpu_families();
+std::vector<const Family*> cuda_families(), cpu_families();
 
 }  // namespace ssd
 }  // namespace fftune

@@ -69,7 +69,6 @@ std::vector<const Family*> pack_mask_cpu_families() {
   static const StageFamily pack = cpu_fallback({.name = "cpu_pack",
                                                 .summary = "rows of tiles on all threads",
                                                 .stage = stage_pack,
-                                                .pass = "fwd",
                                                 .sources = {"attention/cpu/pack_mask.cpp"},
                                                 .search = {space, default_config},
                                                 .program = program});

@@ -21,16 +21,13 @@ namespace fftune {
 namespace {
 
 /// The sizes of a product that the space and the cost model read.
-struct Product {
-  std::int64_t m, n, k;
+struct Product : GemmSize {
   int operands;
   bool fuses_norm;
   gemm_form form;
 
   explicit Product(const GemmProblem& gemm)
-      : m(gemm.m),
-        n(gemm.n),
-        k(gemm.k),
+      : GemmSize(gemm),
         operands(gemm.b_operands()),
         fuses_norm(gemm.norm_of_a.any()),
         form(form_of(gemm)) {}

@@ -29,8 +29,7 @@ std::int64_t group_slots(const GemmProblem& gemm) {
 }
 
 /// A product as the space and the cost model see it: one of the usual rows of a group.
-struct Product {
-  std::int64_t m, n, k;
+struct Product : GemmSize {
   std::int64_t most_m;  // rows that nearly no group exceeds; more take a further pass
   std::int64_t all_n;   // rows of B of all groups that usually have some
   int operands;
@@ -38,9 +37,7 @@ struct Product {
   packed_form format;
 
   explicit Product(const GemmProblem& gemm)
-      : m(gemm.m),
-        n(gemm.n),
-        k(gemm.k),
+      : GemmSize(gemm),
         most_m(gemm.m),
         all_n(gemm.n),
         operands(gemm.b_operands()),

@@ -19,17 +19,14 @@ namespace {
 
 /// Input of the space and the cost model: the results of m x n x k that a launch computes. Groups
 /// count as if each had its equal share of the tokens; two groups of rows by a mask count as one.
-struct Shape {
-  std::int64_t m, n, k;  // k of one K-concatenated pair
+struct Shape : GemmSize {
   int b_operands, k_pairs;
   std::int64_t results;
   bool a_mn_major;
   gemm_form form;
 
   explicit Shape(const GemmProblem& gemm)
-      : m(gemm.m),
-        n(gemm.n),
-        k(gemm.k),
+      : GemmSize(gemm),
         b_operands(gemm.b_operands()),
         k_pairs(gemm.k_pairs()),
         results(gemm.outputs()),

@@ -23,8 +23,7 @@ namespace fftune {
 namespace {
 
 /// A product as the space and the cost model see it.
-struct Product {
-  std::int64_t m, n, k;
+struct Product : GemmSize {
   int operands;
   bool grouped;
   packed_form format;
@@ -38,9 +37,7 @@ struct Product {
   std::array<GroupTiles, most_height / 8 + 1> group_tiles;  // of tiles of 8 * i rows, but [0]
 
   explicit Product(const GemmProblem& gemm)
-      : m(gemm.m),
-        n(gemm.n),
-        k(gemm.k),
+      : GemmSize(gemm),
         operands(gemm.b_operands()),
         grouped(gemm.groups.any()),
         format(packed_form_of(gemm)) {
