@@ -398,10 +398,7 @@ fftune_status fftune_context_counters(const fftune_context* context, fftune_coun
 }
 
 void fftune_context_destroy(fftune_context* context) {
-  if (!context) return;
-  ended(context, "fftune_context_destroy");
-  const UntornByFork whole;
-  delete context;
+  destroy(context, "fftune_context_destroy");
 }
 
 fftune_status fftune_plan_create(fftune_context* context, const char* problem_json,
@@ -421,10 +418,7 @@ fftune_status fftune_plan_create(fftune_context* context, const char* problem_js
 }
 
 void fftune_plan_destroy(fftune_plan* plan) {
-  if (!plan) return;
-  ended(plan, "fftune_plan_destroy");
-  const UntornByFork whole;
-  delete plan;
+  destroy(plan, "fftune_plan_destroy");
 }
 
 size_t fftune_plan_buffer_count(const fftune_plan* plan) {

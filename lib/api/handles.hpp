@@ -119,4 +119,13 @@ void used(const void* handle, const char* function);
 void ended(const void* handle, const char* function);
 #endif
 
+/// Destroys a handle by the function of that name; null is none.
+template <class Handle>
+void destroy(Handle* handle, const char* function) {
+  if (!handle) return;
+  ended(handle, function);
+  const UntornByFork whole;
+  delete handle;
+}
+
 }  // namespace fftune

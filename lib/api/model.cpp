@@ -119,10 +119,7 @@ fftune_status fftune_model_open(const char* path, fftune_model** out) {
 }
 
 void fftune_model_close(fftune_model* model) {
-  if (!model) return;
-  ended(model, "fftune_model_close");
-  const UntornByFork whole;
-  delete model;
+  destroy(model, "fftune_model_close");
 }
 
 const char* fftune_model_describe(const fftune_model* model) {

@@ -108,29 +108,16 @@ DeviceFacts read_facts(const Driver& driver, int ordinal, const std::string& too
 }
 
 double datasheet_flops(const DeviceFacts& facts, DType dtype) {
+  struct Rates {
+    int compute_capability;
+    double f32, tensor_cores;
+  };
+  constexpr Rates known[] = {{80, 128, 2048}, {86, 256, 512},   {89, 256, 512},
+                             {90, 256, 4096}, {100, 256, 8192}, {120, 256, 512}};
   double per_clock = 0;  // FLOP an SM, a multiply-add being two
-  switch (facts.compute_capability) {
-    case 80:
-      per_clock = dtype == DType::f32 ? 128 : 2048;
-      break;
-    case 86:
-      per_clock = dtype == DType::f32 ? 256 : 512;
-      break;
-    case 89:
-      per_clock = dtype == DType::f32 ? 256 : 512;
-      break;
-    case 90:
-      per_clock = dtype == DType::f32 ? 256 : 4096;
-      break;
-    case 100:
-      per_clock = dtype == DType::f32 ? 256 : 8192;
-      break;
-    case 120:
-      per_clock = dtype == DType::f32 ? 256 : 512;
-      break;
-    default:
-      break;
-  }
+  for (const Rates& rates : known)
+    if (rates.compute_capability == facts.compute_capability)
+      per_clock = dtype == DType::f32 ? rates.f32 : rates.tensor_cores;
   // From 8.9 on the tensor cores multiply fp8, at twice the rate; before, it is converted.
   if (dtype == DType::fp8 && facts.compute_capability >= 89) per_clock *= 2;
   return per_clock * facts.multiprocessors * facts.clock_hz;

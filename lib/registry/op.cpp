@@ -54,20 +54,14 @@ std::string canonical_number(const Op& op, const OptionField& field, const std::
   return fmt::format("{}", *number);
 }
 
-std::string canonical_pattern(const Op& op, const OptionField& field, const std::string& text) {
-  const auto pattern = parse_pattern(text);
-  if (!pattern)
+/// The value that was parsed from the text of an option, which must be one of its kind.
+template <class Value>
+const Value& parsed(const std::optional<Value>& value, const char* kind, const Op& op,
+                    const OptionField& field, const std::string& text) {
+  if (!value)
     reject(op,
-           fmt::format("{}={} is not a pattern: use {}", field.name, text, choices_text(field)));
-  return pattern_text(*pattern);
-}
-
-std::string canonical_routing(const Op& op, const OptionField& field, const std::string& text) {
-  const auto routing = parse_routing(text);
-  if (!routing)
-    reject(op,
-           fmt::format("{}={} is not a routing: use {}", field.name, text, choices_text(field)));
-  return routing_text(*routing);
+           fmt::format("{}={} is not a {}: use {}", field.name, text, kind, choices_text(field)));
+  return *value;
 }
 
 /// Sorts the parts between commas, behind a name and a colon if there are such.
@@ -93,9 +87,9 @@ void check_options(const Op& op, Problem& problem) {
     if (field->number)
       value = canonical_number(op, *field, value);
     else if (field->pattern)
-      value = canonical_pattern(op, *field, value);
+      value = pattern_text(parsed(parse_pattern(value), "pattern", op, *field, value));
     else if (field->routing)
-      value = canonical_routing(op, *field, value);
+      value = routing_text(parsed(parse_routing(value), "routing", op, *field, value));
     else if (field->is_text())
       value = canonical_text(value);
     else if (!has(field->choices, value))
