@@ -89,6 +89,20 @@ MIXTURES = {
 }
 
 
+class Adapter(torch.nn.Module):
+    """As adapters are: attributes are those of what it wraps."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+
 def make(name: str, dtype=torch.float32, device="cpu"):
     config = {**MODELS, **LAYERED, **MIXTURES}[name]()
     for dropout in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate"):

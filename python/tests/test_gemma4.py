@@ -13,7 +13,7 @@ from fftune.patching import decoding
 from fftune.patching.recognise import Unfit
 from models import inputs
 from test_layers_with_states import make as layers_with_states
-from whole_layers import error, patched_layers, run_over_cache
+from whole_layers import error, generates_alike, patched_layers, run_over_cache
 
 SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, head_dim=8, global_head_dim=16, num_global_key_value_heads=1, sliding_window=32,
@@ -51,14 +51,7 @@ def make(name: str, of_text=True, **changes):
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_the_models(name):
     model = make(name)
-    ids = inputs("llama")["input_ids"]
-    before = model.generate(ids, **STATIC)
-    patched, words = patched_layers(model)
-    assert [w for w in words if f"{len(model.model.layers)} layers" in w], words
-    found = {}
-    with _run.listening(found):
-        assert torch.equal(patched.generate(ids, **STATIC), before)
-    ran = [problem for _, problem in found.values() if problem["op"] == "layer"]
+    patched, ids, before, ran = generates_alike(model, len(model.model.layers), STATIC)
     assert {problem["dim"] for problem in ran} == {8, 16}
     assert all((problem["layer-scalar"], problem["scale"]) == ("yes", "1") for problem in ran)
     assert {problem["v-norm"] for problem in ran if problem.get("keys") != "shared"} == {"yes"}

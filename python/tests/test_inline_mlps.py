@@ -7,6 +7,7 @@ import transformers
 from torch import nn
 
 import fftune
+from models import Adapter
 
 _BART = dict(vocab_size=96, d_model=32, decoder_layers=2, decoder_ffn_dim=48, decoder_attention_heads=4,
              encoder_layers=2, encoder_ffn_dim=48, encoder_attention_heads=4,
@@ -92,19 +93,9 @@ def test_as_before(runs):
         assert len(seen) == 1 and len(runs) == 1
         handle.remove()
 
-        class Doubled(nn.Module):
-            def __init__(self, base):
-                super().__init__()
-                self.base = base
-
-            def __getattr__(self, name):
-                try:
-                    return super().__getattr__(name)
-                except AttributeError:
-                    return getattr(self.base, name)
-
+        class Doubled(Adapter):
             def forward(self, x):
-                return 2 * self.base(x)
+                return 2 * self.inner(x)
 
         layer.fc1 = Doubled(layer.fc1)
         model.model.decoder.layers[0].fc1 = Doubled(model.model.decoder.layers[0].fc1)

@@ -10,7 +10,7 @@ import fftune
 from fftune import _run, reference
 from fftune._layer_form import Latent, form_of, parse
 from models import inputs
-from whole_layers import error, patched_layers, run_over_cache
+from whole_layers import error, generates_alike, patched_layers, run_over_cache
 
 SIZES = dict(vocab_size=96, hidden_size=48, intermediate_size=64, moe_intermediate_size=16,
              num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4,
@@ -83,14 +83,7 @@ WHOLE = list(MODELS)
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole_layers_are_as_before(name):
     model = make(name)
-    ids = inputs("llama")["input_ids"]
-    before = model.generate(ids, **STATIC)
-    patched, words = patched_layers(model)
-    assert [w for w in words if "2 layers" in w], words
-    found = {}
-    with _run.listening(found):
-        assert torch.equal(patched.generate(ids, **STATIC), before)
-    ran = [problem for _, problem in found.values() if problem["op"] == "layer"]
+    patched, ids, before, ran = generates_alike(model, 2, STATIC)
     assert ran and all(problem["mixer"] == "mla" for problem in ran)
     assert all((problem.get("query-scale") == "rows") == (name == "Mistral4") for problem in ran)
     # Without a static cache, and without any, it is the model's own.

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 import fftune
 from fftune.patching import blocks, mlps, norms, recognise, rotary, trial
-from models import MIXTURES, MODELS
+from models import MIXTURES, MODELS, Adapter
 from ranks import start
 from test_left_alone import GPT2, SIZES, close, copy_of_patched, ids, logits, make, static_logits, words_of
 
@@ -36,19 +36,7 @@ def scaled(result):
     return (scaled(result[0]), *result[1:]) if isinstance(result, tuple) else result * 1.5
 
 
-class Wrapper(nn.Module):
-    """As adapters are: attributes are those of what it wraps."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("inner"), name)
-
+class Wrapper(Adapter):
     def forward(self, *given, **options):
         return scaled(self.inner(*given, **options))
 

@@ -5,6 +5,8 @@ import torch
 import transformers
 
 import fftune
+from fftune import _run
+from models import inputs
 
 
 def patched_layers(model, **options):
@@ -12,6 +14,18 @@ def patched_layers(model, **options):
     patched = copy.deepcopy(model)
     report = fftune.patch(patched, whole_layers=True, **options)
     return patched, [w for _, w in report.replaced + report.left if w.startswith("layers:") or "by layer in" in w]
+
+
+def generates_alike(model, layers, options):
+    """A copy by whole layers, ids, the model's tokens, which are the copy's too, and the problems of its layers."""
+    ids = inputs("llama")["input_ids"]
+    before = model.generate(ids, **options)
+    patched, words = patched_layers(model)
+    assert [w for w in words if f"{layers} layers" in w], words
+    found = {}
+    with _run.listening(found):
+        assert torch.equal(patched.generate(ids, **options), before)
+    return patched, ids, before, [problem for _, problem in found.values() if problem["op"] == "layer"]
 
 
 def run_over_cache(model, ids, past=None):

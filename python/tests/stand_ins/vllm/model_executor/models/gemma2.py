@@ -2,7 +2,7 @@ from torch import nn
 
 from vllm.model_executor.layers import parts
 
-from .llama import LlamaModel
+from .llama import LlamaAttention, LlamaModel, support_torch_compile
 
 WINDOW = 7  # of every layer but each third one
 
@@ -37,14 +37,7 @@ class Gemma2Attention(nn.Module):
     def rotary_of(c, is_sliding):
         return c.rotary
 
-    def forward(self, positions, hidden_states):
-        sizes = [n * self.head_dim for n in (self.num_heads, *[self.num_kv_heads] * 2)]
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim))
-                   for part in self.qkv_proj(hidden_states).split(sizes, -1))
-        if self.head_norms:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (self.rotary_emb(positions, x) for x in (q, k))
-        return self.o_proj(self.attn(q, k, v).flatten(1))
+    forward = LlamaAttention.forward
 
 
 class Gemma2DecoderLayer(nn.Module):
@@ -67,6 +60,7 @@ class Gemma2DecoderLayer(nn.Module):
         return self.post_feedforward_layernorm(self.mlp(hidden_states)), residual
 
 
+@support_torch_compile
 class Gemma2Model(LlamaModel):
     layer = Gemma2DecoderLayer
 
@@ -76,7 +70,3 @@ class Gemma2Model(LlamaModel):
 
     def embed_input_ids(self, input_ids):
         return self.embed_tokens(input_ids) * 0.5
-
-    def __call__(self, *arguments, **named):
-        self.calls += 1
-        return self.forward(*arguments, **named)

@@ -1,6 +1,7 @@
 from vllm.model_executor.layers import parts
 
 from .gemma2 import Gemma2Attention, Gemma2DecoderLayer, Gemma2MLP, Gemma2Model
+from .llama import support_torch_compile
 
 
 class Gemma3MLP(Gemma2MLP):
@@ -23,9 +24,6 @@ class Gemma3DecoderLayer(Gemma2DecoderLayer):
     attention, network = Gemma3Attention, Gemma3MLP
 
 
+@support_torch_compile
 class Gemma3Model(Gemma2Model):
     layer = Gemma3DecoderLayer
-
-    def __call__(self, *arguments, **named):
-        self.calls += 1
-        return self.forward(*arguments, **named)

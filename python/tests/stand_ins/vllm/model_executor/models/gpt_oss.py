@@ -5,7 +5,7 @@ from torch import nn
 
 from vllm.model_executor.layers import parts
 
-from .llama import LlamaModel
+from .llama import LlamaModel, layer_forward, support_torch_compile
 from .qwen3_moe import FusedTopKRouter, MoERunner, RoutedExperts
 
 WINDOW = 7  # of every second layer
@@ -83,19 +83,9 @@ class TransformerBlock(nn.Module):
         self.mlp = MLPBlock(c, f"{prefix}.mlp")
         self.input_layernorm, self.post_attention_layernorm = (parts.RMSNorm(c.d) for _ in "12")
 
-    def forward(self, positions, hidden_states, residual):
-        if residual is None:
-            residual, hidden_states = hidden_states, self.input_layernorm(hidden_states)
-        else:
-            hidden_states, residual = self.input_layernorm(hidden_states, residual)
-        hidden_states = self.attn(hidden_states, positions)
-        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
-        return self.mlp(hidden_states), residual
+    forward = layer_forward(lambda layer, positions, x: layer.attn(x, positions))
 
 
+@support_torch_compile
 class GptOssModel(LlamaModel):
     layer = TransformerBlock
-
-    def __call__(self, *arguments, **named):
-        self.calls += 1
-        return self.forward(*arguments, **named)

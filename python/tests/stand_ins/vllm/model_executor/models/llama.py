@@ -5,6 +5,32 @@ from torch import nn
 from vllm.model_executor.layers import parts
 
 
+def support_torch_compile(model):
+    """Gives the class a call of its own, as vLLM's decorator does; this one counts."""
+
+    def call(self, *arguments, **named):
+        self.calls += 1
+        return self.forward(*arguments, **named)
+
+    model.__call__ = call
+    return model
+
+
+def layer_forward(mix):
+    """A decoder layer's forward, in which mix(layer, positions, x) is attention or a mixer."""
+
+    def forward(self, positions, hidden_states, residual):
+        if residual is None:
+            residual, hidden_states = hidden_states, self.input_layernorm(hidden_states)
+        else:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        hidden_states = mix(self, positions, hidden_states)
+        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
+        return self.mlp(hidden_states), residual
+
+    return forward
+
+
 class LlamaMLP(nn.Module):
     def __init__(self, c, prefix=""):
         super().__init__()
@@ -50,16 +76,10 @@ class LlamaDecoderLayer(nn.Module):
         self.mlp = self.network(c, f"{prefix}.mlp")
         self.input_layernorm, self.post_attention_layernorm = (parts.RMSNorm(c.d) for _ in "12")
 
-    def forward(self, positions, hidden_states, residual):
-        if residual is None:
-            residual, hidden_states = hidden_states, self.input_layernorm(hidden_states)
-        else:
-            hidden_states, residual = self.input_layernorm(hidden_states, residual)
-        hidden_states = self.self_attn(positions, hidden_states)
-        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
-        return self.mlp(hidden_states), residual
+    forward = layer_forward(lambda layer, positions, x: layer.self_attn(positions, x))
 
 
+@support_torch_compile
 class LlamaModel(nn.Module):
     layer = LlamaDecoderLayer
     aux_hidden_state_layers = ()
@@ -90,10 +110,6 @@ class LlamaModel(nn.Module):
     def _note(self, hidden, place, x, residual):
         if place in self.aux_hidden_state_layers:
             hidden.append(x if residual is None else x + residual)
-
-    def __call__(self, *arguments, **named):  # each of vLLM's classes has one of its own
-        self.calls += 1
-        return self.forward(*arguments, **named)
 
 
 def config_of(c, dtype, **changes):

@@ -1,4 +1,4 @@
-from .llama import LlamaAttention, LlamaDecoderLayer, LlamaModel
+from .llama import LlamaAttention, LlamaDecoderLayer, LlamaModel, support_torch_compile
 
 
 class MistralAttention(LlamaAttention):
@@ -10,9 +10,6 @@ class MistralDecoderLayer(LlamaDecoderLayer):
     ada_rms_norm_t_cond = None
 
 
+@support_torch_compile
 class MistralModel(LlamaModel):
     layer = MistralDecoderLayer
-
-    def __call__(self, *arguments, **named):
-        self.calls += 1
-        return self.forward(*arguments, **named)

@@ -1,4 +1,4 @@
-from .llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaModel
+from .llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaModel, support_torch_compile
 
 
 class Qwen2MLP(LlamaMLP):
@@ -14,9 +14,6 @@ class Qwen2DecoderLayer(LlamaDecoderLayer):
     attention, network = Qwen2Attention, Qwen2MLP
 
 
+@support_torch_compile
 class Qwen2Model(LlamaModel):
     layer = Qwen2DecoderLayer
-
-    def __call__(self, *arguments, **named):
-        self.calls += 1
-        return self.forward(*arguments, **named)

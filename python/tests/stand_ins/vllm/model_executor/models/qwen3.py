@@ -1,4 +1,4 @@
-from .llama import LlamaAttention, LlamaDecoderLayer, LlamaModel
+from .llama import LlamaAttention, LlamaDecoderLayer, LlamaModel, support_torch_compile
 from .qwen2 import Qwen2MLP
 
 
@@ -10,9 +10,6 @@ class Qwen3DecoderLayer(LlamaDecoderLayer):
     attention, network = Qwen3Attention, Qwen2MLP
 
 
+@support_torch_compile
 class Qwen3Model(LlamaModel):
     layer = Qwen3DecoderLayer
-
-    def __call__(self, *arguments, **named):
-        self.calls += 1
-        return self.forward(*arguments, **named)

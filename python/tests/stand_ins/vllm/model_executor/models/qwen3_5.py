@@ -1,3 +1,4 @@
+from .llama import support_torch_compile
 from .qwen3_next import Qwen3NextDecoderLayer, Qwen3NextModel
 
 
@@ -5,9 +6,6 @@ class Qwen3_5DecoderLayer(Qwen3NextDecoderLayer):
     interleaved = mixture = False
 
 
+@support_torch_compile
 class Qwen3_5Model(Qwen3NextModel):
     layer = Qwen3_5DecoderLayer
-
-    def __call__(self, *arguments, **named):
-        self.calls += 1
-        return self.forward(*arguments, **named)

@@ -6,7 +6,7 @@ from torch import nn
 from vllm.model_executor.layers import parts
 from vllm.model_executor.layers.fused_moe.experts.triton_moe import MoEActivation
 
-from .llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaModel
+from .llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaModel, support_torch_compile
 
 
 class Qwen3MoeMLP(LlamaMLP):
@@ -93,9 +93,6 @@ class Qwen3MoeDecoderLayer(LlamaDecoderLayer):
         return Qwen3MoeSparseMoeBlock(c, prefix)
 
 
+@support_torch_compile
 class Qwen3MoeModel(LlamaModel):
     layer = Qwen3MoeDecoderLayer
-
-    def __call__(self, *arguments, **named):
-        self.calls += 1
-        return self.forward(*arguments, **named)

@@ -4,7 +4,7 @@ from torch import nn
 from vllm.model_executor.layers import parts
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 
-from .llama import LlamaModel
+from .llama import LlamaModel, layer_forward, support_torch_compile
 from .qwen2_moe import Qwen2MoeMLP
 from .qwen3_moe import MoERunner
 
@@ -77,26 +77,18 @@ class Qwen3NextDecoderLayer(nn.Module):
         self.mlp = Qwen3NextSparseMoeBlock(c) if self.mixture else Qwen2MoeMLP(c)
         self.input_layernorm, self.post_attention_layernorm = (parts.GemmaRMSNorm(c.d) for _ in "12")
 
-    def forward(self, positions, hidden_states, residual):
-        if residual is None:
-            residual, hidden_states = hidden_states, self.input_layernorm(hidden_states)
-        else:
-            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+    def mix(self, positions, hidden_states):
         if self.layer_type == "full_attention":
-            hidden_states = self.self_attn(positions, hidden_states)
-        else:
-            hidden_states = self.linear_attn(hidden_states)
-        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
-        return self.mlp(hidden_states), residual
+            return self.self_attn(positions, hidden_states)
+        return self.linear_attn(hidden_states)
+
+    forward = layer_forward(mix)
 
 
+@support_torch_compile
 class Qwen3NextModel(LlamaModel):
     layer = Qwen3NextDecoderLayer
 
     def __init__(self, *, vllm_config):
         super().__init__(vllm_config=vllm_config)
         self.norm = parts.GemmaRMSNorm(vllm_config.model_config.hf_config.d)
-
-    def __call__(self, *arguments, **named):
-        self.calls += 1
-        return self.forward(*arguments, **named)
