@@ -43,6 +43,10 @@ LAYERED = {
     "opt": lambda: transformers.OPTConfig(
         vocab_size=96, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
         word_embed_proj_dim=32, max_position_embeddings=128, dropout=0.0),
+    # Its attention is its own, and reads the mask.
+    "xglm": lambda: transformers.XGLMConfig(
+        vocab_size=96, d_model=32, ffn_dim=48, num_layers=2, attention_heads=4, max_position_embeddings=128,
+        dropout=0.0, attention_dropout=0.0, activation_dropout=0.0),
     # Each layer has an attention to an encoder's states too, which is not causal.
     "mbart": lambda: transformers.MBartConfig(
         vocab_size=96, d_model=32, decoder_layers=2, decoder_ffn_dim=48, decoder_attention_heads=4,
@@ -51,6 +55,8 @@ LAYERED = {
     "stablelm": lambda: transformers.StableLmConfig(**_SIZES),
     "granite": lambda: transformers.GraniteConfig(**_SIZES, residual_multiplier=0.22,
                                                   embedding_multiplier=6.0),
+    # Layers as those of Llama.
+    "granite-plain": lambda: transformers.GraniteConfig(**_SIZES, residual_multiplier=1.0),
     "hunyuan": lambda: transformers.HunYuanDenseV1Config(**_SIZES, head_dim=8),
     "mistral-window": lambda: transformers.MistralConfig(**_SIZES, sliding_window=14),
     "gemma2": lambda: transformers.Gemma2Config(**_SIZES, head_dim=8, sliding_window=64),

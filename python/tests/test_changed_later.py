@@ -130,6 +130,47 @@ def test_a_configuration_that_was_not_causal_before(options, words):
     assert all(map(close, results(ours, ids), results(model, ids)))
 
 
+def numbers_of(module):
+    return [name for name, value in vars(module).items()
+            if type(value) in (int, float) and name[0] != "_" and name not in ("layer_idx", "attention_dropout")]
+
+
+@pytest.mark.parametrize("options", [OPTIONS["default"], OPTIONS["whole"]], ids=["default", "whole"])
+@pytest.mark.parametrize("name", ["granite-plain", "llama", "gpt2", "t5", "t5-gated", "phi", "mixtral", "cohere",
+                                  "gemma2", "dots1"])
+def test_every_number_of_a_module_takes_effect(name, options):
+    """Each number of a module whose forward patch() replaced, changed by itself."""
+    model, given = make(name), inputs(name)
+    ours = copy.deepcopy(model)
+    fftune.patch(ours, **options)
+    tried = 0
+
+    @torch.no_grad()
+    def logits(of):
+        torch.manual_seed(9)
+        try:
+            return of(**given, use_cache=False).logits
+        except Exception:
+            return None
+
+    kinds = set()
+    for own, theirs in zip(ours.modules(), model.modules(), strict=True):
+        if type(own) in kinds or not hasattr(own.__dict__.get("forward"), "_fftune"):
+            continue
+        kinds.add(type(own))
+        for number in numbers_of(theirs):
+            before = getattr(theirs, number)
+            for module in (own, theirs):
+                setattr(module, number, before * 2 if before else 1)
+            right = logits(model)
+            if right is not None:
+                assert close(logits(ours), right), (type(theirs).__name__, number)
+                tried += 1
+            for module in (own, theirs):
+                setattr(module, number, before)
+    assert tried
+
+
 class GatedMLP(nn.Module):
     def __init__(self, act):
         super().__init__()

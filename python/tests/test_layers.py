@@ -615,6 +615,22 @@ def test_a_step_with_gradients_follows_steps_without(name):
 
 
 @needs_transformers_5
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", *LAYERED])
+def test_calls_without_positions(name, runs):
+    """Also where the decoder counts them in its mask, as OPT does, and in calls that run layer by layer."""
+    model, own = patched(name)
+    for options in ({}, dict(output_hidden_states=True)):
+        runs.clear()
+        assert error(decode(own, **options), decode(model, **options)) < 5e-6
+        assert bool(runs) != bool(options)
+    prompt = torch.ones(2, 7, dtype=torch.long)
+    ids = torch.randint(3, 96, (2, 7))
+    with torch.no_grad():
+        ours, theirs = (m(ids, attention_mask=prompt, past_key_values=cache_of(m)).logits for m in (own, model))
+    assert error(ours, theirs) < 5e-6
+
+
+@needs_transformers_5
 def test_behind_the_end_of_a_cache_nothing_is_written():
     _, own = patched("llama")
     cache = cache_of(own, 11)

@@ -60,22 +60,15 @@ def is_available() -> bool:
     def by_pytorch(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                    attention_mask: Tensor | None, **options):
         attention_mask = _without_mark(attention_mask, options)
-        if _are_lengths(attention_mask):
+        if are_lengths(attention_mask):
             attention_mask = _mask_of(attention_mask, query.shape[2], key.shape[2],
                                       _is_causal(module, options))
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
-    def added(mask: Tensor | None, query: Tensor) -> Tensor | None:
-        """A boolean mask as what is added to scores."""
-        if mask is None or mask.dtype != torch.bool:
-            return mask
-        zeros = torch.zeros_like(mask, dtype=query.dtype)
-        return zeros.masked_fill(~mask, torch.finfo(query.dtype).min)
-
     def by_module(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                   attention_mask: Tensor | None, **options):
-        if _are_lengths(attention_mask):
-            attention_mask = added(_mask_of(attention_mask, query.shape[2], key.shape[2]), query)
+        if are_lengths(attention_mask):
+            attention_mask = _added(_mask_of(attention_mask, query.shape[2], key.shape[2]), query)
         # A mask of the caller's is added as it is, also a boolean one: as 0 and 1.
         own = next(f for kind in type(module).__mro__
                    if (f := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)))
@@ -85,7 +78,7 @@ def is_available() -> bool:
                   attention_mask: Tensor | None, **options):
         attention_mask = _without_mark(attention_mask, options)
         causal = _is_causal(module, options)
-        if _are_lengths(attention_mask):
+        if are_lengths(attention_mask):
             if (causal or query.shape[2] == 1) and _serves_cache(query, key, value, **options):
                 return _over_cache(query, key, value, attention_mask, _scores_of(options)), None
             attention_mask = _mask_of(attention_mask, query.shape[2], key.shape[2], causal)
@@ -99,7 +92,7 @@ def is_available() -> bool:
                 attention_mask = torch.ones(
                     query.shape[2], key.shape[2], dtype=torch.bool,
                     device=query.device).tril()[None, None]
-            return by_module(module, query, key, value, added(attention_mask, query), **options)
+            return by_module(module, query, key, value, _added(attention_mask, query), **options)
         if attention_mask is None and not _is_known(query, value) and options.get("s_aux") is None:
             return _heads_apart(query, key, value, causal=causal, **_scores_of(options)), None
         swapped = (t.transpose(1, 2) for t in (query, key, value))
@@ -264,7 +257,7 @@ def _lengths(*, batch_size: int, q_length: int, kv_length: int, q_offset=0, kv_o
     return torch.full(shape, q_offset + q_length, dtype=torch.int32, device=device)
 
 
-def _are_lengths(mask: Tensor | None) -> bool:
+def are_lengths(mask: Tensor | None) -> bool:
     return (isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4
             and mask.shape[3] == _MOST_HEADS)
 
@@ -280,8 +273,8 @@ def masks_nothing_else(mask, past: Tensor, tokens: int) -> bool:
     cache, which holds `past` keys before a call of so many tokens."""
     if isinstance(mask, dict):
         # They come from the same padding.
-        return any(_are_lengths(own) for own in mask.values())
-    if mask is None or _are_lengths(mask):
+        return any(are_lengths(own) for own in mask.values())
+    if mask is None or are_lengths(mask):
         return True
     if mask.dim() != 2 or torch.compiler.is_compiling() or mask.is_cuda \
             and torch.cuda.is_current_stream_capturing():
@@ -295,6 +288,19 @@ def _mask_of(lengths: Tensor, queries: int, keys: int, causal: bool = True) -> T
     place = own + torch.arange(-queries, 0, device=lengths.device)[:, None]
     mask = torch.arange(keys, device=lengths.device) <= place
     return mask if causal or queries == 1 or lengths.shape[2] == 1 else mask | (own == queries)
+
+
+def _added(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """A boolean mask as what is added to scores."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zeros = torch.zeros_like(mask, dtype=query.dtype)
+    return zeros.masked_fill(~mask, torch.finfo(query.dtype).min)
+
+
+def mask_for_module(lengths: Tensor, hidden: Tensor, keys: int) -> Tensor:
+    """The mask that a module adds to the scores of hidden states [batch, tokens, features] and that many keys."""
+    return _added(_mask_of(lengths, hidden.shape[1], keys), hidden)
 
 
 def _serves_cache(query: Tensor, key: Tensor, value: Tensor, **options) -> bool:

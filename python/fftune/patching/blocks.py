@@ -9,8 +9,8 @@ from .memory import norm_again
 from .mlps import gated_of, gated_weights, plain_layers, plain_mlp, plain_mlp_forward
 from .norms import layernorm_forward, norm_forward, normalises, settings_of
 from .recognise import (Elsewhere, Options, Uncertain, Unfit, drops, expect_no_hooks, expect_plain, has_fast_products,
-                        has_kernels, identify, is_patched, kind_of, original, remembered, stand_in, trying,
-                        undoable, watched)
+                        has_kernels, has_settings, identify, is_patched, kind_of, original, remembered, stand_in,
+                        trying, undoable, watched)
 from .rotary import attend, fuses_projections, projects
 from .trial import hidden, replace_forward
 
@@ -129,7 +129,7 @@ def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bo
 def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
     norm, mlp = self.post_attention_layernorm, self.mlp
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
-    if arguments or checkpoints or drops(self) or drops(mlp) \
+    if arguments or checkpoints or not has_settings(self) or drops(self) or drops(mlp) \
             or not _is_as_patched(norm, mlp, hidden_states):
         return original(self, hidden_states, *arguments, **options)
     options.setdefault("attention_mask", None)  # transformers 4 has no default for it
@@ -149,7 +149,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
     """The layer whose MLP is a module of its own, a mixture of experts say."""
     norm = self.post_attention_layernorm
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
-    if (arguments or checkpoints or drops(self) or not is_patched(norm, norm_forward)
+    if (arguments or checkpoints or not has_settings(self) or drops(self) or not is_patched(norm, norm_forward)
             or watched(norm) or torch.compiler.is_compiling()
             or hidden_states.dtype != norm.weight.dtype or not has_kernels(hidden_states)
             or torch.is_autocast_enabled(hidden_states.device.type)):
@@ -174,7 +174,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
 @undoable
 def _feed_forward(self, hidden_states: Tensor) -> Tensor:
     norm, mlp = self.layer_norm, self.DenseReluDense
-    if drops(self) or drops(mlp) or not _is_as_patched(norm, mlp, hidden_states):
+    if not has_settings(self) or drops(self) or drops(mlp) or not _is_as_patched(norm, mlp, hidden_states):
         return original(self, hidden_states)
     return _block(norm, mlp, hidden_states, None, self._fftune[0])
 
@@ -183,7 +183,7 @@ def _feed_forward(self, hidden_states: Tensor) -> Tensor:
 def _plain_feed_forward(self, hidden_states: Tensor) -> Tensor:
     mlp = self.DenseReluDense
     layers = plain_layers(mlp, hidden_states) if is_patched(mlp, plain_mlp_forward) else None
-    if layers is None or drops(self) or watched(mlp) \
+    if layers is None or not has_settings(self) or drops(self) or watched(mlp) \
             or torch.is_autocast_enabled(hidden_states.device.type):
         return original(self, hidden_states)
     return plain_mlp(layers, self.layer_norm(hidden_states), mlp._fftune[3], hidden_states)
@@ -218,7 +218,7 @@ def _block_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
     given = {**dict(zip(names, arguments)), **options}
     encoder = given.pop("encoder_hidden_states", None), given.pop("encoder_attention_mask", None)
     if encoder[0] is not None or not is_patched(norm, layernorm_forward) \
-            or watched(norm) or not normalises(norm, hidden_states) or drops(self):
+            or watched(norm) or not has_settings(self) or not normalises(norm, hidden_states) or drops(self):
         return original(self, hidden_states, *arguments, **options)
     attended = self.attn(self.ln_1(hidden_states), **given)[0]
     normed, total = ops.add_layernorm(attended, hidden_states, norm.weight, norm.bias, eps=norm.eps)

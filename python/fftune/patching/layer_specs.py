@@ -644,11 +644,11 @@ def _is_same_tensor(one: Tensor, other: Tensor) -> bool:
                             and one.stride() == other.stride() and one.dtype == other.dtype)
 
 
-def calls_of_layers(decoder: nn.Module, name: str, rotaries: Iterable[str], **options
+def calls_of_layers(decoder: nn.Module, name: str, rotaries: Iterable[str], filled: bool = False, **options
                     ) -> tuple[list[dict], list[_RotaryCall], bool]:
     """The arguments that a decoder gives each of its layers in a call with these options, the calls of its
-    rotary embeddings at these paths, and whether it takes a pair from its layers. Unfit where it does anything
-    between layers, or calls one twice or not at all."""
+    rotary embeddings at these paths, and whether it takes a pair from its layers. Its own parameters are zeros, or
+    random numbers if `filled`. Unfit where it does anything between layers, or calls one twice or not at all."""
     layers, embedding = decoder._modules[name], decoder.get_input_embeddings()
     width = embedding.weight.shape[-1]
     reason = ""
@@ -663,6 +663,8 @@ def calls_of_layers(decoder: nn.Module, name: str, rotaries: Iterable[str], **op
         own, rotary_calls = stand_in(decoder, parts={name: recorders, **parts}), []
         for path in rotaries:
             _record_rotary_calls(own.get_submodule(path), path, rotary_calls)
+        if filled:
+            Numbers(8).fill(own)
         try:
             with torch.no_grad():
                 own(inputs_embeds=Numbers(0)(2, 3, width), use_cache=False, **options)

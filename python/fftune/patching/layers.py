@@ -20,7 +20,7 @@ from .._custom import OPS, call
 from .._layer_form import FLOAT32, float8_form, parse
 from .._library import Error
 from .._ops.layer import expect_runs, has_layout
-from .._versions import CACHE_NAMES, cache_of, is_known
+from .._versions import CACHE_NAMES, cache_of, is_known, pytree
 from . import attention as attentions
 from .mxfp4 import is_packed_mixture
 from .fp8_experts import is_rounded_experts
@@ -53,8 +53,10 @@ class _Group:
         # By the scales of caches of float8_e4m3fn, as float8_form() gives it; None where no kernel runs the layers.
         self.float8: dict[str, tuple[str, int] | None] = {}
         self.rotary, self.rotary_part = rotary, rotary and Part.of((), rotary)
+        self.reads_masks = False  # by attention that is not transformers' interface
 
     def add(self, layer: nn.Module, spec: Spec) -> None:
+        self.reads_masks |= spec.attends and not any(map(attentions.uses_interface, layer.modules()))
         self.layers.append(layer)
         self.specs.append(spec)
         self.typed.append(_of_tokens_type(spec))
@@ -220,9 +222,9 @@ class Layers:
     """Those of a decoder, and what its forward was before."""
 
     def __init__(self, groups: list[_Group], own: nn.ModuleList, inner, decoder: nn.Module,
-                 masks: tuple[str, ...] | None = ()):
+                 masks: tuple[str, ...] | None = (), counts_by_mask: bool = False):
         # The kinds of layers by which the decoder takes masks, where one mask does not reach all; None: none does.
-        self.masks = masks
+        self.masks, self.counts_by_mask = masks, counts_by_mask
         self.groups, self.own, self.count, self.inner = groups, own, len(own), inner
         self.caches = 1 + max((spec.index for group in groups for spec in group.specs if spec.mixes), default=-1)
         self.takes_inputs = any("layer_input" in spec.given for group in groups for spec in group.specs)
@@ -301,6 +303,12 @@ class Layers:
         return ((mask is None if not specs else
                  attentions.masks_nothing_else(mask, kv[specs[0].index].cumulative_length, s))
                 and self.are_as_recognised(decoder))
+
+    def positions_of(self, given: Tensor, cache) -> Tensor:
+        """The positions [batch, tokens] of a call's tokens behind those of a cache."""
+        spec = next(spec for group in self.groups for spec in group.specs if spec.attends)
+        places = torch.arange(given.shape[1], device=given.device) + cache.layers[spec.index].cumulative_length
+        return places.expand(given.shape[0], -1)
 
     def are_as_recognised(self, decoder: nn.Module) -> bool:
         """Whether the decoder calls its layers as they were, and nobody sees what they are given."""
@@ -416,10 +424,9 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
         mask = options.get("attention_mask")
         mark = torch.empty(_MARK, dtype=torch.int32, device=given.device)
         kinds = mask if isinstance(mask, dict) else layers.masks
-        if kinds is None:
-            options[_MARK_NAME] = mark
-        else:
-            options["attention_mask"] = dict.fromkeys(kinds, mark) if kinds else mark
+        options |= _marks_of(kinds, mark)
+        if layers.counts_by_mask and options.get("position_ids") is None:
+            options["position_ids"] = layers.positions_of(given, cache_of(options))
         known = True
     else:
         known = torch.compiler.is_compiling() or not _is_static(cache_of(options)) or layers.are_as_recognised(self)
@@ -443,6 +450,11 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
             hidden_states = group.run(hidden_states, cache_of(bound).layers, bound.get("position_embeddings"),
                                       bound.get("position_ids"), bound.get("per_layer_input"))
         return (hidden_states, None) if group.gives_pairs else hidden_states
+    if group.reads_masks and attentions.are_lengths(bound.get("attention_mask")):
+        own = cache_of(bound).layers[group.specs[group.layers.index(self)].index]
+        keys, _ = own.get_mask_sizes(hidden_states.shape[1])
+        bound["attention_mask"] = attentions.mask_for_module(bound["attention_mask"], hidden_states, keys)
+        arguments, options = (), bound
     return (inner or type(self).forward)(self, hidden_states, *arguments, **options)
 
 
@@ -480,6 +492,7 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
             groups.append(_Group(rotary, recogniser.takes_pairs))
         groups[-1].add(layer, spec)
     masks = _masks_of(decoder, name, recogniser) if any(spec.states for spec in specs) else ()
+    counts = _counts_by_mask(decoder, name, recogniser, masks)
     for layer, spec in zip(layers, specs):
         for weight in spec.weights:
             if weight.transposed:
@@ -491,10 +504,46 @@ def _patch_layers(decoder: nn.Module, known: dict) -> str:
             layer.__dict__["_fftune_layers"] = (inner, names, group, layer is group.layers[0])
             layer.__dict__["forward"] = method_of(layer, _layer_forward)
     inner = getattr(decoder.__dict__.get("forward"), "__func__", None)
-    decoder.__dict__["_fftune_layers"] = Layers(groups, layers, inner, decoder, masks)
+    decoder.__dict__["_fftune_layers"] = Layers(groups, layers, inner, decoder, masks, counts)
     decoder.__dict__["forward"] = method_of(decoder, _decoder_forward)
     return (f"{len(layers)} layers of {type(decoder).__name__} by layer in calls of at most "
             f"{MOST_TOKENS} tokens with a static cache")
+
+
+def _marks_of(masks: tuple[str, ...] | None, mark: Tensor) -> dict:
+    """The options by which a decoder hands the mark to its layers."""
+    if masks is None:
+        return {_MARK_NAME: mark}
+    return {"attention_mask": dict.fromkeys(masks, mark) if masks else mark}
+
+
+def _counts_by_mask(decoder: nn.Module, name: str, recogniser: Recogniser, masks: tuple[str, ...] | None) -> bool:
+    """Whether a decoder counts the positions of tokens in its mask, as OPT does, where it is given none: with the mark
+    in the place of a mask it needs them."""
+    def given(**options) -> list[dict]:
+        calls, *_ = calls_of_layers(decoder, name, recogniser.rotaries, filled=True, **options)
+        return calls
+
+    marks = _marks_of(masks, torch.empty(_MARK, dtype=torch.int32))
+    for positions in ({}, {"position_ids": torch.arange(3).expand(2, -1)}):  # of the tokens of calls_of_layers()
+        try:
+            if all(map(_are_given_alike, given(**marks, **positions), given())):
+                return bool(positions)
+        except Unfit:
+            continue
+    raise Unfit(f"layers: {type(decoder).__name__} reads its mask itself")
+
+
+def _are_given_alike(marked: dict, plain: dict) -> bool:
+    """Whether a layer is given the same tensors, but for masks and the positions that the decoder was given."""
+    for name, value in plain.items():
+        if "mask" in name or name == "position_ids":
+            continue
+        ours, theirs = pytree.tree_leaves(marked.get(name)), pytree.tree_leaves(value)
+        if len(ours) != len(theirs) or not all(
+                torch.equal(a, b) for a, b in zip(ours, theirs) if isinstance(a, Tensor) and isinstance(b, Tensor)):
+            return False
+    return True
 
 
 def _masks_of(decoder: nn.Module, name: str, recogniser: Recogniser) -> tuple[str, ...] | None:
@@ -505,11 +554,11 @@ def _masks_of(decoder: nn.Module, name: str, recogniser: Recogniser) -> tuple[st
         kinds = "full_attention", "linear_attention"
     mark = torch.empty(_MARK, dtype=torch.int32)
     if attentions.makes_causal_mask(decoder):
-        calls, *_ = calls_of_layers(decoder, name, recogniser.rotaries, attention_mask=dict.fromkeys(kinds, mark))
+        calls, *_ = calls_of_layers(decoder, name, recogniser.rotaries, **_marks_of(kinds, mark))
         if not kinds or any(given.get("attention_mask") is not mark for given in calls):
             raise Unfit(f"layers: {type(decoder).__name__} does not hand the mask of a kind of layers to these")
         return kinds
-    calls, *_ = calls_of_layers(decoder, name, recogniser.rotaries, **{_MARK_NAME: mark})
+    calls, *_ = calls_of_layers(decoder, name, recogniser.rotaries, **_marks_of(None, mark))
     if any(given.get(_MARK_NAME) is not mark for given in calls):
         raise Unfit(f"layers: {type(decoder).__name__} hands its layers neither masks nor other arguments")
     return None
