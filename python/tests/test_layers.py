@@ -631,6 +631,22 @@ def test_calls_without_positions(name, runs):
 
 
 @needs_transformers_5
+def test_layers_with_other_heads_keep_keys_of_their_own_shape():
+    """Key-value heads that were repeated after patch(), as for tensor parallelism."""
+    model, own = patched("llama")
+    for each in (model, own):
+        for layer in each.model.layers:
+            part = layer.self_attn
+            part.num_key_value_groups = 1
+            for name in ("k_proj", "v_proj"):
+                weight = getattr(part, name).weight.detach()
+                wide = nn.Linear(weight.shape[1], 2 * weight.shape[0], bias=False)
+                wide.weight = nn.Parameter(weight.unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten(0, 1))
+                setattr(part, name, wide)
+    assert error(decode(own), decode(model)) < 2e-6
+
+
+@needs_transformers_5
 def test_behind_the_end_of_a_cache_nothing_is_written():
     _, own = patched("llama")
     cache = cache_of(own, 11)

@@ -282,6 +282,9 @@ class Layers:
                if spec.attends) \
                 or any(spec.states and not can_write(kv[spec.index], spec, batch, embedding) for spec in every):
             return False
+        # Layers that were changed since may keep keys of another shape.
+        if any(not kv[spec.index].is_initialized for spec in specs) and not self.are_as_recognised(decoder):
+            return False
         for spec in specs:
             _lay_out(kv[spec.index], batch, spec, embedding)
         if not is_known(batch * s <= MOST_TOKENS):
