@@ -5,14 +5,16 @@
 #include <cassert>
 #include <cstdio>
 #include <mutex>
-#include <shared_mutex>
 #include <unordered_set>
+
+#include "core/fork.hpp"
 
 namespace fftune {
 namespace {
 
+/// Its mutex is locked in work that a fork() waits for: a child calls the API too.
 struct LiveHandles {
-  std::shared_mutex mutex;  // runs of several threads do not wait for each other
+  std::mutex mutex;
   std::unordered_set<const void*> handles;
 };
 
@@ -32,16 +34,19 @@ void require(bool was_live, const void* handle, const char* function) {
 }  // namespace
 
 void began(const void* handle) {
+  const UntornByFork whole;
   const std::lock_guard lock(live().mutex);
   live().handles.insert(handle);
 }
 
 void used(const void* handle, const char* function) {
-  const std::shared_lock lock(live().mutex);
+  const UntornByFork whole;
+  const std::lock_guard lock(live().mutex);
   require(live().handles.contains(handle), handle, function);
 }
 
 void ended(const void* handle, const char* function) {
+  const UntornByFork whole;
   const std::lock_guard lock(live().mutex);
   require(live().handles.erase(handle) > 0, handle, function);
 }

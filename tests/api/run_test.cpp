@@ -181,6 +181,32 @@ TEST_CASE("a child that is forked while other threads make plans makes its own")
   CHECK(failed == 0);
 }
 
+TEST_CASE("a child that is forked while other threads ask about plans makes its own") {
+  const auto context = cpu_context();
+  const auto asked = context.plan(ffn_json(5, 64, 128));
+  std::atomic<bool> stops = false;
+  std::vector<std::thread> others;
+  for (int i = 0; i < 3; ++i)
+    others.emplace_back([&] {
+      while (!stops) asked.describe();
+    });
+  int failed = 0;
+  for (int i = 0; i < 15 && failed == 0; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      library::Context(-1).plan(ffn_json(6, 64, 128));
+      _exit(0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    failed += status != 0 ? 1 : 0;
+  }
+  stops = true;
+  for (auto& other : others) other.join();
+  CHECK(failed == 0);
+}
+
 TEST_CASE("arguments that cannot be run are refused, and nothing is written") {
   Layer layer(4, 16, 24);
   const auto context = cpu_context();
