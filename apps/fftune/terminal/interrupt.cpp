@@ -17,6 +17,8 @@ namespace {
 std::atomic<bool> interrupt_requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "needed in a signal handler");
 
+/// When the first signal came; 0 before. It decides which of two signals is the first, as threads
+/// may take them at once.
 std::atomic<std::int64_t> interrupted_at{0};
 static_assert(std::atomic<std::int64_t>::is_always_lock_free, "needed in a signal handler");
 
@@ -31,11 +33,13 @@ std::int64_t now_ms() {
 }
 
 void on_signal(int signal) {
-  if (interrupt_requested.exchange(true)) {
-    if (signal == SIGINT || now_ms() - interrupted_at > one_request_ms) _exit(exit_interrupted);
+  const std::int64_t now = now_ms();
+  std::int64_t first = 0;
+  if (!interrupted_at.compare_exchange_strong(first, now)) {
+    if (signal == SIGINT || now - first > one_request_ms) _exit(exit_interrupted);
     return;
   }
-  interrupted_at = now_ms();
+  interrupt_requested = true;
   // A reference may take minutes, which nobody would wait for without a word.
   constexpr std::string_view word =
       "\ninterrupted: ending as soon as what runs is done; a second Ctrl-C or signal ends at "
@@ -61,6 +65,7 @@ bool is_ignored(int signal) {
 
 Interrupt::Interrupt() : hangups_count_(!is_ignored(SIGHUP)) {
   interrupt_requested = false;
+  interrupted_at = 0;
   handle(SIGINT, on_signal);
   handle(SIGTERM, on_signal);
   // A terminal that is closed; nohup has this ignored.
