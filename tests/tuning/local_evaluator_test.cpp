@@ -13,6 +13,7 @@
 #include "registry/part_family.hpp"
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
+#include "support/seconds.hpp"
 #include "tuning/tuner.hpp"
 
 using namespace fftune;
@@ -235,14 +236,20 @@ TEST_CASE("a whole search on the CPU picks the only variant that is right and fa
   const auto problem = ToyOp::problem(DType::f32, 7, 64, 128);
   TuneOptions options;
   options.patience_seconds = 0;
-  const auto result = tune(cpu.catalog, evaluator, problem, options);
+  options.budget_seconds = 1000;  // other processes may be at work
+  TuneResult result;
+  const double seconds =
+      processor_seconds_of([&] { result = tune(cpu.catalog, evaluator, problem, options); });
   REQUIRE(result.record);
   CHECK(result.record->stages[0].variant.id() == "odd/way=0");
   CHECK(result.record->stages[0].measured == 2);
   CHECK(result.record->stages[0].failed == odd_count - 2);
   CHECK(result.record->verdict.complete);
   CHECK(result.record->error < result.record->tolerance);
-  CHECK(result.record->verdict.unfused_ratio > 0.3);
+  // The record has no ratio of times that a busy machine spreads by more than a factor of two.
+  const Ratio& unfused = result.ratios.at("unfused");
+  CHECK(unfused.high > 0.3);
+  CHECK(result.record->verdict.unfused_ratio == (unfused.is_known() ? unfused.median : 0));
   CHECK(result.baselines.size() == 1);
   // Notes on the broken baseline, and on a decision that a busy machine may have made hard, are
   // expected.
@@ -258,5 +265,5 @@ TEST_CASE("a whole search on the CPU picks the only variant that is right and fa
   CHECK(kinds["odd/way=4"] == OutcomeKind::device_fault);
   CHECK(kinds["odd/way=5"] == OutcomeKind::compile_failed);
   CHECK(kinds["odd/way=6"] == OutcomeKind::compile_failed);
-  CHECK(result.seconds < 10);
+  CHECK(seconds < 10);
 }
