@@ -99,7 +99,7 @@ TEST_CASE("kernels that misbehave cost themselves alone, and the GPU serves on",
   Gpu gpu(way);
   if (!gpu.evaluator) FFTUNE_SKIP(gpu.missing);
   TuneOptions options;
-  options.budget_seconds = 200;
+  options.budget_seconds = 3600;
   const auto result = tune(catalog, *gpu.evaluator, misbehaving_problem(), options);
   REQUIRE(result.record);
   CHECK(result.stopped.empty());

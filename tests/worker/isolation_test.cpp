@@ -72,7 +72,7 @@ OutcomeKind kind_for(const std::string& way) {
 
 TuneOptions patient() {
   TuneOptions options;
-  options.budget_seconds = 200;
+  options.budget_seconds = 3600;
   return options;
 }
 

@@ -128,7 +128,7 @@ TEST_CASE("a sweep whose worker is killed at random moments ends as if it had no
     }
   });
   TuneOptions options;
-  options.budget_seconds = 300;
+  options.budget_seconds = 3600;
   options.strategy = "exhaustive";  // the longest
   options.progress = &reached;
   const auto result = tune(catalog, evaluator, misbehaving_problem(), options);

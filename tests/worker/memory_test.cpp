@@ -45,7 +45,7 @@ TEST_CASE("the memory of a supervisor is flat over a sweep of ten thousand varia
   TuneOptions options;
   options.journal = &journal;
   options.progress = &sink;
-  options.budget_seconds = 200;
+  options.budget_seconds = 3600;
   const auto result = tune(catalog, evaluator, misbehaving_problem(), options);
   REQUIRE(result.record);
   CHECK(result.record->stages[0].measured == crowd_variants);

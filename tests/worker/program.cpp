@@ -66,7 +66,7 @@ int main(int count, char** words) {
   TuneOptions options;
   options.journal = &journal;
   options.quarantine = &quarantine;
-  options.budget_seconds = 60;
+  options.budget_seconds = 3600;
   const auto result = tune(catalog, evaluator, test::misbehaving_problem(), options);
   if (!result.record) return 1;
   std::ofstream(words[4]) << result.record->stages[0].variant.id() << " "

@@ -35,7 +35,7 @@ TuneResult sweep_gpus(MultiDeviceEvaluator& evaluator, const std::string& way) {
   const MisbehavingOp op(way);
   const Catalog catalog{{&op}, &misbehaving_sources()};
   TuneOptions options;
-  options.budget_seconds = 200;
+  options.budget_seconds = 3600;
   options.strategy = "exhaustive";
   const auto result = tune(catalog, evaluator, misbehaving_problem(), options);
   REQUIRE(result.record);

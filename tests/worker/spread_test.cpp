@@ -27,7 +27,7 @@ TuneResult sweep(MultiDeviceEvaluator& evaluator, const std::string& way,
   const MisbehavingOp op(way);
   const Catalog catalog{{&op}, &no_sources};
   TuneOptions options;
-  options.budget_seconds = 200;
+  options.budget_seconds = 3600;
   options.strategy = strategy;
   return tune(catalog, evaluator, misbehaving_problem(), options);
 }
