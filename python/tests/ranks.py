@@ -9,7 +9,7 @@ import traceback
 import torch.distributed
 import torch.multiprocessing as mp
 
-SECONDS = 150  # of a work, behind which its ranks print where they are and end
+SECONDS = 400  # of a work, behind which its ranks print where they are and end
 # A rank is forked from a process that has imported these, and has run nothing: to import them takes seconds.
 START = "forkserver"
 multiprocessing.set_forkserver_preload(["torch._dynamo", "torch.distributed", "transformers", "fftune"])

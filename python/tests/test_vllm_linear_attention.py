@@ -574,6 +574,7 @@ def measured(linear, monkeypatch, times):
     """Stands in for a device: both computations run, and take these times by the number of rows."""
     faster = importlib.import_module("fftune.vllm.faster")
     monkeypatch.setattr(linear, "_is_measured", lambda own: True)
+    monkeypatch.setattr(faster, "BUDGET", 1e9)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device")
     asked = []
 
@@ -618,12 +619,13 @@ def test_the_faster_one_of_prompts(linear, kind, monkeypatch, caplog):
 
 def test_plans_are_made_beside_the_engine(linear, kind, monkeypatch):
     """Sizes that vLLM has no graph of: a thread makes their plans, unless vLLM may be capturing."""
-    layer, go, made = layer_of(kind), threading.Event(), []
+    layer, begins, go, made = layer_of(kind), threading.Event(), threading.Event(), []
     step(kind, layer, kind.prompts([4], [3], [True]))
     own = linear.Plan
 
     def plan(device, problem):
         made.append(problem)
+        begins.set()
         go.wait(60)
         return own(device, problem)
 
@@ -633,7 +635,7 @@ def test_plans_are_made_beside_the_engine(linear, kind, monkeypatch):
         patch.setattr(linear, "is_capturing", lambda tensor: True)
         step(kind, layer, kind.prompts([5], [3], [True]))
     try:
-        assert not step(kind, layer, kind.prompts([6], [3], [True])) and len(made) == 1
+        assert not step(kind, layer, kind.prompts([6], [3], [True])) and begins.wait(60) and len(made) == 1
         assert not step(kind, layer, kind.prompts([7], [3], [True])), "a thread is busy"
         go.set()
         deadline = time.monotonic() + 60

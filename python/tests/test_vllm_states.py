@@ -285,6 +285,7 @@ def test_the_faster_one(model, monkeypatch, caplog, tmp_path):
     layers, faster = (importlib.import_module(f"fftune.vllm.{name}") for name in ("layers", "faster"))
     monkeypatch.setenv("FFTUNE_CACHE", str(tmp_path))
     monkeypatch.setattr(layers, "_is_measured", lambda state: True)
+    monkeypatch.setattr(faster, "BUDGET", 1e9)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device")
     calls, asked = calls_of_layers(monkeypatch), []
 
