@@ -27,6 +27,15 @@ def _seed():
     torch.manual_seed(1)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    """Whatever other tests have compiled: a function that was compiled too often runs as it is, or is an error."""
+    import sys
+
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
+
+
 @pytest.fixture
 def run_python():
     """Runs a program in a Python of its own: what it printed."""
