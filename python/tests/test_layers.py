@@ -344,7 +344,7 @@ def test_errors(make_call, words):
 
 SERVED = ["llama", "llama3", "qwen2", "qwen3", "mistral", "gemma", "phi", "gpt2", "mixtral",
           "qwen3-moe", "qwen2-moe", "gpt-oss", "dots1", *LAYERED]
-_LONGEST = {"gemma2": 2, "gemma3": 2}  # runs of equal layers
+_LONGEST = {"gemma2": 2}  # runs of equal layers, where decode does not run all of them
 GENERATE = dict(max_new_tokens=10, do_sample=False, cache_implementation="static",
                 disable_compile=True, eos_token_id=None)
 
