@@ -14,7 +14,6 @@ the arguments of a measurement each.
 """
 import argparse
 import os
-import sys
 import tempfile
 import time
 
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from all_reduce import replay_time
+from all_reduce import leave, replay_time
 
 CALLS = 2  # in a graph
 
@@ -179,8 +178,7 @@ def run(rank: int, store: str, runs: list) -> None:
     for given in runs:
         measure(given, rank, group)
     group.close()
-    sys.stdout.flush()
-    os._exit(0)  # to drop a group of gloo holds Python's lock while it waits for a thread that may need it
+    leave()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import os
+import sys
 
 # Before PyTorch is loaded: two pools of threads on a few cores get into each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,8 +31,6 @@ def _seed():
 @pytest.fixture(autouse=True)
 def _nothing_compiled():
     """Whatever other tests have compiled: a function that was compiled too often runs as it is, or is an error."""
-    import sys
-
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
 
@@ -40,7 +39,6 @@ def _nothing_compiled():
 def run_python():
     """Runs a program in a Python of its own: what it printed."""
     import subprocess
-    import sys
     import textwrap
 
     def run(program: str, **environment: str) -> str:
@@ -87,7 +85,6 @@ def references():
 @pytest.fixture
 def vllm(monkeypatch):
     """The stand-in for vLLM, importable and not imported yet, and fftune's plugin not loaded yet."""
-    import sys
     from pathlib import Path
 
     def forget():

@@ -13,7 +13,7 @@ from fftune.patching import decoding
 from fftune.patching.recognise import Unfit
 from models import inputs
 from test_layers_with_states import make as layers_with_states
-from whole_layers import error, generates_alike, patched_layers, run_over_cache
+from whole_layers import error, generates_alike, patched_layers, run_over_cache, steps  # noqa: F401
 
 SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, head_dim=8, global_head_dim=16, num_global_key_value_heads=1, sliding_window=32,
@@ -63,20 +63,6 @@ def test_tokens_are_the_models(name):
         assert torch.equal(patched.generate(ids, **STATIC | options), before)
     fftune.unpatch(patched)
     assert torch.equal(patched.generate(ids, **STATIC), before)
-
-
-@pytest.fixture
-def steps(monkeypatch):
-    """The arguments of the steps that the op decode has run, as they were before them."""
-    seen, original = [], decoding.call
-
-    def listen(op, *arguments):
-        if op is OPS.decode:
-            seen.append(copy.deepcopy(arguments))
-        return original(op, *arguments)
-
-    monkeypatch.setattr(decoding, "call", listen)
-    return seen
 
 
 def make_gemma3(**changes):

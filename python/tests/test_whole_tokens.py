@@ -8,26 +8,12 @@ import fftune
 from fftune import reference
 from fftune._custom import OPS, call
 from fftune._layer_kinds import Kinds, parse_kinds
-from fftune.patching import decoding
 from test_layers_with_states import make, patched, pytestmark  # noqa: F401
+from whole_layers import steps  # noqa: F401
 
 # Models, and the kinds of their four layers.
 KINDS = {"lfm2-moe": "bacc", "qwen3-next": "bbab", "olmo-hybrid": "bbab",
          "bamba": "bbab", "granite-hybrid-moe": "bbab", "kimi-linear": "bbac"}
-
-
-@pytest.fixture
-def steps(monkeypatch):
-    """The arguments of the steps that the op decode has run, as they were before them."""
-    seen, original = [], decoding.call
-
-    def listen(op, *arguments):
-        if op is OPS.decode:
-            seen.append(copy.deepcopy(arguments))
-        return original(op, *arguments)
-
-    monkeypatch.setattr(decoding, "call", listen)
-    return seen
 
 
 def greedy(model, ids, **options):

@@ -1,11 +1,14 @@
 """Models by whole layers, beside what they were."""
 import copy
 
+import pytest
 import torch
 import transformers
 
 import fftune
 from fftune import _run
+from fftune._custom import OPS
+from fftune.patching import decoding
 from models import inputs
 
 
@@ -37,3 +40,17 @@ def run_over_cache(model, ids, past=None):
 
 def error(ours, theirs) -> float:
     return float(((ours - theirs).norm() / theirs.norm()).detach())
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The arguments of the steps that the op decode has run, as they were before them."""
+    seen, original = [], decoding.call
+
+    def listen(op, *arguments):
+        if op is OPS.decode:
+            seen.append(copy.deepcopy(arguments))
+        return original(op, *arguments)
+
+    monkeypatch.setattr(decoding, "call", listen)
+    return seen

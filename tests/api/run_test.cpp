@@ -18,6 +18,24 @@
 using namespace fftune;
 using namespace fftune::test;
 
+namespace {
+
+/// 1 if work fails in a child of fork(), or takes longer than 20 s there, else 0.
+template <class Work>
+int fails_in_child(const Work& work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    work();
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  return status != 0 ? 1 : 0;
+}
+
+}  // namespace
+
 TEST_CASE("y is what plain loops find, at any size") {
   const auto context = cpu_context();
   const std::vector<std::tuple<std::size_t, std::size_t, std::size_t>> sizes{
@@ -130,15 +148,7 @@ TEST_CASE("a child that is forked while another thread runs a plan runs its own"
   });
   int hung = 0;
   for (int i = 0; i < 8; ++i) {
-    const pid_t child = fork();
-    if (child == 0) {
-      alarm(20);
-      plan.run(buffers.data(), buffers.size(), workspace.data());
-      _exit(0);
-    }
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    hung += status != 0 ? 1 : 0;
+    hung += fails_in_child([&] { plan.run(buffers.data(), buffers.size(), workspace.data()); });
     if (hung > 0) break;
   }
   stops = true;
@@ -161,20 +171,14 @@ TEST_CASE("a child that is forked while other threads make plans makes its own")
   int failed = 0;
   for (int i = 0; i < 200 && failed == 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(i % 5));
-    const pid_t child = fork();
-    if (child == 0) {
-      alarm(20);
+    failed += fails_in_child([&] {
       Layer layer(5, 64, 128);
       const auto plan = library::Context(-1).plan(ffn_json(5, 64, 128));
       const auto another = context.plan(ffn_json(6, 64, 128));
       HostWorkspace workspace(plan);
       const auto buffers = layer.buffers();
       plan.run(buffers.data(), buffers.size(), workspace.data());
-      _exit(0);
-    }
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    failed += status != 0 ? 1 : 0;
+    });
   }
   stops = true;
   for (auto& other : others) other.join();
@@ -192,15 +196,7 @@ TEST_CASE("a child that is forked while other threads ask about plans makes its 
     });
   int failed = 0;
   for (int i = 0; i < 15 && failed == 0; ++i) {
-    const pid_t child = fork();
-    if (child == 0) {
-      alarm(20);
-      library::Context(-1).plan(ffn_json(6, 64, 128));
-      _exit(0);
-    }
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    failed += status != 0 ? 1 : 0;
+    failed += fails_in_child([] { library::Context(-1).plan(ffn_json(6, 64, 128)); });
   }
   stops = true;
   for (auto& other : others) other.join();
