@@ -92,14 +92,13 @@ class Layers {
   /// Tensors that layers share, in the order of their kinds, and then those of each layer.
   std::vector<TensorSpec> tensors() const {
     std::vector<TensorSpec> all;
-    std::vector<std::size_t> by_kind(count());
-    std::iota(by_kind.begin(), by_kind.end(), 0);
-    std::stable_sort(by_kind.begin(), by_kind.end(),
-                     [&](std::size_t a, std::size_t b) { return kinds_[a] < kinds_[b]; });
-    for (const std::size_t layer : by_kind)
+    for (std::size_t kind = 0; kind <= *std::max_element(kinds_.begin(), kinds_.end()); ++kind) {
+      const auto layer =
+          static_cast<std::size_t>(std::find(kinds_.begin(), kinds_.end(), kind) - kinds_.begin());
       for (TensorSpec& tensor : tensors_of_part(part(layer), names(layer)))
         if (LayerNames::are_shared(tensor.name) && !find(all, tensor.name))
           all.push_back(std::move(tensor));
+    }
     for (std::size_t layer = 0; layer < count(); ++layer)
       for (TensorSpec& tensor : tensors_of_part(part(layer), names(layer))) {
         const bool is_own = tensor.name == names_(layer, "y");
@@ -337,24 +336,25 @@ std::string contradiction_of_shared(const Problem& problem) {
         return fmt::format("{}={}: a decode step has layers that are alike, with keys of their own",
                            name, layers.option(name));
   }
+  const bool own_angles = has_own_angles(problem);
   std::size_t rotating = 0;
-  for (const OpPart& part : parts_of(problem))
-    rotating +=
-        part.op == &layer_op() && find_tensor(layer_op().tensors(part.problem), "angles") ? 1 : 0;
-  if (has_own_angles(problem) && rotating < 2)
-    return fmt::format("angles-for=kinds: {} of the kinds of layers {} a table of angles", rotating,
-                       rotating == 1 ? "has" : "have");
   std::map<std::string, std::vector<std::int64_t>> shapes;
   for (std::size_t kind = 0; kind < kinds_of(problem); ++kind)
     for (const TensorSpec& tensor : layer_op().tensors(parts_of(problem)[kind].problem)) {
-      if (!layer::is_shared(tensor.name) || (tensor.name == "angles" && has_own_angles(problem)))
+      if (!layer::is_shared(tensor.name)) continue;
+      if (tensor.name == "angles" && own_angles) {
+        ++rotating;
         continue;
+      }
       const auto [known, is_new] = shapes.emplace(tensor.name, tensor.shape);
       if (known->second != tensor.shape)
         return fmt::format(
             "{} of {} has another shape than that of other layers: give all the same", tensor.name,
             kind_parts[kind]);
     }
+  if (own_angles && rotating < 2)
+    return fmt::format("angles-for=kinds: {} of the kinds of layers {} a table of angles", rotating,
+                       rotating == 1 ? "has" : "have");
   return "";
 }
 

@@ -1,5 +1,4 @@
 """decode: one token of a language model for each of some sequences, ids in and ids out."""
-import re
 from typing import Mapping, Sequence
 
 import torch
@@ -20,12 +19,13 @@ from .packed import PackedWeight, packed_word
 _STATE = ("ids", "lengths", "steps", "ended")
 _HEAD = ("final_norm", "final_norm_bias", "w_head", "w_head_scale", "w_head_zero", "head_bias", "temperature", "seeds",
          "top_k", "top_p", "min_p")
+_KINDS_ANGLES = ("b_angles", "c_angles")
 _KINDS = {**{name: Kind(KINDS["i32"], "[batch]") for name in (*_STATE, "limits", "top_k")},
           "out": Kind(KINDS["i32"], "[batch, room]"), "stop": Kind(KINDS["i32"], "[stops]"),
           "embedding": Kind(KINDS["data"], "[vocab, features]"),
           **{name: _LAYER_KINDS[name] for name in ("angles", "pages", "memory", "first_expert", "weights",
                                                   "caches")},
-          **dict.fromkeys(("kind_angles", "b_angles", "c_angles"), _LAYER_KINDS["angles"]),
+          **dict.fromkeys(("kind_angles", *_KINDS_ANGLES), _LAYER_KINDS["angles"]),
           # Inputs of the layers and the head: the plan says more about them.
           "tensors": Kind(KINDS["floats"] | KINDS["ints"] | FP8, "[...]"),
           **{name: Kind(KINDS["data"], "[features]") for name in ("final_norm", "final_norm_bias")},
@@ -85,7 +85,7 @@ def _values_of_kinds(kinds: Kinds, x: tuple[int, int, int], angles: Sequence[Ten
 
 def _shown(buffer: str) -> str:
     """As `shown`; the angles of a kind by its letter."""
-    return buffer.replace(".", "_") if re.fullmatch("[bc].angles", buffer) else shown(buffer)
+    return own if (own := buffer.replace(".", "_")) in _KINDS_ANGLES else shown(buffer)
 
 
 _DECODE = Form("decode", _KINDS, _shown, _values, typed=7)
