@@ -170,6 +170,7 @@ fftune_status fftune_model_problem(const fftune_model* model, const fftune_conte
   used(model, function);
   used(context, function);
   return guarded(function, [&] {
+    const UntornByFork whole;
     *out = kept(*model, completed_problem(*model, *context->library, layer, map, problem_json));
     return FFTUNE_OK;
   });
@@ -184,6 +185,7 @@ fftune_status fftune_model_source(const fftune_model* model, int64_t layer, cons
   used(model, function);
   used(plan, function);
   return guarded(function, [&] {
+    const UntornByFork whole;
     const PlanInput input(*model, layer, map, *plan, index);
     if (std::string text = input.saved.source_text(input.spec); !text.empty())
       *out = kept(*model, std::move(text));
@@ -199,7 +201,10 @@ fftune_status fftune_model_input(const fftune_model* model, int64_t layer, const
   used(model, function);
   used(plan, function);
   return guarded(function, [&] {
-    const PlanInput input(*model, layer, map, *plan, index);
+    const auto input = [&] {
+      const UntornByFork whole;
+      return PlanInput(*model, layer, map, *plan, index);
+    }();
     if (bytes != input.spec.bytes())
       fftune::fail("{} has {} bytes, not {}", input.spec.name, input.spec.bytes(), bytes);
     HostThreads threads;

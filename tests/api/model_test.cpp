@@ -1,14 +1,17 @@
 // Saved models through the C API: what is in the files, and the inputs of plans.
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "fftune/fftune.hpp"
 #include "support/catch.hpp"
+#include "support/child.hpp"
 #include "support/safetensors.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/text_file.hpp"
@@ -185,6 +188,30 @@ TEST_CASE("a quantised weight is packed as the op takes it") {
   REQUIRE(plan.workspace_bytes() <= workspace.size());
   plan.run({x.data(), w.data(), scale.data(), y.data()}, workspace.data());
   for (std::size_t n = 0; n < 32; ++n) CHECK(y[n] == 16 * (static_cast<float>(n % 16) - 8));
+}
+
+TEST_CASE("a child that is forked while other threads complete problems completes its own") {
+  const Files files;
+  const SavedModel model(files.path());
+  const Context context(-1);
+  const Plan token =
+      context.plan(model.problem(context, R"({"op":"decode","batch":1,"cache":64})"));
+  const auto completes = [&] {
+    model.problem(context, R"({"op":"decode","batch":1,"cache":64})");
+    model.source(token, index_of(token, "embedding"));
+    input<float>(model, token, "final_norm");
+  };
+  std::atomic<bool> stops = false;
+  std::vector<std::thread> others;
+  for (int i = 0; i < 3; ++i)
+    others.emplace_back([&] {
+      while (!stops) completes();
+    });
+  int failed = 0;
+  for (int i = 0; i < 600 && failed == 0; ++i) failed += test::fails_in_child(completes);
+  stops = true;
+  for (auto& other : others) other.join();
+  CHECK(failed == 0);
 }
 
 TEST_CASE("the head and a whole token take the tensors around the layers") {

@@ -14,27 +14,10 @@
 #include "api/layer.hpp"
 #include "core/dtype.hpp"
 #include "support/catch.hpp"
+#include "support/child.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
-
-namespace {
-
-/// 1 if work fails in a child of fork(), or takes longer than 20 s there, else 0.
-template <class Work>
-int fails_in_child(const Work& work) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(20);
-    work();
-    _exit(0);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  return status != 0 ? 1 : 0;
-}
-
-}  // namespace
 
 TEST_CASE("y is what plain loops find, at any size") {
   const auto context = cpu_context();
