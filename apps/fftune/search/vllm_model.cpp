@@ -17,7 +17,7 @@ constexpr std::int64_t most_size = std::int64_t{1} << 30;  // of a configuration
 /// The settings of integers in an object of the configuration.
 Quantisation integers_of(const Config& own, std::string name, bool symmetric) {
   Quantisation found{.kind = Quantisation::Kind::integers, .name = std::move(name)};
-  found.bits = own.whole_if_any({"bits", "w_bit", "num_bits"}).value_or(0);
+  found.bits = own.integer_if_any({"bits", "w_bit", "num_bits"}).value_or(0);
   found.zeros = !symmetric;
   const JsonValue* const group = own.find("group_size");
   const auto* const size = group ? group->get_if<std::int64_t>() : nullptr;
@@ -63,7 +63,7 @@ Quantisation compressed_of(const Config& own) {
   const std::string type = weights.text({"type"}, "int");
   if (type == "int" && !rounds)
     return integers_of(weights, found.name, weights.flag({"symmetric"}, true));
-  if (type != "float" || !rounds || weights.whole_if_any({"num_bits"}).value_or(8) != 8)
+  if (type != "float" || !rounds || weights.integer_if_any({"num_bits"}).value_or(8) != 8)
     return found;
   if (is_block(weights.find("block_structure")))
     found.kind = Quantisation::Kind::fp8_blocks;
@@ -109,18 +109,18 @@ std::pair<std::string_view, const JsonValue*> Config::first(const Names& names) 
   return {"", nullptr};
 }
 
-std::optional<std::int64_t> Config::whole_if_any(const Names& names) const {
+std::optional<std::int64_t> Config::integer_if_any(const Names& names) const {
   const auto [name, found] = first(names);
   if (found == nullptr) return std::nullopt;
   return number(name, *found);
 }
 
-std::int64_t Config::whole(const Names& names) const {
-  if (const auto found = whole_if_any(names)) return *found;
+std::int64_t Config::integer(const Names& names) const {
+  if (const auto found = integer_if_any(names)) return *found;
   fail(fmt::format("{} is missing: give the config.json of a language model", names.front()));
 }
 
-std::vector<std::int64_t> Config::wholes(const Names& names) const {
+std::vector<std::int64_t> Config::integers(const Names& names) const {
   const auto [name, found] = first(names);
   if (found == nullptr) return {};
   const auto* const list = found->get_if<JsonValue::Array>();
@@ -229,19 +229,19 @@ std::string element_type(const Config& config) {
 }
 
 std::vector<Experts> experts_of(const Config& config) {
-  const auto counts = config.wholes(config_names::experts);
+  const auto counts = config.integers(config_names::experts);
   // Gemma 4 has the fields in dense models too. One expert is a network.
   if (counts.empty() || *std::max_element(counts.begin(), counts.end()) == 1 ||
       !config.flag({"enable_moe_block"}, true) || !config.flag({"is_moe"}, true))
     return {};
-  const auto choices = config.wholes(config_names::experts_per_token);
+  const auto choices = config.integers(config_names::experts_per_token);
   if (choices.empty())
     fail(fmt::format("{} is missing: it is the number of experts for a token",
                      fmt::join(config_names::experts_per_token, " or ")));
-  auto widths = config.wholes(config_names::expert_features);
-  if (widths.empty()) widths = {config.whole(config_names::network_features)};
-  const std::int64_t d = config.whole_if_any(config_names::expert_inputs)
-                             .value_or(config.whole(config_names::features));
+  auto widths = config.integers(config_names::expert_features);
+  if (widths.empty()) widths = {config.integer(config_names::network_features)};
+  const std::int64_t d = config.integer_if_any(config_names::expert_inputs)
+                             .value_or(config.integer(config_names::features));
   std::vector<Experts> all;
   for (std::size_t i = 0; i < std::max({counts.size(), choices.size(), widths.size()}); ++i) {
     const auto at = [&](const std::vector<std::int64_t>& values) {
@@ -278,7 +278,7 @@ bool is_gpt_oss(const Config& config) {
 std::vector<std::int64_t> windows_of(const Config& config, Architecture architecture) {
   const bool is_qwen = architecture == Architecture::qwen2 || architecture == Architecture::qwen3 ||
                        architecture == Architecture::qwen3_moe;
-  const auto window = config.whole_if_any(config_names::window);
+  const auto window = config.integer_if_any(config_names::window);
   if (!window || !config.flag({"use_sliding_window"}, !is_qwen)) return {0};
   const JsonValue* const types = config.find("layer_types");
   const auto* const all = types ? types->get_if<JsonValue::Array>() : nullptr;
@@ -295,10 +295,11 @@ std::vector<std::int64_t> windows_of(const Config& config, Architecture architec
 }
 
 LayerSizes sizes_of(const Config& config, std::int64_t devices) {
-  const std::int64_t d = config.whole(config_names::features);
-  const std::int64_t all_heads = config.whole(config_names::heads);
-  const std::int64_t all_kv_heads = config.whole_if_any(config_names::kv_heads).value_or(all_heads);
-  const auto own_dim = config.whole_if_any(config_names::head_features);
+  const std::int64_t d = config.integer(config_names::features);
+  const std::int64_t all_heads = config.integer(config_names::heads);
+  const std::int64_t all_kv_heads =
+      config.integer_if_any(config_names::kv_heads).value_or(all_heads);
+  const auto own_dim = config.integer_if_any(config_names::head_features);
   if (!own_dim && d % all_heads != 0)
     fail(fmt::format("head_dim is missing, and hidden_size={} is no multiple of {} heads", d,
                      all_heads));
@@ -327,7 +328,7 @@ bool are_all_mixtures(const Config& config, const std::vector<Experts>& experts)
   const JsonValue* const dense = config.find("mlp_only_layers");
   const auto* const dense_layers = dense ? dense->get_if<JsonValue::Array>() : nullptr;
   return !experts.empty() && !(dense_layers && !dense_layers->empty()) &&
-         config.whole_if_any({"decoder_sparse_step"}).value_or(1) == 1;
+         config.integer_if_any({"decoder_sparse_step"}).value_or(1) == 1;
 }
 
 }  // namespace fftune::tool::vllm

@@ -27,10 +27,10 @@ class Config {
   const JsonValue* find(std::string_view name) const { return find_in(levels_, name); }
   /// The first of these names that is there, with its name; null if none is.
   std::pair<std::string_view, const JsonValue*> first(const Names& names) const;
-  std::optional<std::int64_t> whole_if_any(const Names& names) const;
-  std::int64_t whole(const Names& names) const;
+  std::optional<std::int64_t> integer_if_any(const Names& names) const;
+  std::int64_t integer(const Names& names) const;
   /// One number for all layers, or a list with one for each layer or kind of experts.
-  std::vector<std::int64_t> wholes(const Names& names) const;
+  std::vector<std::int64_t> integers(const Names& names) const;
   bool flag(const Names& names, bool otherwise = false) const;
   std::string text(const Names& names, std::string otherwise) const;
   /// The same configuration, whose outermost part counts first.

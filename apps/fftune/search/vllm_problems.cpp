@@ -223,7 +223,7 @@ const char* yes(bool holds) {
 }
 
 std::int64_t network_width(const Config& config, const VllmServing& serving) {
-  return slice("features of the network", config.whole(config_names::network_features),
+  return slice("features of the network", config.integer(config_names::network_features),
                serving.tensor_parallel);
 }
 
@@ -305,7 +305,7 @@ void add_linears(const Config& config, const Quantisation& quantisation,
 /// Keys of a sequence, in whole blocks.
 std::int64_t most_keys(const Config& config, const VllmServing& serving) {
   const std::int64_t most =
-      serving.max_model_len > 0 ? serving.max_model_len : config.whole(config_names::positions);
+      serving.max_model_len > 0 ? serving.max_model_len : config.integer(config_names::positions);
   return (most + serving.block_size - 1) / serving.block_size * serving.block_size;
 }
 
@@ -334,7 +334,7 @@ void add_parts(const Config& config, const Quantisation& quantisation,
                     {"qk-norm", yes(architecture == Architecture::gemma3)}});
     sizes["h"] = network_width(config, serving);
     // The number of inputs of a score, whose root divides it.
-    if (const auto inputs = config.whole_if_any({"query_pre_attn_scalar"});
+    if (const auto inputs = config.integer_if_any({"query_pre_attn_scalar"});
         inputs && *inputs != own.dim)
       options["scale"] = fmt::format("{}", 1 / std::sqrt(static_cast<double>(*inputs)));
     if (architecture == Architecture::gemma2)
